@@ -1,0 +1,18 @@
+# Everyday commands, for an environment with `pip install -c constraints.txt -e '.[dev]'`.
+
+# Everything CI runs.
+test *arguments:
+    pytest -n 2 {{arguments}}
+
+# Lint, and what may import what.
+lint:
+    ruff check .
+    lint-imports
+
+# Write the code as the formatter wants it.
+format:
+    ruff format .
+    ruff check --fix .
+
+types:
+    mypy

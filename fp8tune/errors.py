@@ -1,0 +1,41 @@
+"""What can go wrong for a user, as one tree. Every message is one line: what happened, and what to do about it.
+
+    Fp8tuneError            exit code 2; printed without a traceback
+    ├── UsageError          an argument, name, file or grid that cannot be used as given
+    ├── DatabaseError       a results database that cannot be opened, read or written
+    └── MachineError        something missing from this machine (a GPU, a compiler, git)
+
+Foreign exceptions are turned into these at the border where they arise (store, plan, device, git), nowhere else. A
+failed trial is not an error: it is a row with a status.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Fp8tuneError(Exception):
+    """Root of everything fp8tune raises on purpose; ``str()`` is the line the user sees."""
+
+    exit_code = 2
+
+
+class UsageError(Fp8tuneError):
+    """The user asked for something that does not exist or does not parse."""
+
+
+class DatabaseError(Fp8tuneError):
+    """The results database cannot be used."""
+
+
+class MachineError(Fp8tuneError):
+    """This machine lacks what the command needs."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that does not exist: ``unknown kernel 'colwse': did you mean colwise?``."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+    return UsageError(f"unknown {what} {name!r}: {hint}")

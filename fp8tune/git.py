@@ -1,0 +1,79 @@
+"""What fp8tune asks of git, through its command line: commits, files at a commit, the state of the working tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from fp8tune import errors
+
+DATABASES = ":(exclude,glob)**/*.db*"
+"""A sweep writes its own database: that alone does not make a working tree a changed one."""
+
+
+def toplevel(folder: Path) -> Path:
+    """The root of the working tree that ``folder`` lies in. Raises MachineError where there is none, or no git."""
+    return Path(_output(folder, "rev-parse", "--show-toplevel"))
+
+
+def resolve(repository: Path, revision: str) -> str:
+    """The full commit id of a revision. Raises UsageError naming near branches and tags for one that does not exist."""
+    answer = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if answer.returncode:
+        names = _output(repository, "for-each-ref", "--format=%(refname:short)").split()
+        raise errors.unknown("revision", revision, [*names, "HEAD"])
+    return answer.stdout.strip()
+
+
+def merge_base(repository: Path, one: str, other: str) -> str:
+    """The commit two revisions forked at. Raises UsageError where their histories share none."""
+    answer = _git(repository, "merge-base", resolve(repository, one), resolve(repository, other))
+    if answer.returncode:
+        raise errors.UsageError(f"{one!r} and {other!r} share no history: compare them with {one}..{other}")
+    return answer.stdout.strip()
+
+
+def show(repository: Path, commit: str, path: str) -> str | None:
+    """The text of a file (path from the repository's root) as a commit has it; None where it has no such file."""
+    answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")
+    return None if answer.returncode else answer.stdout
+
+
+def head(folder: Path) -> str:
+    """The commit checked out here, ``+`` appended where tracked files have changed since.
+
+    Empty outside a repository, before its first commit, and where git is not installed: a sweep needs none of them.
+    """
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", DATABASES)
+    except errors.MachineError:
+        return ""
+    return "" if commit.returncode else commit.stdout.strip() + ("+" if changes.stdout else "")
+
+
+def _output(folder: Path, *arguments: str) -> str:
+    answer = _git(folder, *arguments)
+    if answer.returncode:
+        said = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
+        raise errors.MachineError(f"git cannot read {folder}: {said}; name a checkout with --repo")
+    return answer.stdout.strip()
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if not folder.is_dir():
+        raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except FileNotFoundError:
+        raise errors.MachineError("git is not installed: install it to compare revisions") from None

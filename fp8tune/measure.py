@@ -1,0 +1,200 @@
+"""One trial, in the worker that owns the tensors: check the bytes, then time. Knows no database and no terminal.
+
+The check comes before the clock: outputs are poisoned with the complement of what is right, the config runs on the
+problem itself and on a small problem of every group layout, and every byte must be the reference's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from fp8tune import device
+from fp8tune.compiling import one_line
+from fp8tune.loading import load_spec
+from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.stats import block_value
+from fp8tune.timing import DoBenchTimer, Timer, Trial, make_timer
+from fp8tune.worker import Poisoned
+from fp8tune_kernels.spec import ROUTINGS, KernelSpec
+
+LAYOUT_CHECK_ROWS = 1021
+"""M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
+specialized, so the binary checked is the one that is timed."""
+
+
+@cache
+def process_name() -> str:
+    """A name for this worker process that no other one has: the unit of replication in rows."""
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def copy_ceiling_gb_per_s() -> float:
+    """What a device-to-device copy of 512 MiB reaches, counting bytes read plus written, in GB/s."""
+    import torch
+
+    source = torch.randint(0, 255, (512 << 20,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    block = DoBenchTimer().block(copy, Trial("copy", 0, 2 * source.numel()))
+    return 2 * source.numel() / block_value(block.samples_us) / 1e3
+
+
+def run_trial(
+    reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str, number: int
+) -> Outcome:
+    """Check ``config`` on ``problem`` (once a process) and time it, in round ``number``. Every failure is an Outcome.
+
+    Raises Poisoned with a ``crashed`` outcome where the process must not be used again.
+    """
+    timer = make_timer(timer_name)
+    spec = load_spec(reference)
+    if not timer.runs_kernels:
+        return _timed(timer, spec, problem, config, number, lambda: None)
+    try:
+        bench = _prepare(reference, problem, torch_device)
+        if config not in bench.passed:
+            for checked in (bench, *_layout_benches(reference, problem, torch_device)):
+                if wrong := checked.check(config):
+                    return Outcome(Status.WRONG, reason=wrong)
+            bench.passed.add(config)
+        return _timed(timer, spec, problem, config, number, lambda: bench.launch(config))
+    except Exception as error:  # the border where foreign failures become statuses
+        outcome = failure(error)
+    if outcome.status is Status.CRASHED:
+        raise Poisoned(outcome)
+    return outcome
+
+
+def _timed(
+    timer: Timer, spec: KernelSpec, problem: Problem, config: NamedInts, number: int, launch: Callable[[], None]
+) -> Outcome:
+    before = device.telemetry()
+    trial = Trial(f"{problem} {config.canonical}", number, spec.bytes_moved(problem.shape))
+    block = timer.block(launch, trial)
+    if block is None:
+        return Outcome(Status.OK)
+    return Outcome(
+        Status.OK,
+        time_us=block_value(block.samples_us),
+        samples_us=block.samples_us,
+        tick_us=block.tick_us,
+        process=process_name(),
+        telemetry=device.telemetry_over(before),
+    )
+
+
+def failure(error: Exception) -> Outcome:
+    """The status an exception stands for. A device error poisons the GPU context, so it counts as ``crashed``."""
+    import torch
+    from triton.runtime.errors import OutOfResources
+
+    if isinstance(error, OutOfResources):
+        return Outcome(Status.OUT_OF_RESOURCES, reason=one_line(error))
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        _forget()
+        return Outcome(Status.OUT_OF_MEMORY, reason=one_line(error))
+    text = one_line(error)
+    if any(sign in text for sign in ("CUDA error", "HIP error", "AcceleratorError", "illegal memory access")):
+        return Outcome(Status.CRASHED, reason=text)
+    return Outcome(Status.COMPILE_ERROR, reason=text)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A problem's tensors on a device, with the reference's outputs to compare with."""
+
+    spec: KernelSpec
+    problem: Problem
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    expected: tuple[Any, ...]
+    passed: set[NamedInts] = field(default_factory=set)
+    """Configs that were checked in this process, on this problem and on every group layout."""
+
+    def launch(self, config: NamedInts) -> None:
+        """Enqueue the kernel with this config on the current stream."""
+        self.spec.launch(config, self.inputs, self.outputs)
+
+    def check(self, config: NamedInts) -> str | None:
+        """Run once on poisoned outputs; None where every byte is the reference's, else what differs."""
+        for output, expected in zip(self.outputs, self.expected, strict=True):
+            _bits(output).copy_(~_bits(expected))
+        self.launch(config)
+        for index, (output, expected) in enumerate(zip(self.outputs, self.expected, strict=True)):
+            if wrong := difference(output, expected):
+                return f"output {index}: {wrong} on {self.problem.routing} routing, {self.problem.shape}"
+        return None
+
+
+def difference(output: Any, expected: Any) -> str | None:
+    """How two tensors differ, bit for bit (any NaN equals any NaN in float32: payloads differ between backends)."""
+    import torch
+
+    unequal = _bits(output) != _bits(expected)
+    if expected.dtype == torch.float32:
+        unequal &= ~(output.isnan() & expected.isnan())
+    count = int(unequal.sum())
+    if not count:
+        return None
+    first = tuple(int(index) for index in unequal.nonzero()[0])
+    return f"{count} of {expected.numel()} elements differ, first at {first}"
+
+
+def _bits(tensor: Any) -> Any:
+    """The tensor's bits as integers of the same size: shares its memory, keeps its strides."""
+    import torch
+
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+_benches: dict[tuple[str, Problem], Bench] = {}
+
+
+def _prepare(reference: str, problem: Problem, torch_device: str) -> Bench:
+    """The bench of a problem. The previous problem's tensors are let go first: a large one fills much of a GPU."""
+    if (reference, problem) not in _benches:
+        _forget()
+        _benches[reference, problem] = _build(load_spec(reference), problem, torch_device)
+    return _benches[reference, problem]
+
+
+def _layout_benches(reference: str, problem: Problem, torch_device: str) -> Iterator[Bench]:
+    spec = load_spec(reference)
+    if spec.routed:
+        for routing in ROUTINGS:
+            small = layout_problem(problem, routing)
+            if small != problem:
+                yield _layout_bench(reference, small, torch_device)
+
+
+def layout_problem(problem: Problem, routing: str) -> Problem:
+    """The same kernel, groups and row length on few rows, spread as ``routing`` says."""
+    rows = min(problem.shape["M"], LAYOUT_CHECK_ROWS)
+    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, "M": rows}))
+
+
+@cache
+def _layout_bench(reference: str, problem: Problem, torch_device: str) -> Bench:
+    return _build(load_spec(reference), problem, torch_device)
+
+
+def _build(spec: KernelSpec, problem: Problem, torch_device: str) -> Bench:
+    inputs = spec.inputs(problem, torch_device)
+    expected = spec.reference(*inputs)
+    return Bench(spec, problem, inputs, spec.outputs(*inputs), expected)
+
+
+def _forget() -> None:
+    import torch
+
+    _benches.clear()
+    _layout_bench.cache_clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

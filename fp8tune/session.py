@@ -1,0 +1,276 @@
+"""From what a user asked for to a sweep that can run: which device, which problems, which configs.
+
+Decides the laboratory once: a GPU if there is one, the interpreter if there is none, static compilation for an arch
+that is not here, the simulated clock if asked. Everything the user should know about that choice is a notice, never a
+silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fp8tune import device, git, names, plan, ranking, shapes, source
+from fp8tune.errors import MachineError, UsageError
+from fp8tune.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
+from fp8tune.loading import load_spec
+from fp8tune.ranking import Winner
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Row
+from fp8tune.store import Store
+from fp8tune.sweep import Event, Request, TrialDone, sweep
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The options of ``fp8tune sweep``."""
+
+    kernels: tuple[str, ...]
+    shapes: tuple[str, ...] = ("llama4",)
+    routing: str = "jagged"
+    grid: tuple[str, ...] = ()
+    arch: str | None = None
+    scale_mode: str | None = None
+    seed: int = 0
+    timer: str | None = None
+    again: bool = False
+    retry_failed: bool = False
+    time_budget_s: float | None = None
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep ready to run, and what the user should know first."""
+
+    request: Request
+    notices: tuple[str, ...]
+
+
+def prepare(wish: Wish) -> Prepared:
+    """Turn options into a request. Raises UsageError or MachineError for what cannot be done here."""
+    laboratory, notices = choose_laboratory(wish.arch, wish.timer)
+    if laboratory.kind is Kind.INTERPRETER:
+        os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
+    rows = [row for name in wish.shapes for row in shapes.load(name).rows]
+    batches: list[Batch] = []
+    for reference in wish.kernels:
+        batches += _batches(reference, rows, wish, laboratory)
+    if laboratory.kind is Kind.INTERPRETER:
+        notices += (_interpreter_notice(batches),)
+    hashes = {batch.version.kernel: batch.version.source_hash for batch in batches}
+    planned = [trial for batch in batches for trial in batch.trials]
+    return Prepared(
+        Request(
+            batches=tuple(batches),
+            laboratory=laboratory,
+            key=plan.request_key(planned, hashes, laboratory.timer, laboratory.device.fingerprint),
+            command=wish.command,
+            commit=git.head(Path.cwd()),
+            seed=wish.seed,
+            again=wish.again,
+            retry_failed=wish.retry_failed,
+            time_budget_s=wish.time_budget_s,
+            trial_timeout_s=wish.trial_timeout_s,
+        ),
+        notices,
+    )
+
+
+def run(store: Store, prepared: Prepared) -> Iterator[Event]:
+    """Run a prepared sweep; see :func:`fp8tune.sweep.sweep`."""
+    return sweep(store, prepared.request)
+
+
+def row_of(event: Event) -> Row | None:
+    """The row an event brings, if it brings one."""
+    return event.row if isinstance(event, TrialDone) else None
+
+
+def winners(store: Store, prepared: Prepared) -> list[Winner]:
+    """The best config of each problem this sweep was about, on its device."""
+    wanted = {batch.problem for batch in prepared.request.batches}
+    laboratory = prepared.request.laboratory
+    kernels = dict.fromkeys(batch.problem.kernel for batch in prepared.request.batches)
+    evidence = [item for kernel in kernels for item in store.evidence(kernel, laboratory.device.arch)]
+    return ranking.winners(
+        [item for item in evidence if item.problem in wanted and item.device == laboratory.device],
+    )
+
+
+# Where trials run
+
+
+def choose_laboratory(arch: str | None, timer: str | None) -> tuple[Laboratory, tuple[str, ...]]:
+    """The laboratory for an arch and timer as the user gave them (None: this machine's), with notices."""
+    if timer is not None and timer.startswith("simulated"):
+        if arch not in (None, "simulated"):
+            raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")
+        return _simulated(timer)
+    if timer not in (None, "do_bench"):
+        raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+    here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
+    if arch is not None:
+        names.check_arch(arch)
+        if here is None or here.arch != arch:
+            return static_laboratory(arch), (
+                f"{arch} is not this machine's: configs are compiled for it, nothing is run or timed",
+            )
+    if here is None:
+        if timer is not None:
+            raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
+        return _interpreter()
+    limits = device.limits(here)
+    if limits is None:
+        raise MachineError(f"the limits of {here.arch} are not known: add them to fp8tune_kernels/arches.py")
+    return Laboratory(Kind.MEASURED, here, "do_bench", "cuda", True, limits.shared_bytes_per_block), ()
+
+
+def static_laboratory(arch: str) -> Laboratory:
+    """Compiles for an arch, runs nothing."""
+    if arch not in ARCHES:
+        raise UsageError(f"cannot compile for {arch}: known are {', '.join(ARCHES)}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise MachineError("TRITON_INTERPRET=1 is set, and Triton then cannot compile: unset it")
+    compiler = Device(arch=arch, triton=device.software().triton)
+    return Laboratory(Kind.STATIC, compiler, "none", "meta", True, ARCHES[arch].shared_bytes_per_block, runs=False)
+
+
+def _interpreter() -> tuple[Laboratory, tuple[str, ...]]:
+    cores = os.cpu_count() or 1
+    return Laboratory(Kind.INTERPRETER, device.interpreter_device(), "none", "cpu", False, workers=cores), ()
+
+
+def _simulated(timer: str) -> tuple[Laboratory, tuple[str, ...]]:
+    from fp8tune.timing import make_timer
+
+    make_timer(timer)
+    laboratory = Laboratory(Kind.SIMULATED, replace(device.simulated_device(), name=timer), timer, "cpu", False)
+    return laboratory, ("simulated clock: no kernel runs, times are drawn from a seeded model",)
+
+
+def _interpreter_notice(batches: Sequence[Batch]) -> str:
+    largest = {
+        dim: max(batch.problem.shape.get(dim, 0) for batch in batches)
+        for dim in ("M", "K", "N", "E", "G")
+        if any(dim in batch.problem.shape for batch in batches)
+    }
+    sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
+    return (
+        f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "
+        "set of block sizes (it knows no warps or stages); nothing is timed, rows go under arch interpreter"
+    )
+
+
+# What is tried
+
+
+def _batches(reference: str, rows: Iterable[NamedInts], wish: Wish, laboratory: Laboratory) -> list[Batch]:
+    spec = load_spec(reference)
+    arch = laboratory.device.arch
+    axes = plan.parse_grid(wish.grid, spec.axes)
+    problems = plan.problems(
+        spec,
+        rows,
+        routing=wish.routing,
+        fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn",
+        scale_mode=wish.scale_mode,
+        seed=wish.seed,
+    )
+    version = version_of(reference, spec)
+    if laboratory.kind is Kind.INTERPRETER:
+        planned = plan.interpreter_plan(spec, problems, axes)
+    else:
+        limits = limits_of(laboratory.device)
+        planned = [trial for problem in problems for trial in plan.trials(spec, problem, axes, limits)]
+    by_problem: dict[Problem, list[plan.Planned]] = {}
+    for trial in planned:
+        by_problem.setdefault(trial.problem, []).append(trial)
+    return [make_batch(reference, spec, version, problem, trials) for problem, trials in by_problem.items()]
+
+
+def make_batch(
+    reference: str, spec: KernelSpec, version: KernelVersion, problem: Problem, trials: Sequence[plan.Planned]
+) -> Batch:
+    """The trials of one problem with what every row of it keeps."""
+    return Batch(
+        reference=reference,
+        version=version,
+        problem=problem,
+        lookup_key=spec.lookup_key(problem),
+        bytes_moved=spec.bytes_moved(problem.shape),
+        trials=tuple(trials),
+    )
+
+
+def limits_of(target: Device) -> DeviceLimits | None:
+    """What prunes configs on a device; the simulated one has no limits."""
+    return device.limits(target)
+
+
+def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
+    """The kernel as it stands in the files that are installed here."""
+    return KernelVersion(
+        kernel=spec.name,
+        source_hash=source.source_hash(reference, source.installed(reference)),
+        default=spec.default,
+        axes=tuple((name, tuple(values)) for name, values in spec.axes.items()),
+        key=spec.key,
+    )
+
+
+# Published rows
+
+
+def lookup_key(problem: Problem) -> NamedInts | None:
+    """The table key of an imported problem; None for a kernel that is not declared here, or a shape it cannot have."""
+    if problem.kernel not in KERNELS:
+        return None
+    try:
+        return load_spec(problem.kernel).lookup_key(problem)
+    except KeyError:
+        return None
+
+
+def compile_published(store: Store) -> Iterator[Event]:
+    """Compile every published config of our kernels for its arch: they tuned another implementation."""
+    published = [item for item in store.evidence(kinds=[Kind.PUBLISHED]) if _compilable(item)]
+    for arch in dict.fromkeys(item.device.arch for item in published):
+        laboratory = static_laboratory(arch)
+        batches = [
+            batch
+            for kernel in KERNELS
+            for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch])
+        ]
+        if batches:
+            hashes = {batch.version.kernel: batch.version.source_hash for batch in batches}
+            planned = [trial for batch in batches for trial in batch.trials]
+            key = plan.request_key(planned, hashes, "published", laboratory.device.fingerprint)
+            yield from sweep(store, Request(tuple(batches), laboratory, key, command="fp8tune import"))
+
+
+def _compilable(item: Evidence) -> bool:
+    return item.problem.kernel in KERNELS and item.config is not None and item.device.arch in ARCHES
+
+
+def _published_batches(kernel: str, published: Sequence[Evidence]) -> list[Batch]:
+    mine = [item for item in published if item.problem.kernel == kernel]
+    if not mine:
+        return []
+    spec = load_spec(kernel)
+    version = version_of(kernel, spec)
+    by_problem: dict[Problem, dict[NamedInts, None]] = {}
+    for item in mine:
+        # the sources state no routing; which one compiles makes no difference to the binary
+        problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
+        config = NamedInts({**spec.default, **(item.config or {})})
+        by_problem.setdefault(problem, {})[config] = None
+    return [
+        make_batch(kernel, spec, version, problem, [plan.Planned(problem, config) for config in configs])
+        for problem, configs in by_problem.items()
+    ]

@@ -1,0 +1,75 @@
+"""The GPU architectures kernels are tuned for, with the limits a config can break. Imports neither torch nor triton.
+
+Sources. NVIDIA: CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications per
+Compute Capability". AMD: instruction set references of MI200 (gfx90a), CDNA3 (gfx942) and CDNA4 (gfx950), chapters on
+the vector registers and the local data share; a CU has four SIMDs of 512 vector registers (128 KiB) each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8tune_kernels.spec import DeviceLimits
+
+__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "Arch", "default_fp8_dtype"]
+
+KIB = 1024
+DEFAULT_FP8_DTYPE = "float8_e4m3fn"
+"""The OCP format: NVIDIA's, gfx950's, and what runs where there is no GPU."""
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One architecture. Sizes in bytes; registers are 32 bits wide."""
+
+    name: str
+    backend: str
+    """Triton's name of it: ``cuda`` or ``hip``."""
+    warp_size: int
+    shared_bytes_per_block: int
+    """The most shared memory (LDS) one block can have, opt-in included."""
+    registers_per_block: int
+    """A block's share of the register file is at most this; it is also the whole file of an SM or CU."""
+    multiprocessors: int
+    """SMs or CUs of the part named beside the entry; the running device knows its own."""
+    fp8_dtype: str = DEFAULT_FP8_DTYPE
+    """The 4-bit-exponent format the matrix units take; emulated on arches that have none."""
+
+    def limits(self, multiprocessors: int | None = None) -> DeviceLimits:
+        """What :attr:`KernelSpec.invalid` asks for; ``multiprocessors`` of the running device where it is known."""
+        return DeviceLimits(
+            arch=self.name,
+            warp_size=self.warp_size,
+            shared_bytes_per_block=self.shared_bytes_per_block,
+            registers_per_block=self.registers_per_block,
+            multiprocessors=self.multiprocessors if multiprocessors is None else multiprocessors,
+        )
+
+
+def _nvidia(name: str, shared_kib: int, multiprocessors: int) -> Arch:
+    return Arch(name, "cuda", 32, shared_kib * KIB, 64 * KIB, multiprocessors)
+
+
+def _amd(name: str, shared_kib: int, multiprocessors: int, fp8_dtype: str) -> Arch:
+    return Arch(name, "hip", 64, shared_kib * KIB, 128 * KIB, multiprocessors, fp8_dtype)
+
+
+ARCHES = {
+    arch.name: arch
+    for arch in (
+        _nvidia("sm_80", 163, 108),  # A100; no FP8 units, casts are emulated
+        _nvidia("sm_89", 99, 142),  # L40S
+        _nvidia("sm_90", 227, 132),  # H100 SXM, H200
+        _nvidia("sm_100", 227, 148),  # B200
+        _nvidia("sm_120", 99, 170),  # RTX 5090
+        _amd("gfx90a", 64, 104, "float8_e4m3fnuz"),  # MI250 (one die); no FP8 units, casts are emulated
+        _amd("gfx942", 64, 304, "float8_e4m3fnuz"),  # MI300X
+        _amd("gfx950", 160, 256, DEFAULT_FP8_DTYPE),  # MI355X
+    )
+}
+"""Architecture name -> its record."""
+
+
+def default_fp8_dtype(arch: str) -> str:
+    """The FP8 dtype a wrapper quantizes to unless told otherwise; the OCP format for an arch nobody listed."""
+    return ARCHES[arch].fp8_dtype if arch in ARCHES else DEFAULT_FP8_DTYPE

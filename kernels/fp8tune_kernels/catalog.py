@@ -1,0 +1,38 @@
+"""The names of the kernels, readable without torch or triton. A kernel is one file plus its name in one tuple here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from fp8tune_kernels.spec import KernelSpec
+
+KERNELS = ("colwise", "rowwise-2d")
+"""Kernels declared in this package, in the order tables and help print them."""
+
+FAMILY = (
+    "rowwise-2d",
+    "colwise-3d",
+    "transpose-3d-atomic",
+    "transpose-3d-reduction",
+    "colwise",
+    "rowwise",
+    "colwise-dual",
+    "mxfp8-dim0",
+    "mxfp8-dim1",
+    "mxfp8-dim1-3d",
+    "mxfp8-dim1-3d-via-2d",
+)
+"""Every kernel name that a published or imported row may carry, declared here yet or not."""
+
+
+def module_name(kernel: str) -> str:
+    """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.rowwise_2d``."""
+    return f"fp8tune_kernels.{kernel.replace('-', '_')}"
+
+
+def load(kernel: str) -> KernelSpec:
+    """Import the spec of a declared kernel (imports torch and triton). Raises KeyError for any other name."""
+    if kernel not in KERNELS:
+        raise KeyError(kernel)
+    return cast(KernelSpec, importlib.import_module(module_name(kernel)).SPEC)

@@ -1,0 +1,65 @@
+"""Repairs to Triton's interpreter (``TRITON_INTERPRET=1``), which runs the kernels where there is no GPU.
+
+Two faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes: its float32 ->
+float8 cast rounds half up and loses the mantissa's carry, and 3.6 and 3.7 do not know ``float8e4b8`` (torch's
+``float8_e4m3fnuz``) as the type of a cast. Nothing is touched outside interpreter mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["INTERPRETED", "TORCH_DTYPES", "install"]
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels of this process run on the interpreter; Triton decides it when a kernel is decorated."""
+
+TORCH_DTYPES = {
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5: torch.float8_e5m2,
+}
+"""Triton's float8 types -> torch's."""
+
+
+@functools.cache
+def install() -> None:
+    """Repair the interpreter of this process, once; does nothing where kernels are compiled."""
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    interpreter._convert_float = _rounding_like_torch(interpreter._convert_float)
+    interpreter._patch_lang_core = _knowing_float8e4b8(interpreter._patch_lang_core)
+
+
+def _rounding_like_torch(convert: Any) -> Any:
+    """Wrap the interpreter's float conversion so that float32 -> float8 is torch's, round to nearest even."""
+
+    @functools.wraps(convert)
+    def convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+        if source != tl.float32 or target not in TORCH_DTYPES:
+            return convert(values, source, target, rounding_mode)
+        return torch.tensor(values).to(TORCH_DTYPES[target]).view(torch.uint8).numpy()
+
+    return convert_float
+
+
+def _knowing_float8e4b8(patch_language: Any) -> Any:
+    """Wrap the interpreter's patch of ``tl.dtype.to_ir``, which it applies and takes back around every launch."""
+
+    def patch(language: Any, scope: Any) -> None:
+        patch_language(language, scope)
+        to_ir = language.dtype.to_ir
+        scope.set_attr(
+            language.dtype,
+            "to_ir",
+            lambda self, builder: builder.get_fp8e4b8_ty() if self.name == "fp8e4b8" else to_ir(self, builder),
+        )
+
+    return patch

@@ -1,0 +1,147 @@
+"""What a kernel declares about itself: the one interface between a kernel file and the tuner.
+
+This module imports neither torch nor triton, so that names, problems and configs can be read on any machine. A spec
+may live in any repository: fp8tune loads it as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` and treats it like its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu")
+"""Axes that Triton's compiler takes, as opposed to block sizes: the interpreter ignores them."""
+
+ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
+"""Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
+
+
+class NamedInts(Mapping[str, int]):
+    """An immutable, hashable mapping of names to integers: a shape, a config or a lookup key.
+
+    Keeps the order it was given for printing; equality, hash and :attr:`canonical` ignore that order.
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, items: Mapping[str, int] | Sequence[tuple[str, int]] = (), /, **named: int) -> None:
+        self._items: dict[str, int] = {**dict(items), **named}
+        self._hash = hash(frozenset(self._items.items()))
+
+    def __getitem__(self, name: str) -> int:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._items == dict(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (NamedInts, (tuple(self._items.items()),))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._items.items())
+
+    def __repr__(self) -> str:
+        return f"NamedInts({self})"
+
+    @property
+    def canonical(self) -> str:
+        """The same text for equal mappings: ``name=value`` pairs sorted by name, one blank between."""
+        return " ".join(f"{name}={value}" for name, value in sorted(self._items.items()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One input a kernel is checked and timed on. Everything that can change the winner is part of it."""
+
+    kernel: str
+    shape: NamedInts
+    routing: str = "none"
+    """How rows spread over groups: one of :data:`ROUTINGS`, or ``none`` for a kernel without groups."""
+    input_layout: str = "contiguous"
+    """``contiguous`` or ``transposed`` (the ``.t()`` view of a contiguous tensor)."""
+    in_dtype: str = "bfloat16"
+    fp8_dtype: str = "float8_e4m3fn"
+    scale_mode: str = "power-of-two"
+    """``power-of-two`` (the training default) or ``exact``; MXFP8: ``floor`` or ``rceil``."""
+    seed: int = 0
+    """Seeds both the values and the group layout."""
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """The hardware limits a config can break. Sizes in bytes."""
+
+    arch: str
+    warp_size: int
+    shared_bytes_per_block: int
+    registers_per_block: int
+    multiprocessors: int
+    """SMs (NVIDIA) or CUs (AMD)."""
+    max_threads_per_block: int = 1024
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Everything fp8tune needs to check, time and export a kernel. Tensors are torch tensors."""
+
+    name: str
+    axes: Mapping[str, tuple[int, ...]]
+    """The grid: axis name -> values, in declaration order (the canonical order that breaks ties)."""
+    default: NamedInts
+    """The declared default config: always in the sweep, and what the wrapper launches where the table has nothing."""
+    key: tuple[str, ...]
+    """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (that dim rounded down to a power of
+    two; see :func:`bucket`) or ``input_layout_transposed`` (0 or 1). Never the exact M: it changes every step."""
+    problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
+    """One row of a shape set (``M``, ``K``, ``N``, ``E``) -> the shapes of this kernel in it. May repeat itself; the
+    plan drops duplicates. A row of activations alone has no ``N``: yield what needs none first, and let the
+    KeyError go, which ends the row's shapes."""
+    inputs: Callable[[Problem, str], tuple[Any, ...]]
+    """(problem, torch device) -> the positional inputs of ``outputs``, ``launch`` and ``reference``. Seeded, random,
+    never
+    constant. Must work on device ``meta`` (shapes and strides only)."""
+    outputs: Callable[..., tuple[Any, ...]]
+    """(*inputs) -> freshly allocated, uninitialised output tensors. Must work on ``meta`` inputs."""
+    launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
+    """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs."""
+    reference: Callable[..., tuple[Any, ...]]
+    """(*inputs) -> the outputs in plain torch. Every config must give these bytes."""
+    bytes_moved: Callable[[Mapping[str, int]], int]
+    """shape -> the least bytes any implementation moves: inputs read once, outputs written once, bf16 in, fp8 out."""
+    scaled_down: Callable[[Problem], Problem]
+    """The problem at a size Triton's interpreter ends in about a second, with the same awkward properties."""
+    invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
+        default=lambda config, shape, limits: None
+    )
+    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    input_layouts: tuple[str, ...] = ("contiguous",)
+    routed: bool = False
+    """Whether the kernel has groups, and so problems have a routing."""
+    scale_modes: tuple[str, ...] = ("power-of-two", "exact")
+
+    def lookup_key(self, problem: Problem) -> NamedInts:
+        """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
+        return NamedInts([(name, self._key_value(name, problem)) for name in self.key])
+
+    def _key_value(self, name: str, problem: Problem) -> int:
+        if name == "input_layout_transposed":
+            return int(problem.input_layout == "transposed")
+        if name.endswith("_bucket"):
+            return bucket(problem.shape[name.removesuffix("_bucket")])
+        return problem.shape[name]
+
+
+def bucket(size: int) -> int:
+    """``size`` rounded down to a power of two (0 stays 0): how M enters a lookup key."""
+    return 1 << (size.bit_length() - 1) if size > 0 else 0

@@ -1,0 +1,27 @@
+"""Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
+settings.load_profile("fp8tune")
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported and when a kernel is decorated
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The torch device kernels run on in this session."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

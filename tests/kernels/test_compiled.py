@@ -1,0 +1,55 @@
+"""Triton's own back ends take every kernel, for GPUs that are not here, and make wide loads and stores of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8tune_kernels import catalog
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+
+WIDE = {
+    "sm_90": ("ld.global.v4.b32", "st.global.v4.b32", "cvt.rn.satfinite.e4m3x2.f32"),
+    "gfx942": ("load_dwordx4", "store_dwordx4", "v_cvt_pk_fp8_f32"),
+}
+"""Accesses of 16 bytes, and the conversion in hardware."""
+
+
+@pytest.fixture(scope="module", params=WIDE)
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    ran = subprocess.run(
+        [sys.executable, SCRIPT, request.param], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return request.param, json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
+    arch, kernels = compiled
+    for instruction in WIDE[arch]:
+        assert instruction in kernels[kernel]["assembly"]
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_another_number_of_rows_or_groups_compiles_nothing(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
+    assert compiled[1][kernel]["binaries"] == 1
+
+
+def test_on_a_cpu_without_the_interpreter_the_reference_runs() -> None:
+    code = (
+        "import torch; from fp8tune_kernels import quantize_colwise, catalog\n"
+        "x, offs = torch.randn(20, 8), torch.tensor([7, 16], dtype=torch.int32)\n"
+        "q, scales = quantize_colwise(x, offs)\n"
+        "right = catalog.load('colwise').reference(x, offs, q.dtype, True)\n"
+        "assert torch.equal(q.view(torch.uint8), right[0].view(torch.uint8)) and torch.equal(scales, right[1])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

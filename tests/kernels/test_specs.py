@@ -1,0 +1,130 @@
+"""What every spec promises the tuner."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fp8tune_kernels import catalog
+from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
+from fp8tune_kernels.spec import ROUTINGS, KernelSpec, NamedInts, Problem
+
+ROW = {"M": 16640, "K": 5120, "N": 8192, "E": 16}
+
+
+@pytest.fixture(params=catalog.KERNELS)
+def spec(request: pytest.FixtureRequest) -> KernelSpec:
+    return catalog.load(request.param)
+
+
+@pytest.fixture
+def problem(spec: KernelSpec) -> Problem:
+    return Problem(spec.name, next(spec.problems(ROW)), "jagged" if spec.routed else "none")
+
+
+def test_the_name_is_the_catalogs(spec: KernelSpec) -> None:
+    assert spec.name in catalog.KERNELS
+    assert spec.name in catalog.FAMILY
+
+
+def test_the_default_is_in_the_grid_and_valid_everywhere(spec: KernelSpec) -> None:
+    assert list(spec.default) == list(spec.axes)
+    assert all(spec.default[name] in values for name, values in spec.axes.items())
+    for arch in ARCHES.values():
+        assert spec.invalid(spec.default, next(spec.problems({**ROW, "K": 8192})), arch.limits()) is None
+
+
+def test_a_hundred_configs_or_more_are_worth_trying_on_some_arch(spec: KernelSpec) -> None:
+    shape = next(spec.problems({**ROW, "K": 8192}))
+    configs = [NamedInts()]
+    for name, values in spec.axes.items():
+        configs = [NamedInts({**config, name: value}) for config in configs for value in values]
+    reasons = [spec.invalid(config, shape, ARCHES["sm_90"].limits()) for config in configs]
+    assert 60 <= reasons.count(None) <= 200
+    assert all(reason and "\n" not in reason for reason in reasons if reason is not None)
+
+
+def test_the_lookup_key_never_holds_the_exact_number_of_rows(spec: KernelSpec, problem: Problem) -> None:
+    assert "M" not in spec.key
+    other = replace(problem, shape=NamedInts({**problem.shape, "M": problem.shape["M"] + 16}))
+    assert spec.lookup_key(problem) == spec.lookup_key(other)
+
+
+def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
+    spec: KernelSpec, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    from fp8tune_kernels import ops
+
+    problem = spec.scaled_down(Problem(spec.name, next(spec.problems(ROW)), "jagged" if spec.routed else "none"))
+    seen = []
+    monkeypatch.setattr(ops, "config_for", lambda spec, key, device: seen.append(key) or spec.default)
+    tensors = [value for value in spec.inputs(problem, device) if isinstance(value, torch.Tensor)]
+    operator = getattr(torch.ops.fp8tune, f"quantize_{spec.name.replace('-', '_')}")
+    operator(*tensors, None, True)
+    assert seen == [tuple(spec.lookup_key(problem).values())]
+
+
+def test_inputs_are_seeded_and_never_constant(spec: KernelSpec, problem: Problem, device: str) -> None:
+    small = spec.scaled_down(problem)
+    first, again, other = (spec.inputs(one, device)[0] for one in (small, small, replace(small, seed=1)))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.float().std() > 0.5
+
+
+def test_meta_tensors_have_the_shapes_and_strides_of_real_ones(spec: KernelSpec, problem: Problem, device: str) -> None:
+    small = spec.scaled_down(problem)
+    real, meta = spec.inputs(small, device), spec.inputs(small, "meta")
+    for here, there in zip((*real, *spec.outputs(*real)), (*meta, *spec.outputs(*meta)), strict=True):
+        if isinstance(here, torch.Tensor):
+            assert there.is_meta
+            assert (here.shape, here.stride(), here.dtype) == (there.shape, there.stride(), there.dtype)
+        else:
+            assert here == there
+
+
+def test_the_reference_has_the_outputs_layout(spec: KernelSpec, problem: Problem, device: str) -> None:
+    inputs = spec.inputs(spec.scaled_down(problem), device)
+    for right, output in zip(spec.reference(*inputs), spec.outputs(*inputs), strict=True):
+        assert (right.shape, right.stride(), right.dtype) == (output.shape, output.stride(), output.dtype)
+
+
+def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec) -> None:
+    full = [
+        Problem(spec.name, shape, routing)
+        for groups in (1, 4, 16, 64, 128)
+        for shape in spec.problems({**ROW, "E": groups})
+        for routing in (ROUTINGS[:1] if spec.routed else ("none",))
+    ]
+    small = {spec.scaled_down(one) for one in full}
+    assert len(small) <= 2
+    assert all(spec.scaled_down(one) == one for one in small)
+
+
+def test_bytes_moved_are_three_an_element(spec: KernelSpec, problem: Problem) -> None:
+    assert spec.bytes_moved(problem.shape) == 3 * ROW["M"] * ROW["K"]
+
+
+def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> None:
+    shapes = spec.problems({name: size for name, size in ROW.items() if name != "N"})
+    assert next(shapes)["K"] == ROW["K"]
+    with pytest.raises(KeyError, match="N"):
+        next(shapes)
+
+
+def test_arches_know_their_fp8_format() -> None:
+    assert default_fp8_dtype("gfx942") == default_fp8_dtype("gfx90a") == "float8_e4m3fnuz"
+    assert {default_fp8_dtype(name) for name in ("sm_90", "sm_100", "gfx950", "interpreter")} == {"float8_e4m3fn"}
+    assert all(name == arch.name for name, arch in ARCHES.items())
+    assert ARCHES["sm_90"].limits(multiprocessors=114).multiprocessors == 114
+
+
+def test_names_are_read_without_torch() -> None:
+    code = (
+        "import sys, fp8tune_kernels, fp8tune_kernels.arches, fp8tune_kernels.catalog, fp8tune_kernels.groups\n"
+        "import fp8tune_kernels.tables\n"
+        "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,232 @@
+"""The command line as users, scripts and CI meet it: contracts of JSON, exit codes and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fp8tune_kernels.catalog import KERNELS
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FAULTS = f"{REPOSITORY / 'tests' / 'planted' / 'faults.py'}:SPEC"
+PUBLISHED = REPOSITORY / "sweeps" / "published" / "kernels.csv"
+TRIAL_FIELDS = [
+    "kernel",
+    "arch",
+    "device",
+    "kind",
+    "shape",
+    "routing",
+    "input_layout",
+    "in_dtype",
+    "fp8_dtype",
+    "scale_mode",
+    "config",
+    "status",
+    "time_us",
+    "reason",
+]
+
+
+def environment() -> dict[str, str]:
+    """This one's, without the interpreter: each command decides for itself."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+def fp8tune(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fp8tune.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), timeout=300)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Simulated rows of the fake kernel and the published ones."""
+    path = tmp_path_factory.mktemp("cli") / "results.db"
+    swept = fp8tune("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:3", "--db", path, "--json")
+    assert swept.returncode == 0, swept.stderr
+    lines = [json.loads(line) for line in swept.stdout.splitlines()]
+    assert len(lines) > 9
+    for line in lines:
+        assert list(line) == TRIAL_FIELDS
+        assert (line["kind"], line["status"], line["arch"]) == ("simulated", "ok", "simulated")
+        assert line["time_us"] > 0
+    imported = fp8tune("import", PUBLISHED, "--db", path)
+    assert imported.returncode == 0, imported.stderr
+    return path
+
+
+def test_start_is_quick_and_loads_no_torch() -> None:
+    for arguments in (["--help"], ["show", "--help"], ["export", "--help"]):
+        code = (
+            "import sys; sys.argv[1:] = sys.argv[1:]; from fp8tune.cli import main\n"
+            "try: main()\nexcept SystemExit: pass\n"
+            "assert not {'torch', 'triton', 'pandas', 'scipy'} & set(sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_declared_kernel() -> None:
+    text = fp8tune("sweep", "--help").stdout
+    assert all(kernel in " ".join(text.split()) for kernel in KERNELS)
+
+
+def test_show_json_has_the_contract_fields(database: Path) -> None:
+    rows = json.loads(fp8tune("show", "--db", database, "--format", "json").stdout)
+    assert rows
+    for row in rows:
+        assert list(row) == [*TRIAL_FIELDS, "ceiling_share", "n", "source", "verdict"]
+        assert (row["source"] is None) == (row["kind"] != "published")
+    assert {row["arch"] for row in rows} == {"simulated", "gfx942"}
+
+
+def test_export_twice_gives_the_same_bytes_and_check_tells_staleness(database: Path, tmp_path: Path) -> None:
+    module = tmp_path / "gfx942.py"
+    export = ["export", "--arch", "gfx942", "--db", database, "--output", module]
+    assert fp8tune(*export, "--check").returncode == 1
+    assert not module.exists()
+    assert fp8tune(*export).returncode == 0
+    before = module.read_bytes()
+    assert "unchanged" in fp8tune(*export).stdout
+    assert module.read_bytes() == before
+    assert fp8tune(*export, "--check").returncode == 0
+    module.write_text(module.read_text() + "\n")
+    assert fp8tune(*export, "--check").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sweep", "--kernel", "colwse"], "did you mean colwise"),
+        (["sweep", "--kernel", "colwise-3d"], "not declared"),
+        (["sweep", "--shapes", "lama4", "--timer", "simulated:1"], "did you mean llama4"),
+        (["sweep", "--grid", "num_warp=4", "--timer", "simulated:1"], "did you mean num_warps"),
+        (["sweep", "--grid", "num_warps=three", "--timer", "simulated:1"], "num_warps"),
+        (["sweep", "--arch", "gfx943"], "did you mean gfx942"),
+        (["sweep", "--timer", "sundial"], "simulated:SEED"),
+        (["sweep", "--routing", "jaged", "--timer", "simulated:1"], "did you mean jagged"),
+        (["sweep", "--kernel", "nowhere.at.all:SPEC"], "nowhere.at.all"),
+        (["sweep", "--kernel", "missing.py:SPEC"], "missing.py"),
+        (["show", "--kernel", "colwse"], "did you mean colwise"),
+        (["show", "--arch", "sm_99"], "sm_9"),
+        (["show", "--db", "absent.db"], "absent.db"),
+        (["export", "--arch", "../x"], "unknown arch"),
+        (["export", "--arch", "gfx943"], "did you mean gfx942"),
+        (["export"], "arch"),
+        (["import", "absent.csv"], "absent.csv"),
+        (["compare", "HEAD", "--repo", str(REPOSITORY)], "A..B"),
+        (["compare", "mian..HEAD", "--repo", str(REPOSITORY)], "mian"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(arguments: list[str], says: str, database: Path, tmp_path: Path) -> None:
+    if "--db" not in arguments and arguments[0] in ("show", "export", "compare"):
+        arguments = [*arguments, "--db", str(database)]
+    before = sorted(tmp_path.rglob("*"))
+    done = fp8tune(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert done.stderr.startswith("fp8tune: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 400, b"SQLite format 3\x00" + bytes(range(256)) * 40])
+def test_damaged_database_is_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.db"
+    path.write_bytes(content)
+    for arguments in (["show"], ["export", "--arch", "sm_90"], ["import", str(PUBLISHED)]):
+        done = fp8tune(*arguments, "--db", path, cwd=tmp_path)
+        if not content and arguments[0] == "import":
+            continue  # an empty file is a new database
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "broken.db" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_killed_sweep_continues_without_loss_or_double(tmp_path: Path) -> None:
+    """kill -9 in mid-sweep, three times; then the database is what an unbroken sweep gives."""
+    sweep = ["sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5", "--grid", "FAULT=0,1,2,3,4"]
+    broken, whole = tmp_path / "broken.db", tmp_path / "whole.db"
+    assert fp8tune(*sweep, "--db", whole).returncode == 0
+    for _ in range(3):
+        command = [sys.executable, "-m", "fp8tune.cli", *sweep, "--db", str(broken), "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment())
+        assert process.stdout is not None
+        process.stdout.readline()  # at least one trial is stored
+        time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert fp8tune(*sweep, "--db", broken).returncode == 0
+    assert contents(broken) == contents(whole)
+    with sqlite3.connect(broken) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def contents(database: Path) -> list[tuple[object, ...]]:
+    query = """
+        SELECT problems.canonical, configs.canonical, trials.status, trials.time_us
+        FROM trials JOIN candidates ON candidates.id = trials.candidate_id
+        JOIN problems ON problems.id = candidates.problem_id JOIN configs ON configs.id = candidates.config_id
+        ORDER BY 1, 2
+    """
+    with sqlite3.connect(database) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.slow
+def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> None:
+    database = tmp_path / "r.db"
+    done = fp8tune(
+        "sweep",
+        "--kernel",
+        "rowwise-2d",
+        "--shapes",
+        "tiny",
+        "--grid",
+        "BLOCK_SIZE_ITER=128",
+        "--db",
+        database,
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    if rows[0]["kind"] == "measured":
+        pytest.skip("there is a GPU here")
+    assert {(row["arch"], row["status"], row["time_us"]) for row in rows} == {("interpreter", "ok", None)}
+    assert "scaled down" in done.stderr
+    assert fp8tune("export", "--arch", "sm_90", "--db", database, "--output", tmp_path / "t.py").returncode == 0
+    assert "rowwise-2d" not in (tmp_path / "t.py").read_text()
+
+
+@pytest.mark.slow
+def test_compiling_for_an_arch_that_is_not_here(tmp_path: Path) -> None:
+    grid = ["--grid", "BLOCK_SIZE=32", "--grid", "BLOCK_SIZE_ITER=128", "--grid", "num_stages=1"]
+    done = fp8tune(
+        "sweep",
+        "--kernel",
+        "colwise",
+        "--shapes",
+        "tiny",
+        "--arch",
+        "gfx950",
+        *grid,
+        "--db",
+        tmp_path / "r.db",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(row["arch"], row["kind"], row["time_us"]) for row in rows} == {("gfx950", "static", None)}
+    assert "ok" in {row["status"] for row in rows}

@@ -1,0 +1,115 @@
+"""Sweeps end to end on fakes: every failure is a row, nothing is lost or doubled, the simulated clock runs it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8tune import session, sweep
+from fp8tune.records import Kind, Row, Status
+from fp8tune.store import Store
+from fp8tune.timing import SimulatedTimer, Trial
+
+FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
+
+
+def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
+    """(rows of new trials, rows answered from the database)"""
+    wish = session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
+    done = [event for event in session.run(store, session.prepare(wish)) if isinstance(event, sweep.TrialDone)]
+    return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+        yield opened  # type: ignore[misc]
+
+
+@pytest.fixture
+def one_shape(tmp_path: Path) -> tuple[str, ...]:
+    path = tmp_path / "one.toml"
+    path.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
+    return (str(path),)
+
+
+EXPECTED = {
+    0: (Status.OK, ""),
+    1: (Status.COMPILE_ERROR, "no such operation"),
+    2: (Status.OUT_OF_RESOURCES, "shared memory"),
+    3: (Status.OUT_OF_MEMORY, "1 TiB"),
+    4: (Status.CRASHED, "illegal memory access"),
+    5: (Status.TIMEOUT, "no answer in 5 s"),
+    6: (Status.CRASHED, "SIGABRT"),
+    7: (Status.WRONG, "one-giant"),
+    8: (Status.WRONG, "elements differ"),
+}
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store, one_shape: tuple[str, ...]) -> None:
+    rows, _ = run(store, shapes=one_shape)
+    assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
+        fault: status for fault, (status, _) in EXPECTED.items()
+    }
+    for row in rows:
+        assert row.config is not None
+        assert EXPECTED[row.config["FAULT"]][1] in row.outcome.reason
+        assert "\n" not in row.outcome.reason
+        assert row.kind is Kind.INTERPRETER
+        assert row.outcome.time_us is None
+    again, kept = run(store, shapes=one_shape)
+    assert again == []
+    assert len(kept) == len(rows)
+    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), retry_failed=True)
+    assert [row.config["FAULT"] for row in retried if row.config] == [1]
+
+
+def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:
+    rows, _ = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.outcome.status for row in rows} == {Status.OK}
+    assert {row.device.arch for row in rows} == {"simulated"}
+    assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
+    wish = session.Wish(kernels=(FAULTS,), shapes=one_shape, timer="simulated:7")
+    best = session.winners(store, session.prepare(wish))
+    assert len(best) == 1
+    clock = SimulatedTimer(7)
+    true_us = {
+        row.config: clock.true_time_us(Trial(f"{row.problem} {row.config.canonical}", 0, row.bytes_moved or 0))
+        for row in rows
+        if row.config
+    }
+    assert true_us[best[0].config] <= 1.02 * min(true_us.values())
+    repeated = {row.config for row in rows if row.round == 2}
+    assert best[0].config in repeated
+    assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
+
+
+def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
+    wish = session.Wish(kernels=(FAULTS,), shapes=one_shape, timer="simulated:7")
+    events = session.run(store, session.prepare(wish))
+    done = 0
+    for event in events:
+        done += isinstance(event, sweep.TrialDone)
+        if done == 4:
+            break
+    events.close()  # type: ignore[attr-defined]
+    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    assert len(kept) == 4
+    assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
+    stored = [(row.config, row.round) for row in store.rows()]
+    assert len(stored) == len(set(stored)) == len(new) + len(kept)
+
+
+def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
+    first, _ = run(store, shapes=one_shape, timer="simulated:7")
+    new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    assert (len(new), len(kept)) == (len(first), 0)
+
+
+def test_time_budget_says_what_it_left_out(store: Store) -> None:
+    wish = session.Wish(kernels=(FAULTS,), shapes=("tiny",), timer="simulated:7", time_budget_s=0.0)
+    *_, last = session.run(store, session.prepare(wish))
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out > 0
