@@ -94,6 +94,7 @@ def sweep(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what already has a row.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try configs again that failed before.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The screen alone (all there is so far).")] = False,
     time_budget: Annotated[
         Optional[float],  # noqa: UP045 - as above
         typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
@@ -123,6 +124,7 @@ def sweep(
         timer=timer,
         again=again,
         retry_failed=retry_failed,
+        quick=quick,
         time_budget_s=time_budget,
         trial_timeout_s=trial_timeout,
         command=" ".join(["fp8tune", *sys.argv[1:]]),
@@ -178,6 +180,8 @@ def export(
     from fp8tune import names, render
     from fp8tune.store import Store
 
+    if kernel and output is None:
+        raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
         wanted = names.stored_kernels(kernel, store) if kernel else None
@@ -205,6 +209,7 @@ def import_(
     from fp8tune import importing, render, session
     from fp8tune.store import Store
 
+    importing.check_importable(file)
     with Store.open(db, create=True) as store:
         report = importing.import_file(store, file, lookup_key=session.lookup_key)
         print(f"{file}: {report.added} rows added, {report.already_there} already there")

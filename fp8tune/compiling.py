@@ -153,10 +153,10 @@ def _target_driver(arch: str) -> Any:
         def get_current_target(self) -> Any:
             return target
 
-        def get_current_device(self) -> int:
-            return 0
+        def get_current_device(self) -> str:
+            return arch  # Triton caches binaries by device: one arch must never get another's
 
-        def get_current_stream(self, device: int) -> int:
+        def get_current_stream(self, device: str) -> int:
             return 0
 
         def get_active_torch_device(self) -> Any:

@@ -123,6 +123,7 @@ class OpenLaboratory:
     def compiled(self, problem: Problem, todo: Sequence[Planned]) -> Iterator[CompileProgress]:
         """Wait for this problem's configs: nothing is timed while its own configs still compile."""
         futures = [self._compiling[problem, t.config] for t in todo if (problem, t.config) in self._compiling]
+        futures = [future for future in futures if not future.done()]
         for done, _ in enumerate(as_completed(futures), 1):
             yield CompileProgress(problem, done, len(futures))
 

@@ -39,6 +39,8 @@ class Wish:
     timer: str | None = None
     again: bool = False
     retry_failed: bool = False
+    quick: bool = False
+    """The screen alone, which is all there is so far."""
     time_budget_s: float | None = None
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     command: str = ""

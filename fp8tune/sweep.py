@@ -158,12 +158,17 @@ class _Screen:
             sweep=self.sweep_id if self.request.again else None,
             round=number,
         )
-        planned = {trial.config for trial in self.batch.trials}
         return {
-            config: outcome
-            for config, outcome in tried.items()
-            if config in planned and not (self.request.retry_failed and outcome.status not in _SETTLED)
+            trial.config: tried[trial.config]
+            for trial in self.batch.trials
+            if trial.config in tried and self._is_settled(trial, tried[trial.config])
         }
+
+    def _is_settled(self, trial: Planned, outcome: Outcome) -> bool:
+        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried."""
+        if outcome.status is Status.PRUNED:
+            return trial.pruned is not None
+        return outcome.status is Status.OK or not self.request.retry_failed
 
     def unknown(self, number: int) -> list[Planned]:
         """Trials of this round that have no row."""
@@ -185,10 +190,6 @@ class _Screen:
             process=outcome.process,
             position=position,
         )
-
-
-_SETTLED = (Status.OK, Status.PRUNED)
-"""What ``--retry-failed`` does not try again."""
 
 
 def _contenders(trials: Sequence[Planned], times_us: Mapping[NamedInts, Sequence[float]]) -> list[Planned]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fp8tune import session, sweep
+from fp8tune.loading import load_spec
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store import Store
 from fp8tune.timing import SimulatedTimer, Trial
+from fp8tune_kernels.arches import ARCHES
 
 FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
 
@@ -19,6 +22,12 @@ def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
     wish = session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
     done = [event for event in session.run(store, session.prepare(wish)) if isinstance(event, sweep.TrialDone)]
     return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake kernel runs on the CPU, also where there is a GPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
@@ -100,6 +109,24 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
     stored = [(row.config, row.round) for row in store.rows()]
     assert len(stored) == len(set(stored)) == len(new) + len(kept)
+
+
+def test_config_that_is_no_longer_pruned_is_tried(
+    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
+    spec = load_spec(FAULTS)
+    monkeypatch.setattr("fp8tune.session.limits_of", lambda device: ARCHES["sm_90"].limits())
+    reason = {"why": "planted"}
+    pruning = replace(spec, invalid=lambda config, shape, limits: reason["why"] if config["FAULT"] == 3 else None)
+    monkeypatch.setattr("fp8tune.session.load_spec", lambda reference: pruning)
+    first, _ = run(store, shapes=one_shape, timer="simulated:7")
+    assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
+    reason.clear()
+    pruning = spec
+    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
+    assert kept
 
 
 def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:

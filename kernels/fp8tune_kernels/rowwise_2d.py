@@ -160,8 +160,6 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
     staged = 2 * config["BLOCK_SIZE"] * width * config["num_stages"]
     if threads > limits.max_threads_per_block:
         return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if width < config["BLOCK_SIZE_ITER"]:
-        return f"same binary as BLOCK_SIZE_ITER={width}: a row has {shape['K']} columns"
     if width >= shape["K"] and config["num_stages"] != min(SPEC.axes["num_stages"]):
         return f"same binary as num_stages={min(SPEC.axes['num_stages'])}: the row is read once, without a loop"
     if values < 8:
