@@ -59,7 +59,8 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """The innermost cause of an exception as one line: compilers wrap theirs in source listings."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
+    said = getattr(error, "error_message", None) or str(error)  # Triton's message without its source listing
+    text = " ".join(str(said).split()) or type(error).__name__
     return f"{type(error).__name__}: {text}"[:limit]
 
 

@@ -64,6 +64,14 @@ def import_file(store: Store, path: Path, *, lookup_key: LookupKey = no_lookup_k
     return ImportReport(added, already_there)
 
 
+def check_importable(path: Path) -> None:
+    """Raise what :func:`import_file` would, as far as reading tells: for before a database is made to import into."""
+    if _is_csv(path):
+        read_published(path)
+    else:
+        Store.open(str(path), writable=False).close()
+
+
 def read_published(path: Path, lookup_key: LookupKey = no_lookup_key) -> list[Row]:
     """The rows of a CSV with the columns :data:`COLUMNS`. Raises UsageError naming file and line."""
     try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fp8tune import importing
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
-from fp8tune.importing import COLUMNS, ImportReport, import_file, read_published
+from fp8tune.importing import COLUMNS, ImportReport, check_importable, import_file, read_published
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.store import Store
 
@@ -186,12 +186,23 @@ def test_columns_may_stand_in_any_order_beside_others(tmp_path):
 def test_a_missing_file_is_one_line(tmp_path, store, name):
     with pytest.raises(UsageError, match="cannot be read"):
         import_file(store, tmp_path / name)
+    with pytest.raises(UsageError, match="cannot be read"):
+        check_importable(tmp_path / name)
 
 
 def test_noise_is_no_database(tmp_path, store):
     (tmp_path / "noise.db").write_bytes(b"\x00\x01noise" * 999)
     with pytest.raises(DatabaseError, match="no fp8tune database"):
         import_file(store, tmp_path / "noise.db")
+    with pytest.raises(DatabaseError, match="no fp8tune database"):
+        check_importable(tmp_path / "noise.db")
+
+
+def test_what_can_be_imported_passes_the_check(tmp_path, store):
+    check_importable(PUBLISHED)
+    with Store.open(str(tmp_path / "other.db"), create=True):
+        pass
+    check_importable(tmp_path / "other.db")
 
 
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=40)))

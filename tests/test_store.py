@@ -115,6 +115,8 @@ def test_tried_knows_only_its_own_identity(store):
     assert store.tried(KERNEL, H100, Kind.MEASURED, problem())[config()].facts.registers == 40
     assert list(store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=sweep)) == [config()]
     assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=again)
+    assert store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=0)
+    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=1)
     assert not store.tried(replace(KERNEL, source_hash="bbbb"), H100, Kind.MEASURED, problem())
     assert not store.tried(KERNEL, H200, Kind.MEASURED, problem())
     assert not store.tried(KERNEL, H100, Kind.STATIC, problem())
