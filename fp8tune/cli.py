@@ -46,6 +46,13 @@ class Format(enum.StrEnum):
     CSV = "csv"
 
 
+class BenchFormat(enum.StrEnum):
+    """What ``bench`` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 class CompareFormat(enum.StrEnum):
     """What ``compare`` prints."""
 
@@ -111,6 +118,7 @@ def sweep(
     shapes on Triton's interpreter and times nothing.
     """
     from fp8tune import render, session
+    from fp8tune.records import Problem
     from fp8tune.store import Store
 
     wish = session.Wish(
@@ -129,17 +137,82 @@ def sweep(
         trial_timeout_s=trial_timeout,
         command=" ".join(["fp8tune", *sys.argv[1:]]),
     )
-    prepared = session.prepare(wish)
-    for line in prepared.notices:
+    job = session.take(wish)
+    stored = session.is_stored(db, job)
+    if stored and not json:
+        render.notice("every trial of this sweep is in the database; --again measures anew")
+        with Store.open(db, writable=False) as store:
+            winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
+        render.print_winners(winners, "table")
+        return
+    prepared = None if stored else session.prepare(job)
+    for line in (prepared or job).notices:
         render.notice(line)
+    problems: dict[Problem, None] = {}
     with Store.open(db, create=True) as store, render.SweepProgress() as progress:
-        for event in session.run(store, prepared):
+        for event in session.run(store, job, prepared):
             progress.show(event)
-            if json and (row := session.row_of(event)) is not None:
-                render.print_json_line(row.as_json())
-        winners = [] if json else session.winners(store, prepared)
+            if (row := session.row_of(event)) is not None:
+                problems[row.problem] = None
+                if json:
+                    render.print_json_line(row.as_json())
+        winners = [] if json else session.winners(store, job.laboratory, problems)
     if winners:
         render.print_winners(winners, "table")
+
+
+@app.command()
+def bench(
+    kernel: KernelOption = None,
+    shapes: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as above
+        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line"),
+    ] = None,
+    routing: Annotated[str, typer.Option(help="How rows spread over groups, as for sweep.")] = "jagged",
+    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    against: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as above
+        typer.Option("--against", help="torch.compile or torchao. Repeatable.", show_default="both"),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Only our kernels and the ceiling.")] = False,
+    timer: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
+    ] = None,
+    time_budget: Annotated[
+        Optional[float],  # noqa: UP045 - as above
+        typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
+    ] = None,
+    format: Annotated[BenchFormat, typer.Option("--format", help="table or json.")] = BenchFormat.TABLE,
+) -> None:
+    """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU."""
+    from fp8tune import bench as benchmark
+    from fp8tune import render, render_bench, session
+
+    rivals = () if alone else tuple(against or benchmark.RIVALS)
+    wish = benchmark.Wish(
+        kernels=tuple(dict.fromkeys(kernel or KERNELS)),
+        shapes=tuple(shapes or ("starting-line",)),
+        routing=routing,
+        seed=seed,
+        rivals=rivals,
+        time_budget_s=time_budget,
+    )
+    laboratory, notices = session.choose_laboratory(None, timer)
+    request = benchmark.prepare(wish, laboratory)
+    for line in notices:
+        render.notice(line)
+    render.notice(f"{len(request.problems)} problems of {len(wish.kernels)} kernels; compiling comes first")
+    kernels, done = [], 0
+    for event in benchmark.run(request):
+        if isinstance(event, benchmark.Row):
+            done += 1
+            render_bench.show_row(event, done, len(request.problems))
+        else:
+            kernels.append(event)
+    if done < len(request.problems):
+        render.notice(f"{len(request.problems) - done} problems left out by the time budget")
+    render_bench.print_bench(kernels, rivals, str(format))
 
 
 @app.command()
@@ -157,7 +230,8 @@ def show(
         wanted = names.stored_kernels(kernel, store)
         if arch is not None:
             names.check_arch(arch, store)
-        evidence = [item for name in wanted for item in store.evidence(kernel=name, arch=arch)]
+        chosen = wanted if kernel else [None]
+        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=ranking.competing)]
     winners = ranking.winners(evidence)
     if not winners and format is Format.TABLE:
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
@@ -177,7 +251,7 @@ def export(
 ) -> None:
     """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU."""
     from fp8tune import export as exporting
-    from fp8tune import names, render
+    from fp8tune import names, ranking, render
     from fp8tune.store import Store
 
     if kernel and output is None:
@@ -185,7 +259,7 @@ def export(
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
         wanted = names.stored_kernels(kernel, store) if kernel else None
-        evidence = store.evidence(arch=arch)
+        evidence = store.evidence(arch=arch, keep=ranking.competing)
     table = exporting.render(evidence, arch, kernels=wanted)
     path = output or exporting.table_path(arch)
     for line in table.notices:
@@ -271,7 +345,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"fp8tune: {message}", file=sys.stderr)
+    print(f"fp8tune: {message if message.isprintable() else ascii(message)[1:-1]}", file=sys.stderr)
     sys.exit(code)
 
 

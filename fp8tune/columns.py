@@ -6,6 +6,7 @@ refused at this border and nothing else has to be on its guard.
 
 from __future__ import annotations
 
+import functools
 import json
 import keyword
 import math
@@ -81,6 +82,11 @@ def unpack_samples(blob: bytes) -> tuple[float, ...]:
     return tuple(samples)
 
 
+@functools.lru_cache(4096)  # a million rows repeat a few names
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
+    return pattern.fullmatch(text) is not None
+
+
 class Text(TypeDecorator[str]):
     """A text column that holds what ``pattern`` matches in full and nothing else, in both directions."""
 
@@ -100,7 +106,7 @@ class Text(TypeDecorator[str]):
         return self._checked(value)
 
     def _checked(self, value: Any) -> str | None:
-        if value is None or (isinstance(value, str) and self.pattern.fullmatch(value)):
+        if value is None or (isinstance(value, str) and _matches(self.pattern, value)):
             return value
         raise DatabaseError(f"refused {str(value)[:80]!r}: that is no {self.what} (expected {self.pattern.pattern})")
 

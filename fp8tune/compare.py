@@ -43,7 +43,7 @@ def compare(
     before, after = parse_range(root, range_text)
     timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
     rows: list[ComparedRow] = []
-    for kernel in kernels or dict.fromkeys((*catalog.KERNELS, *catalog.FAMILY)):
+    for kernel in kernels or catalog.KERNELS:
         name, hashes = _hashes(kernel, root, before, after)
         if hashes == (None, None) and kernels:
             raise errors.UsageError(f"kernel {kernel} is declared neither at {before} nor at {after}: check --repo")

@@ -28,14 +28,16 @@ _HEADER_BYTES = 20
 _WRITE_VERSION_BYTE = 18  # of SQLite's file header: 2 says WAL
 _WAL = 2
 
+_DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
 _SQLITE_LINES = {
     "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
-    "malformed": "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again",
+    "malformed": _DAMAGED,
+    "could not decode": _DAMAGED,
     "locked": "is locked by another process: wait for it to end, then run this again",
     "readonly": "cannot be written: make the file and its folder writable, or give another file with --db",
     "unable to open": "cannot be opened: check that its folder exists and may be written",
     "full": "could not grow, the disk is full: free some space; every row stored before is kept",
-    "disk i/o": "could not be read or written (disk error): check the disk, then run fp8tune doctor",
+    "disk i/o": "could not be read or written (disk error): check the disk and ulimit -f, then run fp8tune doctor",
     "no such table": "is an SQLite file but not a results database: give another file with --db",
     "no such column": "is not a results database of this fp8tune: give another file with --db",
 }
@@ -97,6 +99,13 @@ def sqlite_path(url: URL) -> Path | None:
     if not _is_sqlite(url) or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
+
+
+def exists(url: str) -> bool:
+    """Whether there is a database to open: a file that is there, or any server."""
+    parsed = _parse(url)
+    path = sqlite_path(parsed)
+    return path.is_file() if path is not None else not _is_sqlite(parsed)
 
 
 def _parse(url: str) -> URL:

@@ -18,7 +18,7 @@ from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.store import Store
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import FAMILY, KERNELS
+from fp8tune_kernels.catalog import KERNELS
 
 COLUMNS = ("source", "device", "arch", "kernel", "shape", "config", "us", "note")
 """The header of a CSV of published measurements."""
@@ -153,8 +153,8 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
 
 
 def _kernel(name: str) -> str:
-    if name not in FAMILY and name not in KERNELS:
-        raise unknown("kernel", name[:80], FAMILY)
+    if name not in KERNELS:
+        raise unknown("kernel", name[:80], KERNELS)
     return name
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fp8tune import measure
 from fp8tune.compiling import Compiled, compile_config
@@ -75,7 +76,7 @@ class OpenLaboratory:
     _compilers: Pool | None = None
     _runners: Pool | None = None
     _compiling: dict[tuple[Problem, NamedInts], Future[Compiled]] = field(default_factory=dict)
-    _ceiling_due: bool = True
+    _ceiling: Future[float] | None = None
 
     def __enter__(self) -> OpenLaboratory:
         return self
@@ -92,24 +93,25 @@ class OpenLaboratory:
             self._runners = Pool(self.lab.workers)
         return self._runners
 
-    def needs_ceiling(self) -> bool:
-        """True once, on a GPU: the copy ceiling is measured before the first trial."""
-        due = self._ceiling_due and self.lab.torch_device == "cuda"
-        self._ceiling_due = False
-        return due
+    def warm_up(self, batch: Batch) -> None:
+        """Start what takes seconds beside the compilers: the GPU context, the copy ceiling, the first inputs."""
+        if self.lab.torch_device == "cuda" and self.lab.runs and self._ceiling is None:
+            self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, measure.copy_ceiling_gb_per_s)
+            self.runners.submit(TRIAL_TIMEOUT_S, measure.prepare, batch.reference, batch.problem, "cuda")
 
-    def ceiling_gb_per_s(self) -> float:
-        """What a copy reaches in the worker that times; GB/s, read plus written."""
-        return self.runners.submit(TRIAL_TIMEOUT_S, measure.copy_ceiling_gb_per_s).result()
+    def take_ceiling_gb_per_s(self) -> float | None:
+        """What a copy reaches in the worker that times, in GB/s, read plus written: once, then None."""
+        ceiling, self._ceiling = self._ceiling, None
+        return None if ceiling is None else ceiling.result()
 
     def compile(self, batch: Batch, trials: Sequence[Planned]) -> None:
-        """Queue every config that was not pruned; the pool takes them in this order."""
+        """Queue every config that was not pruned, once; the pool takes them in this order."""
         if not self.lab.compiles:
             return
         if self._compilers is None:
             self._compilers = Pool(os.cpu_count() or 1)
         for trial in trials:
-            if trial.pruned is None:
+            if trial.pruned is None and (batch.problem, trial.config) not in self._compiling:
                 self._compiling[batch.problem, trial.config] = self._compilers.submit(
                     COMPILE_TIMEOUT_S,
                     compile_config,
@@ -120,25 +122,42 @@ class OpenLaboratory:
                     self.lab.shared_limit,
                 )
 
-    def compiled(self, problem: Problem, todo: Sequence[Planned]) -> Iterator[CompileProgress]:
-        """Wait for this problem's configs: nothing is timed while its own configs still compile."""
-        futures = [self._compiling[problem, t.config] for t in todo if (problem, t.config) in self._compiling]
-        futures = [future for future in futures if not future.done()]
-        for done, _ in enumerate(as_completed(futures), 1):
-            yield CompileProgress(problem, done, len(futures))
+    def run(
+        self, batch: Batch, todo: Sequence[Planned], number: int
+    ) -> Iterator[CompileProgress | tuple[Planned, Outcome]]:
+        """Outcomes as they come: what is compiled is timed while the rest still compiles.
 
-    def run(self, batch: Batch, todo: Sequence[Planned], number: int) -> Iterator[tuple[Planned, Outcome]]:
-        """Outcomes in planned order. All that can run is queued at once: the GPU does not wait for the database."""
-        queued = [(trial, self._begin(batch, trial, number)) for trial in todo]
-        for trial, begun in queued:
-            yield trial, begun if isinstance(begun, Outcome) else self._end(batch, trial, begun)
+        All that is ready is queued at once, so that the GPU waits for neither Python nor the database.
+        """
+        compiling: dict[Future[Compiled], Planned] = {}
+        running: dict[Future[Outcome], Planned] = {}
+        for trial in todo:
+            future = self._compiling.get((batch.problem, trial.config))
+            if trial.pruned is not None:
+                yield trial, Outcome(Status.PRUNED, reason=trial.pruned)
+            elif future is not None:
+                compiling[future] = trial
+            else:
+                running[self._submit(batch, trial, number)] = trial
+        total = len(compiling)
+        while compiling or running:
+            pending: list[Future[Any]] = [*compiling, *running]
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in [future for future in compiling if future in done]:
+                trial = compiling.pop(future)
+                compiled = self._compiled_outcome(batch.problem, trial.config)
+                if compiled.status is Status.OK and self.lab.runs:
+                    running[self._submit(batch, trial, number)] = trial
+                else:
+                    yield trial, compiled
+            for begun in [begun for begun in running if begun in done]:
+                trial = running.pop(begun)
+                facts = self._compiled_outcome(batch.problem, trial.config).facts
+                yield trial, replace(_answer(begun), facts=facts)
+            if compiling:
+                yield CompileProgress(batch.problem, total - len(compiling), total)
 
-    def _begin(self, batch: Batch, trial: Planned, number: int) -> Outcome | Future[Outcome]:
-        if trial.pruned is not None:
-            return Outcome(Status.PRUNED, reason=trial.pruned)
-        compiled = self._compiled_outcome(batch.problem, trial.config)
-        if compiled.status is not Status.OK or not self.lab.runs:
-            return compiled
+    def _submit(self, batch: Batch, trial: Planned, number: int) -> Future[Outcome]:
         return self.runners.submit(
             self.trial_timeout_s,
             measure.run_trial,
@@ -149,10 +168,6 @@ class OpenLaboratory:
             self.lab.torch_device,
             number,
         )
-
-    def _end(self, batch: Batch, trial: Planned, begun: Future[Outcome]) -> Outcome:
-        outcome = _answer(begun)
-        return replace(outcome, facts=self._compiled_outcome(batch.problem, trial.config).facts)
 
     def _compiled_outcome(self, problem: Problem, config: NamedInts) -> Outcome:
         future = self._compiling.get((problem, config))

@@ -43,18 +43,19 @@ def load_spec(reference: str) -> KernelSpec:
     return _usable(spec, module)
 
 
+def check_reference(reference: str) -> None:
+    """Raise the UsageError of :func:`load_spec` for a bare name that is not declared; imports nothing."""
+    if ":" in reference or reference in catalog.KERNELS:
+        return
+    raise unknown("kernel", reference, catalog.KERNELS)
+
+
 def _declared(kernel: str) -> KernelSpec:
-    if kernel in catalog.KERNELS:
-        try:
-            return catalog.load(kernel)
-        except ImportError as error:
-            raise MachineError(f"cannot import kernel {kernel}: {_one_line(error)}: install fp8tune again") from error
-    if kernel in catalog.FAMILY:
-        raise UsageError(
-            f"kernel {kernel!r} is not declared in this version: only its rows can be used; declared: "
-            + ", ".join(catalog.KERNELS)
-        )
-    raise unknown("kernel", kernel, catalog.KERNELS)
+    check_reference(kernel)
+    try:
+        return catalog.load(kernel)
+    except ImportError as error:
+        raise MachineError(f"cannot import kernel {kernel}: {_one_line(error)}: install fp8tune again") from error
 
 
 def _from_name(name: str) -> ModuleType:
@@ -102,7 +103,7 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
     """The spec of another repository, once its name and grid are what the rest of fp8tune relies on."""
     if not KERNEL_NAME.fullmatch(spec.name):
         raise UsageError(f"kernel name {spec.name!r} is refused: use up to 64 letters, digits, dots and dashes")
-    if spec.name in catalog.FAMILY and not module.__name__.startswith("fp8tune_kernels."):
+    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
         raise UsageError(f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name")
     if set(spec.default) != set(spec.axes):
         axes, default = ", ".join(spec.axes), ", ".join(spec.default)

@@ -6,6 +6,8 @@ problem itself and on a small problem of every group layout, and every byte must
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,6 +26,10 @@ from fp8tune_kernels.spec import ROUTINGS, KernelSpec
 LAYOUT_CHECK_ROWS = 1021
 """M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
 specialized, so the binary checked is the one that is timed."""
+
+
+HOPELESS_RATIO = 1.5
+"""Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""
 
 
 @cache
@@ -46,6 +52,13 @@ def copy_ceiling_gb_per_s() -> float:
     return 2 * source.numel() / block_value(block.samples_us) / 1e3
 
 
+def prepare(reference: str, problem: Problem, torch_device: str) -> None:
+    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
+    with contextlib.suppress(Exception):
+        _prepare(reference, problem, torch_device)
+        list(_layout_benches(reference, problem, torch_device))
+
+
 def run_trial(
     reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str, number: int
 ) -> Outcome:
@@ -64,7 +77,9 @@ def run_trial(
                 if wrong := checked.check(config):
                     return Outcome(Status.WRONG, reason=wrong)
             bench.passed.add(config)
-        return _timed(timer, spec, problem, config, number, lambda: bench.launch(config))
+        outcome = _timed(timer, spec, problem, config, number, lambda: bench.launch(config), bench.hopeless_us)
+        bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
+        return outcome
     except Exception as error:  # the border where foreign failures become statuses
         outcome = failure(error)
     if outcome.status is Status.CRASHED:
@@ -73,10 +88,16 @@ def run_trial(
 
 
 def _timed(
-    timer: Timer, spec: KernelSpec, problem: Problem, config: NamedInts, number: int, launch: Callable[[], None]
+    timer: Timer,
+    spec: KernelSpec,
+    problem: Problem,
+    config: NamedInts,
+    number: int,
+    launch: Callable[[], None],
+    hopeless_us: float | None = None,
 ) -> Outcome:
     before = device.telemetry()
-    trial = Trial(f"{problem} {config.canonical}", number, spec.bytes_moved(problem.shape))
+    trial = Trial(f"{problem} {config.canonical}", number, spec.bytes_moved(problem.shape), hopeless_us)
     block = timer.block(launch, trial)
     if block is None:
         return Outcome(Status.OK)
@@ -106,7 +127,7 @@ def failure(error: Exception) -> Outcome:
     return Outcome(Status.COMPILE_ERROR, reason=text)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """A problem's tensors on a device, with the reference's outputs to compare with."""
 
@@ -117,6 +138,12 @@ class Bench:
     expected: tuple[Any, ...]
     passed: set[NamedInts] = field(default_factory=set)
     """Configs that were checked in this process, on this problem and on every group layout."""
+    best_us: float = math.inf
+
+    @property
+    def hopeless_us(self) -> float:
+        """Slower than this a config gets no whole block."""
+        return HOPELESS_RATIO * self.best_us
 
     def launch(self, config: NamedInts) -> None:
         """Enqueue the kernel with this config on the current stream."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fp8tune.errors import unknown
 from fp8tune.store import Store
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import FAMILY, KERNELS
+from fp8tune_kernels.catalog import KERNELS
 
 
 def check_arch(arch: str, store: Store | None = None) -> None:
@@ -21,8 +21,8 @@ def stored_kernels(kernels: Sequence[str] | None, store: Store) -> list[str]:
     """The kernels to read: those named, or all that have rows. Raises UsageError for a name nobody knows."""
     stored = store.kernels()
     if not kernels:
-        return [name for name in dict.fromkeys((*KERNELS, *FAMILY, *stored)) if name in stored]
+        return [name for name in dict.fromkeys((*KERNELS, *stored)) if name in stored]
     for name in kernels:
-        if name not in {*FAMILY, *KERNELS, *stored}:
-            raise unknown("kernel", name, {*FAMILY, *KERNELS, *stored})
+        if name not in {*KERNELS, *stored}:
+            raise unknown("kernel", name, {*KERNELS, *stored})
     return list(kernels)

@@ -5,9 +5,7 @@ Knows kernels only through their KernelSpec, and so needs neither torch nor trit
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -149,18 +147,3 @@ def interpreter_plan(spec: KernelSpec, full_size: Iterable[Problem], axes: Axes)
     small = dict.fromkeys(spec.scaled_down(problem) for problem in full_size)
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
     return [planned for problem in small for planned in trials(spec, problem, block_sizes, limits=None)]
-
-
-def request_key(planned: Iterable[Planned], source_hashes: Mapping[str, str], timer: str, device: str) -> str:
-    """16 hex digits that are the same for the same work: the same trials, code (hash by kernel), timer and device.
-
-    A command whose key a database has seen continues that sweep. Whatever a command can vary (shapes, routing, grid,
-    dtypes, scale mode, seed) is in its trials; ``device`` is a :attr:`~fp8tune.records.Device.fingerprint`.
-    """
-    work = sorted(f"{_identity(trial.problem)} {trial.config.canonical}" for trial in planned)
-    text = json.dumps([work, sorted(source_hashes.items()), timer, device])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _identity(problem: Problem) -> str:
-    return json.dumps({**vars(problem), "shape": problem.shape.canonical}, sort_keys=True)

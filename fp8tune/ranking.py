@@ -8,12 +8,13 @@ timings and never compete.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
-from fp8tune.stats import geomean, median
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.stats import geomean
 
 TIE_BAND = 0.01
 """Configs this close to the best are as good as the best: repeated sweeps swap them at random."""
@@ -140,6 +141,15 @@ def winners(evidence: Iterable[Evidence]) -> list[Winner]:
     return [contest.winner() for contest in contests(evidence)]
 
 
+def competing(pools: Iterable[Pool]) -> list[Pool]:
+    """The pools that :func:`contests` would rank, told from when they were timed; and all that hold no timings."""
+    arenas: dict[Hashable, list[Pool]] = {}
+    for pool in pools:
+        ranked = pool.kind in _RANKED and pool.newest
+        arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
+    return [rivals[0] if len(rivals) == 1 else min(rivals, key=_pool_rank) for rivals in arenas.values()]
+
+
 def contests(evidence: Iterable[Evidence]) -> list[Contest]:
     """Evidence sorted into what may be compared; per problem and device the newest complete version only.
 
@@ -180,7 +190,7 @@ def usable(contests: Iterable[Contest]) -> list[Contest]:
 
 def value_us(entry: Evidence) -> float:
     """What a config is ranked by: the median over its worker processes."""
-    return median(entry.times_us)
+    return statistics.median(entry.times_us)  # finite as stored
 
 
 def ceiling_share(entry: Evidence) -> float | None:
@@ -223,15 +233,21 @@ def _pool(entry: Evidence) -> Hashable:
 
 
 def _newest(pools: Sequence[Contest]) -> Contest:
-    """Measured before published, complete before begun, then the newest; the names decide between equals."""
+    if len(pools) == 1:
+        return pools[0]
 
     def rank(contest: Contest) -> tuple[object, ...]:
         first = contest.entries[0]
         newest = max(entry.newest for entry in contest.entries)
-        version = first.version.source_hash if first.version else ""
-        return _RANKED.index(first.kind), not first.complete, -newest, version, first.device.fingerprint
+        return _pool_rank(Pool(first.problem, first.device, first.kind, first.version, first.complete, newest))
 
     return min(pools, key=rank)
+
+
+def _pool_rank(pool: Pool) -> tuple[object, ...]:
+    """Measured before published, complete before begun, then the newest; the names decide between equals."""
+    version = pool.version.source_hash if pool.version else ""
+    return _RANKED.index(pool.kind), not pool.complete, -pool.newest, version, pool.device.fingerprint
 
 
 def _entry_order(entry: Evidence) -> tuple[object, ...]:

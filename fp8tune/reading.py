@@ -1,26 +1,22 @@
-"""The queries behind :class:`fp8tune.store.Store` that turn stored trials back into records.
+"""The queries behind :class:`fp8tune.store.Store` that turn stored rows back into records, one trial at a time.
 
-Trials are aggregated per candidate, process and status inside the database, from one covering index: no blob is read
-and a million trials become one record a candidate. SQL has no median that every database knows, so the few times of one
-process are joined to one text there and their median is taken here.
+What ranking needs, a million trials at once, is :mod:`fp8tune.gathering`'s.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Select, String, cast, func, select
+from sqlalchemy import Connection, Select, func, select
 from sqlalchemy.orm import DeclarativeBase
 
 from fp8tune.columns import unpack_samples
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     Device,
-    Evidence,
     Facts,
     KernelVersion,
     Kind,
@@ -32,7 +28,6 @@ from fp8tune.records import (
     Telemetry,
 )
 from fp8tune.schema import (
-    Calibrations,
     Candidates,
     Completions,
     Configs,
@@ -40,6 +35,7 @@ from fp8tune.schema import (
     KernelVersions,
     LookupKeys,
     Problems,
+    Sweeps,
     Trials,
     Workers,
 )
@@ -103,113 +99,18 @@ def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None)
     return query
 
 
-@dataclass
-class _Summary:
-    """What the trials of one candidate come to."""
+def last_status(newest: Mapping[Status, float]) -> Status:
+    """What became of a candidate, from when each status was last stored.
 
-    times: dict[str, list[float]]
-    """stage -> one time a process."""
-    newest: dict[Status, float]
-    sweep: int = 0
-
-    def status(self) -> Status:
-        """Wrong once is wrong for ever; otherwise the last trial says, so that a retry can clear a crash."""
-        if Status.WRONG in self.newest:
-            return Status.WRONG
-        return max(self.newest, key=lambda status: (self.newest[status], status is not Status.OK, status))
-
-    def times_us(self, stage: str) -> tuple[float, ...]:
-        """Sorted, so that the order of insertion leaves no trace; none where the candidate failed."""
-        return tuple(sorted(self.times.get(stage, ()))) if self.status() is Status.OK else ()
+    Wrong once is wrong for ever; otherwise the last trial says, so that a retry can clear a crash.
+    """
+    if Status.WRONG in newest:
+        return Status.WRONG
+    return max(newest, key=lambda status: (newest[status], status is not Status.OK, status))
 
 
-def _summaries(connection: Connection, candidates: Select[Any] | None) -> dict[int, _Summary]:
-    group = (Trials.candidate_id, Trials.stage, Trials.worker_id, Trials.status)
-    times = func.aggregate_strings(cast(Trials.time_us, String), " ")
-    query = select(*group, times, func.max(Trials.created_at), func.max(Trials.sweep_id)).group_by(*group)
-    if candidates is not None:
-        query = query.where(Trials.candidate_id.in_(candidates))
-    found: dict[int, _Summary] = {}
-    for candidate, stage, _, status_text, joined, newest, sweep in connection.execute(query):
-        summary = found.setdefault(candidate, _Summary({}, {}))
-        status = Status(status_text)
-        if joined is not None and status is Status.OK:
-            summary.times.setdefault(stage, []).append(_median(joined))
-        summary.newest[status] = max(newest, summary.newest.get(status, newest))
-        summary.sweep = max(sweep, summary.sweep)
-    return found
-
-
-def _median(joined: str) -> float:
-    try:
-        values = [float(text) for text in joined.split(" ")]
-    except ValueError:
-        values = []
-    if not values or not 0 < min(values) <= max(values) < math.inf:
-        raise DatabaseError(f"refused {joined[:80]!r}: a time is a positive number of microseconds")
-    return values[0] if len(values) == 1 else median(values)
-
-
-def evidence(
-    connection: Connection, kernel: str | None, arch: str | None, kinds: Collection[Kind] | None, ceiling: str
-) -> list[Evidence]:
-    """One record a candidate that has trials; ``ceiling`` names the calibration to attach."""
-    shared = Shared.load(connection)
-    completed = {tuple(row) for row in connection.execute(_COMPLETED)}
-    ceilings = _ceilings(connection, ceiling)
-    wanted = chosen(kernel, arch, kinds)
-    everything = kernel is None and arch is None and kinds is None
-    summaries = _summaries(connection, None if everything else wanted)
-    query = select(*Candidates.__table__.c).where(Candidates.id.in_(wanted)).order_by(Candidates.id)
-    return [
-        _evidence(row, shared, summaries[row.id], completed, ceilings)
-        for row in connection.execute(query)
-        if row.id in summaries
-    ]
-
-
-_COMPLETED = select(Completions.version_id, Completions.device_id, Completions.problem_id).distinct()
-
-
-def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:
-    """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
-    query = select(Calibrations).where(Calibrations.name == name).order_by(Calibrations.created_at, Calibrations.id)
-    found: dict[tuple[int | None, int], float] = {}
-    for row in connection.execute(query.with_only_columns(*Calibrations.__table__.c)):
-        found[row.sweep_id, row.device_id] = found[None, row.device_id] = row.value
-    return found
-
-
-def _evidence(
-    row: Any,
-    shared: Shared,
-    summary: _Summary,
-    completed: set[tuple[Any, ...]],
-    ceilings: Mapping[tuple[int | None, int], float],
-) -> Evidence:
-    kind, status = Kind(row.kind), summary.status()
-    stage = "final" if "final" in summary.times else "screen"
-    return Evidence(
-        problem=shared.problems[row.problem_id],
-        config=shared.configs[row.config_id],
-        device=shared.devices[row.device_id],
-        kind=kind,
-        status=status,
-        times_us=summary.times_us(stage),
-        version=shared.versions[row.version_id],
-        lookup_key=shared.lookup_keys[row.lookup_key_id],
-        bytes_moved=row.bytes_moved,
-        source=row.source,
-        note=row.note,
-        facts=_facts(row),
-        complete=kind is Kind.PUBLISHED or (row.version_id, row.device_id, row.problem_id) in completed,
-        ceiling_gb_per_s=ceilings.get((summary.sweep, row.device_id), ceilings.get((None, row.device_id))),
-        stage=stage,
-        newest=max(summary.newest.values()),
-    )
-
-
-def _facts(row: Any) -> Facts:
+def facts(row: Any) -> Facts:
+    """The compiler's facts among a candidate's columns."""
     return Facts(row.registers, row.spill_bytes, row.shared_bytes, row.compile_s)
 
 
@@ -244,6 +145,19 @@ def tried(
     return {config: _outcome(rows) for config, rows in by_config.items()}
 
 
+def finished_sweep(connection: Connection, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
+    """The problems that the newest finished sweep of a request completed, in its order; None where there is none."""
+    finished = (Sweeps.request == request, Sweeps.device_id.in_(_device(device)), Sweeps.finished_at.is_not(None))
+    sweep = connection.execute(select(func.max(Sweeps.id)).where(*finished)).scalar()
+    if sweep is None:
+        return None
+    shared = Shared.load(connection)
+    query = select(Completions.version_id, Completions.problem_id).where(Completions.sweep_id == sweep)
+    found = connection.execute(query.order_by(Completions.id))
+    pairs = [(shared.versions[row.version_id], shared.problems[row.problem_id]) for row in found]
+    return [(version, problem) for version, problem in pairs if version is not None]
+
+
 def _device(device: Device) -> Select[Any]:
     return select(Devices.id).where(
         *(getattr(Devices, name) == getattr(device, name) for name in Device.__dataclass_fields__)
@@ -259,16 +173,17 @@ def _problem(problem: Problem) -> Select[Any]:
 
 
 def _outcome(rows: Iterable[Any]) -> Outcome:
-    summary, reasons, times = _Summary({}, {}), {}, []
+    newest: dict[Status, float] = {}
+    reasons, times = {}, []
     for row in rows:
         status = Status(row.status)
-        summary.newest[status] = row.created_at
+        newest[status] = row.created_at
         reasons[status] = row.reason
         if status is Status.OK and row.time_us is not None:
             times.append(row.time_us)
-    status = summary.status()
+    status = last_status(newest)
     time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, reasons[status], facts=_facts(row))
+    return Outcome(status, time_us, reasons[status], facts=facts(row))
 
 
 def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
@@ -298,7 +213,7 @@ def _row(found: Any, shared: Shared) -> Row:
             reason=found.reason,
             samples_us=unpack_samples(found.samples),
             tick_us=found.tick_us,
-            facts=_facts(found),
+            facts=facts(found),
             telemetry=Telemetry(*(getattr(found, name) for name in Telemetry.__dataclass_fields__)),
         ),
         version=shared.versions[found.version_id],

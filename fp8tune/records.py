@@ -16,6 +16,7 @@ __all__ = [
     "Kind",
     "NamedInts",
     "Outcome",
+    "Pool",
     "Problem",
     "Row",
     "Status",
@@ -164,6 +165,19 @@ class Row:
             "time_us": self.outcome.time_us,
             "reason": self.outcome.reason,
         }
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that may be compared with each other: of one problem, kernel version, device and kind."""
+
+    problem: Problem
+    device: Device
+    kind: Kind
+    version: KernelVersion | None
+    complete: bool
+    newest: float
+    """When its last time was stored, seconds since the epoch; 0 where it has none."""
 
 
 @dataclass(frozen=True)

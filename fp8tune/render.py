@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from fp8tune.compare import Comparison
@@ -30,9 +33,17 @@ WIDE = 10_000
 """Width of a table that goes to a file or pipe: never folded."""
 
 
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """The text on one line with what controls a terminal or turns text around written out: ``\\x1b[2J``."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def notice(text: str) -> None:
     """A line for the user that is not the result."""
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -61,11 +72,13 @@ def table(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequenc
     """A table on stdout; ``columns`` are (header, ``left`` or ``right``)."""
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else WIDE)
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    grid = Table(
+        title=Text(visible(title), "table.title"), title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for header, side in columns:
         grid.add_column(header, justify="right" if side == "right" else "left", overflow="fold", no_wrap=not terminal)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*(Text(visible(cell)) for cell in row))
     if terminal:
         console.print(grid, markup=False)
     else:  # without the blanks that pad a wide console
@@ -205,9 +218,9 @@ def print_findings(findings: Sequence[Finding], output_format: str) -> None:
     style = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in findings:
         console.print(f"{finding.level:<8}", style=style[str(finding.level)], end="")
-        console.print(finding.what, markup=False, soft_wrap=True)
+        console.print(visible(finding.what), markup=False, soft_wrap=True)
         if finding.fix:
-            console.print(f"        -> {finding.fix}", markup=False, soft_wrap=True)
+            console.print(f"        -> {visible(finding.fix)}", markup=False, soft_wrap=True)
 
 
 class SweepProgress:
@@ -261,7 +274,7 @@ class SweepProgress:
             case sweep.Finished(trials, seconds, left_out):
                 rest = f", {left_out} left out by the time budget: run it again to continue" if left_out else ""
                 bad = f", {self._failed} not ok" if self._failed else ""
-                self._line(f"{trials - left_out} trials in {seconds:.1f} s{bad}{rest}", always=True)
+                self._line(f"{trials} trials in {seconds:.1f} s{bad}{rest}", always=True)
 
     def _count(self, row: Any, from_database: bool) -> None:
         self._done += 1
@@ -283,7 +296,7 @@ class SweepProgress:
 
     def _describe(self, text: str, milestone: bool) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, description=text, completed=self._done, total=self._total)
+            self._bar.update(self._task, description=escape(visible(text)), completed=self._done, total=self._total)
         elif milestone or time.monotonic() - self._last_line > PLAIN_INTERVAL_S:
             self._line(f"[{self._done}/{self._total}, ETA {self._eta()}] {text}", always=True)
 
@@ -295,7 +308,7 @@ class SweepProgress:
         return f"{left / 60:.0f} min" if left >= 120 else f"{left:.0f} s"
 
     def _line(self, text: str, *, always: bool = False) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, text = time.monotonic(), visible(text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif always:

@@ -7,19 +7,22 @@ silence.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8tune import device, git, names, plan, ranking, shapes, source
+from fp8tune import __version__, database, device, git, names, plan, ranking, shapes, source
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
-from fp8tune.loading import load_spec
+from fp8tune.loading import check_reference, load_spec
 from fp8tune.ranking import Winner
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Row
 from fp8tune.store import Store
-from fp8tune.sweep import Event, Request, TrialDone, sweep
+from fp8tune.sweep import Event, Request, TrialDone, recall, sweep
+from fp8tune.worker import start_server
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec
@@ -47,6 +50,19 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A wish on this machine: where it runs and what names it again. Made without torch."""
+
+    wish: Wish
+    laboratory: Laboratory
+    rows: tuple[NamedInts, ...]
+    """The rows of all its shape sets."""
+    key: str
+    """The same for the same command, code, shapes and device."""
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A sweep ready to run, and what the user should know first."""
 
@@ -54,24 +70,62 @@ class Prepared:
     notices: tuple[str, ...]
 
 
-def prepare(wish: Wish) -> Prepared:
-    """Turn options into a request. Raises UsageError or MachineError for what cannot be done here."""
+def take(wish: Wish) -> Job:
+    """Choose the laboratory and read the shapes. Raises UsageError or MachineError for what cannot be done here."""
     laboratory, notices = choose_laboratory(wish.arch, wish.timer)
+    rows = tuple(row for name in wish.shapes for row in shapes.load(name).rows)
+    return Job(wish, laboratory, rows, _key(wish, laboratory, rows), notices)
+
+
+def _key(wish: Wish, laboratory: Laboratory, rows: Iterable[NamedInts]) -> str:
+    """Everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
+    work = [
+        [[reference, _folder(reference)] for reference in wish.kernels],
+        [row.canonical for row in rows],
+        [wish.routing, wish.grid, wish.scale_mode, wish.seed, laboratory.timer, laboratory.device.fingerprint],
+        __version__,
+    ]
+    return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
+
+
+def _folder(reference: str) -> str:
+    check_reference(reference)
+    try:
+        return source.folder_hash(reference)
+    except source.NoSuchKernel:
+        load_spec(reference)  # says more about what is wrong, having imported it
+        raise
+
+
+def is_stored(db: str, job: Job) -> bool:
+    """Whether a database has all rows of a job, so that nothing needs to be planned. Makes no database."""
+    if job.wish.again or job.wish.retry_failed or not database.exists(db):
+        return False
+    with Store.open(db, writable=False) as store:
+        return store.finished_sweep(job.key, job.laboratory.device) is not None
+
+
+def finished_problems(store: Store, job: Job) -> list[Problem]:
+    """The problems of a job whose rows are all there."""
+    return [problem for _, problem in store.finished_sweep(job.key, job.laboratory.device) or []]
+
+
+def prepare(job: Job) -> Prepared:
+    """Plan every trial of a job (imports torch and the kernels). Raises UsageError for a kernel that cannot be used."""
+    wish, laboratory, notices = job.wish, job.laboratory, job.notices
     if laboratory.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
-    rows = [row for name in wish.shapes for row in shapes.load(name).rows]
+    start_server()  # it imports torch beside this process, which does so for the specs
     batches: list[Batch] = []
     for reference in wish.kernels:
-        batches += _batches(reference, rows, wish, laboratory)
+        batches += _batches(reference, job.rows, wish, laboratory)
     if laboratory.kind is Kind.INTERPRETER:
         notices += (_interpreter_notice(batches),)
-    hashes = {batch.version.kernel: batch.version.source_hash for batch in batches}
-    planned = [trial for batch in batches for trial in batch.trials]
     return Prepared(
         Request(
             batches=tuple(batches),
             laboratory=laboratory,
-            key=plan.request_key(planned, hashes, laboratory.timer, laboratory.device.fingerprint),
+            key=job.key,
             command=wish.command,
             commit=git.head(Path.cwd()),
             seed=wish.seed,
@@ -84,9 +138,11 @@ def prepare(wish: Wish) -> Prepared:
     )
 
 
-def run(store: Store, prepared: Prepared) -> Iterator[Event]:
-    """Run a prepared sweep; see :func:`fp8tune.sweep.sweep`."""
-    return sweep(store, prepared.request)
+def run(store: Store, job: Job, prepared: Prepared | None = None) -> Iterator[Event]:
+    """The events of a job: from its rows where :func:`is_stored`, otherwise by running it as prepared."""
+    if prepared is not None:
+        return sweep(store, prepared.request)
+    return recall(store, job.laboratory, store.finished_sweep(job.key, job.laboratory.device) or [])
 
 
 def row_of(event: Event) -> Row | None:
@@ -94,12 +150,11 @@ def row_of(event: Event) -> Row | None:
     return event.row if isinstance(event, TrialDone) else None
 
 
-def winners(store: Store, prepared: Prepared) -> list[Winner]:
-    """The best config of each problem this sweep was about, on its device."""
-    wanted = {batch.problem for batch in prepared.request.batches}
-    laboratory = prepared.request.laboratory
-    kernels = dict.fromkeys(batch.problem.kernel for batch in prepared.request.batches)
+def winners(store: Store, laboratory: Laboratory, problems: Collection[Problem]) -> list[Winner]:
+    """The best config of each of these problems on the laboratory's device."""
+    kernels = dict.fromkeys(problem.kernel for problem in problems)
     evidence = [item for kernel in kernels for item in store.evidence(kernel, laboratory.device.arch)]
+    wanted = set(problems)
     return ranking.winners(
         [item for item in evidence if item.problem in wanted and item.device == laboratory.device],
     )
@@ -250,10 +305,7 @@ def compile_published(store: Store) -> Iterator[Event]:
             for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch])
         ]
         if batches:
-            hashes = {batch.version.kernel: batch.version.source_hash for batch in batches}
-            planned = [trial for batch in batches for trial in batch.trials]
-            key = plan.request_key(planned, hashes, "published", laboratory.device.fingerprint)
-            yield from sweep(store, Request(tuple(batches), laboratory, key, command="fp8tune import"))
+            yield from sweep(store, Request(tuple(batches), laboratory, "published", command="fp8tune import"))
 
 
 def _compilable(item: Evidence) -> bool:

@@ -6,6 +6,7 @@ nothing is stored twice, whether a sweep continues, a file is imported again or 
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, func, insert, inspect, select, update
 
-from fp8tune import database, reading
+from fp8tune import database, gathering, reading
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Row
 from fp8tune.schema import (
@@ -107,6 +108,11 @@ class Store:
         with self._transaction(write=True):
             self._connection.execute(update(Sweeps).where(Sweeps.id == sweep_id).values(finished_at=time.time()))
 
+    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
+        """What the newest finished sweep of a request on this very device was about; None where there is none."""
+        with self._transaction():
+            return reading.finished_sweep(self._connection, request, device)
+
     def mark_complete(
         self, sweep_id: int, version: KernelVersion, device: Device, problem: Problem, planned: int
     ) -> None:
@@ -129,9 +135,15 @@ class Store:
 
     # Rows in
 
-    def add(self, sweep_id: int, row: Row) -> bool:
-        """Store one trial and commit; False where it is there already. Keeps times to 1e-6 us, samples to 1 ns."""
-        return self.add_many(sweep_id, [row]) == 1
+    def add(self, sweep_id: int, row: Row, *, once: bool = False) -> bool:
+        """Store one trial and commit; False where it is there already. Keeps times to 1e-6 us, samples to 1 ns.
+
+        ``once``: also where another process stored the same status in this round, as when two run the same sweep.
+        """
+        if not once:
+            return self.add_many(sweep_id, [row]) == 1
+        with self._transaction(write=True):
+            return self._writer.insert_trial_once(self._writer.trial(sweep_id, row))
 
     def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
         """Store many trials in one commit, all or nothing. Returns how many were new."""
@@ -161,11 +173,19 @@ class Store:
             return reading.tried(self._connection, version, device, kind, problem, sweep, round)
 
     def evidence(
-        self, kernel: str | None = None, arch: str | None = None, kinds: Collection[Kind] | None = None
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        keep: gathering.Keep | None = None,
     ) -> list[Evidence]:
-        """All candidates that have rows, each with one time a process; of one kernel, one arch or some kinds."""
+        """All candidates that have rows, each with one time a process; of one kernel, one arch or some kinds.
+
+        ``keep`` says which pools to read: :func:`fp8tune.ranking.competing` leaves out what cannot win.
+        """
         with self._transaction():
-            return reading.evidence(self._connection, kernel, arch, kinds, COPY_CEILING)
+            return gathering.evidence(self._connection, kernel, arch, kinds, COPY_CEILING, keep)
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Every trial with all that is kept of it, samples included, in the order stored."""
@@ -248,6 +268,8 @@ class Store:
             if not tables and create:
                 Base.metadata.create_all(self._connection)
                 self._connection.execute(insert(Meta).values(name="schema_version", value=str(SCHEMA_VERSION)))
+            elif not tables:
+                raise DatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
             elif "meta" not in tables or "trials" not in tables:
                 raise DatabaseError(f"{label} is not a results database of fp8tune: give another file with --db")
             version = self._read_version()
@@ -258,6 +280,6 @@ class Store:
 
     def _read_version(self) -> int:
         text = self._scalar(select(Meta.value).where(Meta.name == "schema_version"))
-        if text is None or not str(text).isdecimal():
-            raise DatabaseError(f"the database states no schema version ({text!r}): it was not written by fp8tune")
+        if not re.fullmatch("[0-9]{1,9}", str(text)):
+            raise DatabaseError(f"the database states no schema version ({text!r:.80}): it was not written by fp8tune")
         return int(text)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fp8tune.laboratory import TRIAL_TIMEOUT_S, Batch, CompileProgress, Laboratory, OpenLaboratory
 from fp8tune.plan import Planned
-from fp8tune.records import Device, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import Device, KernelVersion, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.stats import median
 from fp8tune.store import Store
 
@@ -97,15 +97,35 @@ def sweep(store: Store, request: Request) -> Iterator[Event]:
     yield Started(request.laboratory.device, planned, sum(len(screen.known(0)) for screen in screens))
     with OpenLaboratory(request.laboratory, request.trial_timeout_s) as lab:
         for screen in screens:
-            lab.compile(screen.batch, screen.unknown(0))
+            if unknown := screen.unknown(0):
+                lab.compile(screen.batch, unknown)
+                lab.warm_up(screen.batch)
+        trials = 0
         for number, screen in enumerate(screens):
             if request.time_budget_s is not None and time.monotonic() - begun > request.time_budget_s:
                 left_out = sum(len(late.unknown(0)) for late in screens[number:])
-                yield Finished(planned - left_out, time.monotonic() - begun, left_out)
+                yield Finished(trials, time.monotonic() - begun, left_out)
                 return
-            yield from screen.run(lab)
+            for event in screen.run(lab):
+                trials += isinstance(event, TrialDone)
+                yield event
         store.finish_sweep(sweep_id)
-    yield Finished(planned, time.monotonic() - begun)
+    yield Finished(trials, time.monotonic() - begun)
+
+
+def recall(store: Store, laboratory: Laboratory, problems: Sequence[tuple[KernelVersion, Problem]]) -> Iterator[Event]:
+    """The events of a finished sweep from its rows alone: nothing is planned, no worker starts."""
+    begun = time.monotonic()
+    rows = [
+        Row(problem, config, laboratory.device, laboratory.kind, outcome, version, round=number)
+        for version, problem in problems
+        for number in range(ROUNDS if laboratory.times else 1)
+        for config, outcome in store.tried(version, laboratory.device, laboratory.kind, problem, round=number).items()
+    ]
+    yield Started(laboratory.device, len(rows), len(rows))
+    for row in rows:
+        yield TrialDone(row, from_database=True)
+    yield Finished(len(rows), time.monotonic() - begun)
 
 
 @dataclass(frozen=True)
@@ -140,12 +160,16 @@ class _Screen:
             if config in known:
                 yield TrialDone(self._row(config, known[config], number), from_database=True)
         todo = [trial for trial in trials if trial.config not in known]
-        if todo and lab.needs_ceiling():
-            self.store.record_ceiling(self.sweep_id, self.request.laboratory.device, lab.ceiling_gb_per_s())
-        yield from lab.compiled(self.batch.problem, todo)
-        for trial, outcome in lab.run(self.batch, todo, number):
+        if (ceiling := lab.take_ceiling_gb_per_s()) is not None:
+            self.store.record_ceiling(self.sweep_id, self.request.laboratory.device, ceiling)
+        lab.compile(self.batch, todo)
+        for done in lab.run(self.batch, todo, number):
+            if isinstance(done, CompileProgress):
+                yield done
+                continue
+            trial, outcome = done
             row = self._row(trial.config, outcome, number, positions[trial.config])
-            self.store.add(self.sweep_id, row)
+            self.store.add(self.sweep_id, row, once=True)
             yield TrialDone(row, from_database=False)
 
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:
@@ -173,7 +197,8 @@ class _Screen:
     def unknown(self, number: int) -> list[Planned]:
         """Trials of this round that have no row."""
         known = self.known(number)
-        return [trial for trial in self.batch.trials if trial.config not in known]
+        trials = [trial for trial in self.batch.trials if trial.config not in known]
+        return _permuted(trials, self.batch.problem, self.request.seed, number)
 
     def _row(self, config: NamedInts, outcome: Outcome, number: int, position: int = 0) -> Row:
         return Row(

@@ -38,6 +38,8 @@ class Trial:
     """Names problem and config: the same text has the same true time."""
     round: int
     bytes_moved: int
+    hopeless_us: float | None = None
+    """A config slower than this cannot be the pick, and is not worth a whole block."""
 
 
 class Timer(Protocol):
@@ -57,20 +59,34 @@ class DoBenchTimer:
     runs_kernels = True
 
     def block(self, launch: Callable[[], None], trial: Trial) -> Block:
-        """One block on the current device. The launch must have run once before, so that nothing compiles here."""
-        import torch
+        """One block on the current device. The launch must have run once before, so that nothing compiles here.
+
+        The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
+        """
         from triton.testing import do_bench
 
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        samples_ms = _look(launch)
+        if trial.hopeless_us is None or 1e3 * min(samples_ms) <= trial.hopeless_us:
+            rep_ms = max(MIN_REP_MS, 5 * min(samples_ms))
+            samples_ms = do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all")
+        samples_us = tuple(1e3 * sample for sample in samples_ms)
+        return Block(samples_us, tick(samples_us))
+
+
+def _look(launch: Callable[[], None]) -> list[float]:
+    """Three launches in milliseconds, each after a flush of the cache as ``do_bench`` does it."""
+    import torch
+    from triton.runtime import driver
+
+    cache = driver.active.get_empty_cache_for_benchmark()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(3)]
+    for start, end in pairs:
+        driver.active.clear_cache(cache)
         start.record()
         launch()
         end.record()
-        torch.cuda.synchronize()
-        estimate_ms = start.elapsed_time(end)
-        rep_ms = max(MIN_REP_MS, 5 * estimate_ms)
-        samples_ms = do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all")
-        samples_us = tuple(1e3 * sample for sample in samples_ms)
-        return Block(samples_us, tick(samples_us))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
 
 
 class NoTimer:

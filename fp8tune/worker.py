@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +28,12 @@ T = TypeVar("T")
 
 PRELOAD = ["torch", "triton", "triton.language", "fp8tune.measure", "fp8tune.compiling"]
 """Imported once, in the server. None of them touches a GPU at import."""
+
+
+def start_server() -> None:
+    """Start the server now, beside whatever this process does next: its imports take seconds."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
 
 
 class WorkerDied(Exception):  # noqa: N818 - an event the caller handles, not an error of the program
@@ -100,10 +107,11 @@ class Worker:
 
     def _running(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
         if self._process is None or self._connection is None:
-            self._connection, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            self._process.start()
+            connection, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()  # known to kill() only from here on: a pool may be closed while its threads start workers
             theirs.close()
+            self._process, self._connection = process, connection
         return self._process, self._connection
 
     def _bury(self) -> str:

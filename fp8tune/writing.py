@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from sqlalchemy import Connection, Insert, Table, UniqueConstraint, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, insert, select, update
+from sqlalchemy.dialects import sqlite
 
 from fp8tune.columns import UNSTATED, pack_samples
 from fp8tune.errors import DatabaseError
@@ -63,6 +63,8 @@ class Writer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ids: dict[Hashable, int] = {}
+        self._inserts: dict[type[Base], Insert] = {}
+        self._insert_once: Insert | None = None
 
     def forget(self) -> None:
         """Drop remembered ids: after a transaction was rolled back they may name rows that are not there."""
@@ -112,6 +114,12 @@ class Writer:
             given += len(chunk)
         return stored, given
 
+    def insert_trial_once(self, trial: Values) -> bool:
+        """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
+        if self._insert_once is None:
+            self._insert_once = _insert_once()
+        return self._connection.execute(self._insert_once, trial, execution_options=_COUNTED).rowcount == 1
+
     def merge(self, read: Callable[[type[Base]], Iterator[Values]]) -> tuple[int, int]:
         """Take over another database, read table by table. Returns (trials stored, trials given)."""
         ids: dict[str, dict[int, int]] = {}
@@ -136,17 +144,15 @@ class Writer:
         return self._ids[name]
 
     def _find_or_insert(self, table: type[Base], key: Values, rest: Values, newer: Values) -> int:
-        columns = _sql_table(table).c
-        query = select(columns["id"]).where(*(columns[name] == value for name, value in key.items()))
-        found = self._connection.execute(query).scalar()
-        if found is not None:
-            if changes := {name: value for name, value in newer.items() if value is not None}:
-                self._connection.execute(update(table).where(columns["id"] == found).values(**changes))
-            return int(found)
         result = self._connection.execute(self._insert(table), {**key, **rest}, execution_options=_COUNTED)
         if result.rowcount == 1 and result.inserted_primary_key:
             return int(result.inserted_primary_key[0])
-        return int(self._connection.execute(query).scalar_one())  # another process was first
+        columns = _sql_table(table).c
+        query = select(columns["id"]).where(*(columns[name] == value for name, value in key.items()))
+        found = int(self._connection.execute(query).scalar_one())
+        if changes := {name: value for name, value in newer.items() if value is not None}:
+            self._connection.execute(update(table).where(columns["id"] == found).values(**changes))
+        return found
 
     def _candidate_id(self, row: Row) -> int:
         name = (row.problem, row.config, row.version, row.device, row.kind, row.source, row.note)
@@ -180,14 +186,30 @@ class Writer:
         return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
 
     def _insert(self, table: type[Base]) -> Insert:
-        """Insert, silently leaving out what is there already, in the dialect's words."""
-        match self._connection.dialect.name:
-            case "sqlite":
-                return sqlite.insert(table).on_conflict_do_nothing()
-            case "postgresql":
-                return postgresql.insert(table).on_conflict_do_nothing()
-            case _:  # MySQL and MariaDB
-                return insert(table).prefix_with("IGNORE")
+        """Insert, silently leaving out what is there already. Made once a table: the making would cost a trial more."""
+        if table not in self._inserts:
+            self._inserts[table] = _insert_ignoring(table, self._connection.dialect.name)
+        return self._inserts[table]
+
+
+def _insert_ignoring(table: type[Base], dialect: str) -> Insert:
+    match dialect:
+        case "sqlite":
+            return sqlite.insert(table).on_conflict_do_nothing()
+        case "postgresql":
+            from sqlalchemy.dialects import postgresql  # imports asyncio, which nobody else needs
+
+            return postgresql.insert(table).on_conflict_do_nothing()
+        case _:  # MySQL and MariaDB
+            return insert(table).prefix_with("IGNORE")
+
+
+def _insert_once() -> Insert:
+    columns = [column for column in _sql_table(Trials).c if column.name != "id"]
+    given = {column.name: bindparam(column.name, type_=column.type) for column in columns}
+    same = [Trials.candidate_id, Trials.sweep_id, Trials.stage, Trials.round, Trials.status]
+    there = select(Trials.id).where(*(column == given[column.name] for column in same)).exists()
+    return insert(Trials).from_select([*given], select(*given.values()).where(~there))
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def test_start_is_quick_and_loads_no_torch() -> None:
 
 
 def test_help_names_every_declared_kernel() -> None:
-    text = fp8tune("sweep", "--help").stdout
-    assert all(kernel in " ".join(text.split()) for kernel in KERNELS)
+    text = "".join(fp8tune("sweep", "--help").stdout.split())  # lines break at dashes
+    assert all(kernel in text for kernel in KERNELS)
 
 
 def test_show_json_has_the_contract_fields(database: Path) -> None:
@@ -106,7 +106,6 @@ def test_export_twice_gives_the_same_bytes_and_check_tells_staleness(database: P
     ("arguments", "says"),
     [
         (["sweep", "--kernel", "colwse"], "did you mean colwise"),
-        (["sweep", "--kernel", "colwise-3d"], "not declared"),
         (["sweep", "--shapes", "lama4", "--timer", "simulated:1"], "did you mean llama4"),
         (["sweep", "--grid", "num_warp=4", "--timer", "simulated:1"], "did you mean num_warps"),
         (["sweep", "--grid", "num_warps=three", "--timer", "simulated:1"], "num_warps"),
@@ -176,10 +175,10 @@ def test_killed_sweep_continues_without_loss_or_double(tmp_path: Path) -> None:
 
 def contents(database: Path) -> list[tuple[object, ...]]:
     query = """
-        SELECT problems.canonical, configs.canonical, trials.status, trials.time_us
+        SELECT problems.canonical, configs.canonical, trials.round, trials.status, trials.time_us
         FROM trials JOIN candidates ON candidates.id = trials.candidate_id
         JOIN problems ON problems.id = candidates.problem_id JOIN configs ON configs.id = candidates.config_id
-        ORDER BY 1, 2
+        ORDER BY 1, 2, 3
     """
     with sqlite3.connect(database) as connection:
         return connection.execute(query).fetchall()

@@ -56,7 +56,7 @@ MESSAGES = {
     "missing": "does not exist: run fp8tune sweep",
     "folder": "is a folder",
     "noise": "is not a database",
-    "empty": "is not a results database",
+    "empty": "is empty: run fp8tune sweep",
     "foreign": "is not a results database",
     "truncated": "is damaged|is not a",
     "newer": "newer fp8tune .schema 99",

@@ -219,40 +219,6 @@ def test_the_interpreter_tries_each_set_of_block_sizes_once_on_each_scaled_down_
         )
 
 
-# the request's key
-
-
-def key(spec=SPEC, rows=(ROW,), grid=(), hashes=None, timer="do_bench", device="sm_90|H100", **names):
-    axes = plan.parse_grid(grid, AXES)
-    planned = [
-        trial for problem in plan.problems(spec, rows, **names) for trial in plan.trials(spec, problem, axes, LIMITS)
-    ]
-    return plan.request_key(planned, hashes or {"planned": "abc"}, timer, device)
-
-
-def test_the_same_command_has_the_same_key_in_every_process_and_version():
-    # written out, since a sweep begun by one version of fp8tune is continued by the next
-    assert key() == key(rows=[NamedInts(E=4, N=48, K=32, M=64), ROW]) == "49b7ea21f8d2bf32"
-
-
-def test_everything_that_makes_other_work_changes_the_key():
-    keys = [
-        key(),
-        key(rows=[NamedInts(M=65, K=32, N=48, E=4)]),
-        key(grid=["num_warps=4"]),
-        key(hashes={"planned": "abd"}),
-        key(timer="simulated:1"),
-        key(device="sm_90|H200"),
-        key(seed=1),
-        key(routing="empty"),
-        key(scale_mode="exact"),
-        key(fp8_dtype="float8_e5m2"),
-        key(in_dtype="float32"),
-        key(spec=replace(SPEC, input_layouts=("transposed",))),
-    ]
-    assert len(set(keys)) == len(keys)
-
-
 # the kernels and the sets that come with fp8tune
 
 

@@ -81,9 +81,37 @@ def test_a_process_counts_once_with_the_median_of_its_blocks(store):
     sweep = begin(store)
     for process, times in {"w1": (100.0, 90.0, 120.0), "w2": (80.0, 82.0)}.items():
         for round_, time_us in enumerate(times):
-            store.add(sweep, row(time_us, process=process, round=round_))
+            store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
     (item,) = store.evidence()
     assert item.times_us == (81.0, 100.0)
+
+
+def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store):
+    sweep = begin(store)
+    for round_, time_us in enumerate((100.0, 150.0, 101.0, 99.0, 10.0)):
+        store.add(sweep, row(time_us, round=round_))
+    assert store.evidence()[0].times_us == (100.0,)
+
+
+def test_a_screen_in_two_processes_is_the_screen_in_one(store):
+    """As when a sweep was killed and continued, or a config took its worker down."""
+    sweep = begin(store)
+    for round_, (time_us, process) in enumerate(((100.0, "w1"), (130.0, "w2"), (90.0, "w2"))):
+        store.add(sweep, row(time_us, process=process, round=round_))
+    assert store.evidence()[0].times_us == (100.0,)
+    again = begin(store, again=True)
+    store.add(again, row(110.0, process="w3"))
+    assert len(store.evidence()[0].times_us) == 3
+
+
+def test_two_that_run_the_same_sweep_store_a_trial_once(store):
+    sweep = begin(store)
+    assert store.add(sweep, row(100.0, process="w1"), once=True)
+    assert not store.add(sweep, row(101.0, process="w2"), once=True)
+    assert store.add(sweep, row(101.0, process="w2", round=1), once=True)
+    assert store.add(sweep, row(None, process="w2", status=Status.WRONG), once=True)
+    assert store.add(begin(store, again=True), row(99.0, process="w2"), once=True)
+    assert [made.process for made in store.rows()] == ["w1", "w2", "w2", "w2"]
 
 
 def test_finals_replace_the_screen(store):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,18 @@ from fp8tune_kernels.arches import ARCHES
 FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
 
 
+def wish(**options: object) -> session.Wish:
+    return session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
+
+
+def events(store: Store, **options: object) -> Iterator[sweep.Event]:
+    job = session.take(wish(**options))
+    return session.run(store, job, session.prepare(job))
+
+
 def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
     """(rows of new trials, rows answered from the database)"""
-    wish = session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
-    done = [event for event in session.run(store, session.prepare(wish)) if isinstance(event, sweep.TrialDone)]
+    done = [event for event in events(store, **options) if isinstance(event, sweep.TrialDone)]
     return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
 
 
@@ -80,8 +90,8 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert {row.outcome.status for row in rows} == {Status.OK}
     assert {row.device.arch for row in rows} == {"simulated"}
     assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
-    wish = session.Wish(kernels=(FAULTS,), shapes=one_shape, timer="simulated:7")
-    best = session.winners(store, session.prepare(wish))
+    job = session.take(wish(shapes=one_shape, timer="simulated:7"))
+    best = session.winners(store, job.laboratory, [rows[0].problem])
     assert len(best) == 1
     clock = SimulatedTimer(7)
     true_us = {
@@ -96,14 +106,13 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
 
 
 def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
-    wish = session.Wish(kernels=(FAULTS,), shapes=one_shape, timer="simulated:7")
-    events = session.run(store, session.prepare(wish))
+    running = events(store, shapes=one_shape, timer="simulated:7")
     done = 0
-    for event in events:
+    for event in running:
         done += isinstance(event, sweep.TrialDone)
         if done == 4:
             break
-    events.close()  # type: ignore[attr-defined]
+    running.close()  # type: ignore[attr-defined]
     new, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert len(kept) == 4
     assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
@@ -136,7 +145,41 @@ def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
-    wish = session.Wish(kernels=(FAULTS,), shapes=("tiny",), timer="simulated:7", time_budget_s=0.0)
-    *_, last = session.run(store, session.prepare(wish))
+    *_, last = events(store, timer="simulated:7", time_budget_s=0.0)
     assert isinstance(last, sweep.Finished)
     assert last.left_out > 0
+
+
+def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+    """The same events without planning, and only where nothing that makes other work has changed."""
+    database = str(tmp_path / "results.db")
+    same = wish(shapes=one_shape, timer="simulated:7")
+    with Store.open(database, create=True) as store:
+        rows, _ = run(store, shapes=one_shape, timer="simulated:7")
+    job = session.take(same)
+    assert session.is_stored(database, job)
+    with Store.open(database) as store:
+        started, *trials, finished = session.run(store, job)
+    assert isinstance(started, sweep.Started)
+    assert isinstance(finished, sweep.Finished)
+    assert started.stored == finished.trials == len(trials) == len(rows)
+
+    def lines(rows: Iterable[Row]) -> set[str]:  # the database keeps times to 1e-6 us
+        return {json.dumps({**row.as_json(), "time_us": round(row.outcome.time_us or 0, 6)}) for row in rows}
+
+    assert lines(event.row for event in trials if isinstance(event, sweep.TrialDone)) == lines(rows)
+    other = tmp_path / "other.toml"
+    other.write_text("[[rows]]\nM = 48\nK = 24\nN = 8\nE = 2\n")
+    for changed in (
+        {"shapes": (str(other),)},
+        {"grid": ("FAULT=0",)},
+        {"seed": 1},
+        {"routing": "empty"},
+        {"scale_mode": "exact"},
+        {"timer": "simulated:8"},
+        {"again": True},
+        {"retry_failed": True},
+    ):
+        assert not session.is_stored(database, session.take(replace(same, **changed)))  # type: ignore[arg-type]
+    assert not session.is_stored(str(tmp_path / "absent.db"), job)
+    assert not (tmp_path / "absent.db").exists()

@@ -10,11 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8tune_kernels.colwise import quantize_colwise
+    from fp8tune_kernels.colwise_3d import quantize_colwise_3d
+    from fp8tune_kernels.colwise_dual import quantize_colwise_dual
+    from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
+    from fp8tune_kernels.mxfp8_dim1 import quantize_mxfp8_dim1
+    from fp8tune_kernels.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
+    from fp8tune_kernels.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
+    from fp8tune_kernels.rowwise import quantize_rowwise
     from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
+    from fp8tune_kernels.transpose_3d_atomic import quantize_transpose_3d_atomic
+    from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction
 
-__all__ = ["quantize_colwise", "quantize_rowwise_2d"]
+__all__ = [
+    "quantize_colwise",
+    "quantize_colwise_3d",
+    "quantize_colwise_dual",
+    "quantize_mxfp8_dim0",
+    "quantize_mxfp8_dim1",
+    "quantize_mxfp8_dim1_3d",
+    "quantize_mxfp8_dim1_3d_via_2d",
+    "quantize_rowwise",
+    "quantize_rowwise_2d",
+    "quantize_transpose_3d_atomic",
+    "quantize_transpose_3d_reduction",
+]
 
-_MODULES = {"quantize_colwise": "colwise", "quantize_rowwise_2d": "rowwise_2d"}
+_MODULES = {name: name.removeprefix("quantize_") for name in __all__}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,6 @@ import triton.language as tl
 
 from fp8tune_kernels.arithmetic import (
     FP8_MAX,
-    magnitude,
     magnitude_to_float32,
     quantize,
     reference_cast,
@@ -35,6 +34,7 @@ from fp8tune_kernels.arithmetic import (
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.tiles import fold, folded_rows, of_any_layout
 
 __all__ = ["SPEC", "quantize_colwise"]
 
@@ -55,18 +55,56 @@ def colwise_kernel(
     num_warps: tl.constexpr,
     num_stages: tl.constexpr,
 ) -> None:
-    """One program: BLOCK_SIZE columns of one group, or of the padding rows after the last group (``group == G``).
+    """A program for every BLOCK_SIZE columns of every group, and of the padding rows after the last one."""
+    quantize_group_columns(
+        x_ptr,
+        offs_ptr,
+        q_ptr,
+        scales_ptr,
+        M,
+        K,
+        G,
+        tl.cdiv(M, 16) * 16,
+        tl.program_id(0),
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+        num_warps,
+        num_stages,
+    )
+
+
+@triton.jit
+def quantize_group_columns(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    q_ptr: tl.tensor,  # (M, K), strides (1, q_stride)
+    scales_ptr: tl.tensor,  # (G * K,), group-major
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    program: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """One program of ``cdiv(K, BLOCK_SIZE) * (G + 1)``: BLOCK_SIZE columns of one group, or (``group == G``) of the
+    padding rows.
 
     It walks the rows twice, BLOCK_SIZE_ITER at a time: for the maxima, then backwards for the cast, so that the rows
     read last are found in the cache. Tiles start at multiples of 16 rows wherever the group starts, which makes
-    16-byte stores.
+    16-byte stores where q_stride is a multiple of 16.
     """
     blocks = tl.cdiv(K, BLOCK_SIZE)
-    group = tl.program_id(0) // blocks
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    group = program // blocks
+    columns = program % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     in_columns = (columns < K)[None, :]
     x_columns = x_ptr + columns[None, :]
-    q_columns = q_ptr + columns.to(tl.int64)[None, :] * (tl.cdiv(M, 16) * 16)
 
     start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
     end = tl.load(offs_ptr + group, mask=group < G, other=M)
@@ -74,34 +112,35 @@ def colwise_kernel(
     first = start // 16 * 16
     tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)
 
-    # As many rows as the threads hold at once in vectors of 8 (a warp has at most 64): the fold stays in a thread.
-    folded: tl.constexpr = BLOCK_SIZE_ITER // max(1, BLOCK_SIZE_ITER * BLOCK_SIZE // (num_warps * 64 * 8))
-    largest = tl.zeros((folded, BLOCK_SIZE), tl.int32)
+    largest = tl.zeros((folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps), BLOCK_SIZE), tl.int32)
     for tile in tl.range(0, tl.cdiv(read_end - first, BLOCK_SIZE_ITER), num_stages=num_stages):
         rows = first + tile * BLOCK_SIZE_ITER + tl.arange(0, BLOCK_SIZE_ITER)
-        x = _load_rows(x_columns, rows, K, start, read_end, in_columns)
-        by_fold = magnitude(x).reshape(BLOCK_SIZE_ITER // folded, folded, BLOCK_SIZE)
-        largest = tl.maximum(largest, tl.max(by_fold, 0))
+        largest = fold(largest, _load_rows(x_columns, rows, K, start, read_end, in_columns))
     amax = magnitude_to_float32(tl.max(largest, 0), x_ptr.dtype.element_ty)
     scale = scale_of(amax, FP8_MAX, POWER_OF_TWO)
     tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=columns < tl.where(group < G, K, 0))
 
+    scale = of_any_layout(scale)
     # Whole chunks of 16 rows first: a mask that is constant over each keeps the stores 16 bytes wide.
-    for tile in tl.range(0, tiles, num_stages=num_stages):
+    aligned = q_stride % 16 == 0
+    q_columns = q_ptr + columns.to(tl.int64)[None, :] * (q_stride // 16 * 16)
+    for tile in tl.range(0, tl.where(aligned, tiles, 0), num_stages=num_stages):
         rows = first + (tiles - 1 - tile) * BLOCK_SIZE_ITER + tl.arange(0, BLOCK_SIZE_ITER)
         x = _load_rows(x_columns, rows, K, start, read_end, in_columns)
         q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
         chunks = rows // 16 * 16
         whole = (chunks >= start) & (chunks + 16 <= end)
         tl.store(q_columns + rows[:, None], q, mask=whole[:, None] & in_columns)
-    # Then the chunks that the group shares with its neighbours, byte by byte: at most one at either end.
-    if (start % 16 != 0) | (end % 16 != 0):
-        for edge in tl.range(0, 2):
-            rows = tl.where(edge == 0, first, end // 16 * 16) + tl.arange(0, 16)
+    # Then byte by byte the chunks shared with a neighbour, at most one at either end; all where columns are unaligned.
+    if (start % 16 != 0) | (end % 16 != 0) | (q_stride % 16 != 0):
+        q_bytes = q_ptr + columns.to(tl.int64)[None, :] * q_stride
+        chunks = tl.cdiv(end - first, 16)
+        for chunk in tl.range(0, chunks, tl.where(aligned, tl.maximum(chunks - 1, 1), 1)):
+            rows = first + chunk * 16 + tl.arange(0, 16)
             x = _load_rows(x_columns, rows, K, start, read_end, in_columns)
             q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
             inside = (rows >= start) & (rows < end)
-            tl.store(q_columns + rows[:, None], q, mask=inside[:, None] & in_columns)
+            tl.store(q_bytes + rows[:, None], q, mask=inside[:, None] & in_columns)
 
 
 @triton.jit

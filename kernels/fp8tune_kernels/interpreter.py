@@ -1,8 +1,9 @@
 """Repairs to Triton's interpreter (``TRITON_INTERPRET=1``), which runs the kernels where there is no GPU.
 
-Two faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes: its float32 ->
-float8 cast rounds half up and loses the mantissa's carry, and 3.6 and 3.7 do not know ``float8e4b8`` (torch's
-``float8_e4m3fnuz``) as the type of a cast. Nothing is touched outside interpreter mode.
+Three faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes: its float32 ->
+float8 cast rounds half up and loses the mantissa's carry, its bfloat16 -> float32 cast gets subnormals wrong, and 3.6
+and 3.7 do not know ``float8e4b8`` (torch's ``float8_e4m3fnuz``) as the type of a cast. Nothing is touched outside
+interpreter mode.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def install() -> None:
 
 
 def _rounding_like_torch(convert: Any) -> Any:
-    """Wrap the interpreter's float conversion so that float32 -> float8 is torch's, round to nearest even."""
+    """Wrap the interpreter's float conversion: float32 -> float8 as torch does it, round to nearest even; bfloat16 ->
+    float32 by its bits."""
 
     @functools.wraps(convert)
     def convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+        if source == tl.bfloat16 and target == tl.float32:
+            return values.astype("uint32") << 16  # both types are held as their bits
         if source != tl.float32 or target not in TORCH_DTYPES:
             return convert(values, source, target, rounding_mode)
         return torch.tensor(values).to(TORCH_DTYPES[target]).view(torch.uint8).numpy()

@@ -27,8 +27,8 @@ EXPECTED = {
 
 def rows_of(store: Store, **options: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
-    wish = session.Wish(kernels=(FAULTS,), trial_timeout_s=10.0, **options)  # type: ignore[arg-type]
-    done = [event for event in session.run(store, session.prepare(wish)) if isinstance(event, sweep.TrialDone)]
+    job = session.take(session.Wish(kernels=(FAULTS,), trial_timeout_s=10.0, **options))  # type: ignore[arg-type]
+    done = [event for event in session.run(store, job, session.prepare(job)) if isinstance(event, sweep.TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
 
 

@@ -9,9 +9,10 @@ from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, KernelSpec, NamedInts
 ROWS = {
     "no block divides": {"M": 157, "K": 5003, "N": 67, "E": 3},
     "blocks divide": {"M": 128, "K": 64, "N": 32, "E": 2},
-    "one group": {"M": 77, "K": 1100, "N": 50, "E": 1},
+    "one group": {"M": 293, "K": 1100, "N": 50, "E": 1},
     "fewer rows than groups": {"M": 2, "K": 19, "N": 50, "E": 5},
     "no rows": {"M": 0, "K": 40, "N": 33, "E": 2},
+    "long experts": {"M": 5, "K": 37, "N": 1109, "E": 2},
 }
 """Rows of a shape set; kernels scale them down to what the interpreter can run."""
 
@@ -64,12 +65,13 @@ def inputs_of(spec: KernelSpec, one: Problem, content: str, device: str) -> tupl
 
 def _fill(matrix: torch.Tensor, content: str) -> None:
     limits = torch.finfo(matrix.dtype)
-    some = matrix.view(-1)[::61]  # neither a dim nor a tile divides by it, so it meets many slices and not all
+    flat = matrix.as_strided((matrix.numel(),), (1,))  # a view may be transposed
+    some = flat[::61]  # neither a dim nor a tile divides by it, so it meets many slices and not all
     if content == "zeros":
         matrix.zero_()
     elif content == "zero slices":
-        matrix[::3] = 0
         matrix[..., ::3] = 0
+        matrix[..., ::3, :] = 0
     elif content == "tiny":
         matrix.mul_(limits.smallest_normal)  # subnormals and signed zeros
     elif content == "huge":

@@ -5,6 +5,7 @@ Run as a script, ``compile_kernels.py ARCH``: interpreting and compiling cannot 
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +16,15 @@ from triton.runtime.jit import JITFunction
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import Problem
+from fp8tune_kernels.spec import KernelSpec, Problem
 
 ROWS = (
-    {"M": 16640, "K": 5120, "N": 8192, "E": 64},
+    {"M": 16640, "K": 5120, "N": 8192, "E": 16},
     {"M": 16641, "K": 5120, "N": 8192, "E": 1},
     {"M": 1, "K": 5120, "N": 8192, "E": 3},
 )
-"""Differing in nothing that may recompile: the exact number of rows and groups."""
+"""Differing in nothing that may recompile: the exact number of rows, groups and experts. All tensors are below 2 GiB,
+where AMD's back end takes 32-bit offsets."""
 
 
 class TargetDriver(DriverBase):
@@ -55,7 +57,10 @@ class TargetDriver(DriverBase):
 
 
 def compile_for(arch: str) -> dict[str, Any]:
-    """Kernel name -> number of binaries for :data:`ROWS`, and the assembly of one."""
+    """Kernel -> how many sets of binaries launches on :data:`ROWS` take, and the assembly of the first launch.
+
+    A kernel is named as it is, and once more, as ``NAME LAYOUT``, for each input layout but the first.
+    """
     record = ARCHES[arch]
     target = arch if record.backend == "hip" else int(arch.removeprefix("sm_"))
     triton.runtime.driver.set_active(TargetDriver(GPUTarget(record.backend, target, record.warp_size)))
@@ -66,15 +71,25 @@ def compile_for(arch: str) -> dict[str, Any]:
     found = {}
     for name in catalog.KERNELS:
         spec = catalog.load(name)
-        compiled.clear()
-        for row in ROWS:
-            shape = next(spec.problems(row))
-            routing = "jagged" if spec.routed else "none"
-            inputs = spec.inputs(Problem(name, shape, routing, fp8_dtype=record.fp8_dtype), "meta")
-            spec.launch(spec.default, inputs, spec.outputs(*inputs))
-        text = compiled[0].asm["amdgcn" if record.backend == "hip" else "ptx"]
-        found[name] = {"binaries": len({kernel.hash for kernel in compiled}), "assembly": text}
+        for layout in spec.input_layouts:
+            launches = []
+            for row in ROWS:
+                compiled.clear()
+                launch_on(
+                    spec, Problem(name, next(spec.problems(row)), input_layout=layout, fp8_dtype=record.fp8_dtype)
+                )
+                launches.append([*compiled])
+            texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]
+            binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
+            label = name if layout == spec.input_layouts[0] else f"{name} {layout}"
+            found[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
     return found
+
+
+def launch_on(spec: KernelSpec, problem: Problem) -> None:
+    """Launch the default config on tensors that have shapes and strides only."""
+    inputs = spec.inputs(replace(problem, routing="jagged" if spec.routed else "none"), "meta")
+    spec.launch(spec.default, inputs, spec.outputs(*inputs))
 
 
 if __name__ == "__main__":

@@ -64,3 +64,31 @@ def quantize_slices(slices: list[list[float]], dtype: str, power_of_two: bool) -
     scales = [scale_of(values, dtype, power_of_two) for values in slices]
     codes = [[cast(value, scale, dtype) for value in values] for values, scale in zip(slices, scales, strict=True)]
     return codes, scales
+
+
+def e8m0_of(block: list[float], dtype: str, scale_mode: str) -> int:
+    """The E8M0 code of one block's scale."""
+    if any(math.isnan(value) for value in block):
+        return 255
+    amax, largest = max(abs(value) for value in block), VALUES[dtype][-1]
+    if math.isinf(amax):
+        return 254
+    if amax == 0:
+        return 0
+    if scale_mode == "floor":
+        exponent = math.frexp(amax)[1] - math.frexp(largest)[1]
+    else:
+        exponent = next(power for power in range(-300, 300) if math.ldexp(largest, power) >= amax)
+    return min(max(exponent, -127), 127) + 127
+
+
+def quantize_blocks(values: list[float], dtype: str, scale_mode: str) -> tuple[list[int], list[int]]:
+    """Codes, and an E8M0 code for every 32 of them, of values that follow one another in memory or down a column."""
+    codes, scales, largest = [], [], VALUES[dtype][-1]
+    for start in range(0, len(values), 32):
+        block = values[start : start + 32]
+        scales.append(e8m0_of(block, dtype, scale_mode))
+        for value in block:
+            scaled = math.nan if scales[-1] == 255 else math.ldexp(value, 127 - scales[-1])
+            codes.append(encode(scaled if math.isnan(scaled) else min(max(scaled, -largest), largest), dtype))
+    return codes, scales

@@ -11,6 +11,9 @@ import pytest
 
 from fp8tune_kernels import catalog
 
+KERNELS = (*catalog.KERNELS, "rowwise transposed")
+"""Kernels, and input layouts that have a binary of their own."""
+
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 WIDE = {
@@ -31,16 +34,24 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return request.param, json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
     arch, kernels = compiled
     for instruction in WIDE[arch]:
         assert instruction in kernels[kernel]["assembly"]
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_another_number_of_rows_or_groups_compiles_nothing(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
     assert compiled[1][kernel]["binaries"] == 1
+
+
+@pytest.mark.parametrize("kernel", ["colwise", "colwise-dual", "transpose-3d-atomic", "transpose-3d-reduction"])
+def test_no_single_byte_is_transposed_through_shared_memory(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
+    assembly = compiled[1][kernel]["assembly"]
+    assert "st.shared.b8" not in assembly
+    assert "ds_write_b8" not in assembly
+    assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in assembly) == (compiled[0] == "sm_90")
 
 
 def test_on_a_cpu_without_the_interpreter_the_reference_runs() -> None:

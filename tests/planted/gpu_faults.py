@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from faults import SPEC as FAKE  # the neighbour: the same problems on the CPU
 
-
 BLOCK = 1024
 
 

@@ -1,0 +1,76 @@
+"""What the contestants of the race run over: one problem of ``colwise``, its configs and its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fp8tune import device, plan
+from fp8tune.loading import load_spec
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import KernelSpec
+
+KERNEL = "colwise"
+ROW = NamedInts(M=16640, K=5120, E=64)
+"""A row of a shape set. It has no N, and so holds one problem: 16640 x 5120 in 64 jagged groups."""
+ARCH_WITHOUT_GPU = "sm_90"
+
+
+@dataclass(frozen=True)
+class Course:
+    """The problem and the configs, the same for every contestant."""
+
+    spec: KernelSpec
+    problem: Problem
+    configs: tuple[NamedInts, ...]
+    torch_device: str
+    """``cuda``; or ``meta`` where there is no GPU: tuners can be built there, nothing can be searched."""
+    timer: str | None = None
+    """The clock of fp8tune's sweep; None is the GPU's. Tests give a simulated one."""
+
+    @classmethod
+    def here(cls, limit: int | None = None) -> Course:
+        """The course on this machine's GPU: the first ``limit`` configs that the kernel does not call hopeless."""
+        import torch
+
+        spec = load_spec(KERNEL)
+        problem = plan.problems(spec, [ROW])[0]
+        found = device.probe()
+        limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
+        trials = plan.trials(spec, problem, spec.axes, limits)
+        configs = tuple(trial.config for trial in trials if trial.pruned is None)
+        return cls(spec, problem, configs[:limit], "cuda" if torch.cuda.is_available() else "meta")
+
+    @cached_property
+    def inputs(self) -> tuple[Any, ...]:
+        """The inputs of ``launch``: x, offs, the FP8 dtype, the scale mode."""
+        return self.spec.inputs(self.problem, self.torch_device)
+
+    @cached_property
+    def outputs(self) -> tuple[Any, ...]:
+        """The outputs that every launch overwrites: q, scales."""
+        return self.spec.outputs(*self.inputs)
+
+    def launch(self, config: Mapping[str, int]) -> None:
+        """Enqueue the kernel with this config, as a sweep does."""
+        self.spec.launch(config, self.inputs, self.outputs)
+
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """What ``launch`` gives ``colwise_kernel`` besides the config. A test holds the two together."""
+        from fp8tune_kernels.arithmetic import FP8_MAX
+
+        x, offs, fp8_dtype, power_of_two = self.inputs
+        return x, offs, *self.outputs, *x.shape, offs.shape[0], FP8_MAX[fp8_dtype], power_of_two
+
+    def grid(self, config: Mapping[str, Any]) -> tuple[int]:
+        """The programs that ``launch`` starts: one a block of columns of each group, and of the rows after the last."""
+        x, offs, *_ = self.inputs
+        return (-(-x.shape[1] // config["BLOCK_SIZE"]) * (offs.shape[0] + 1),)
+
+    def as_config(self, settings: Mapping[str, Any]) -> NamedInts:
+        """The config in a tuner's launch settings, in the order of the axes."""
+        return NamedInts([(axis, int(settings[axis])) for axis in self.spec.axes])

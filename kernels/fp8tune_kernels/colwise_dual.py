@@ -1,0 +1,212 @@
+"""``colwise-dual``: :mod:`fp8tune_kernels.colwise` of two matrices whose rows fall into the same groups, in one launch.
+
+    q_x, scales_x = colwise(x, offs)
+    q_y, scales_y = colwise(y, offs)
+
+    x, y      (M, N) and (M, K), row-major, both bfloat16, float16 or float32
+    offs      (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
+    q_x, q_y  (M, N) and (M, K), strides (1, M rounded up to 16)
+    scales_x, scales_y  (G*N,) and (G*K,), float32, group-major; a GEMM is given the reciprocals
+
+The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, needs both of its operands cast this way at once:
+one launch leaves one tail in which multiprocessors idle, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import colwise
+from fp8tune_kernels.arithmetic import FP8_MAX
+from fp8tune_kernels.colwise import quantize_group_columns
+from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "quantize_colwise_dual"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def colwise_dual_kernel(
+    x_ptr: tl.tensor,  # (M, N), row-major
+    y_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    q_x_ptr: tl.tensor,  # (M, N), strides (1, M rounded up to 16)
+    scales_x_ptr: tl.tensor,  # (G * N,), group-major
+    q_y_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
+    scales_y_ptr: tl.tensor,  # (G * K,), group-major
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """The programs of ``colwise`` for x, then those for y: the branch only chooses which, the code exists once."""
+    program = tl.program_id(0)
+    programs_of_x = tl.cdiv(N, BLOCK_SIZE) * (G + 1)
+    if program < programs_of_x:
+        matrix_ptr, q_ptr, scales_ptr, columns = x_ptr, q_x_ptr, scales_x_ptr, N
+    else:
+        matrix_ptr, q_ptr, scales_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, K
+        program -= programs_of_x
+    quantize_group_columns(
+        matrix_ptr,
+        offs_ptr,
+        q_ptr,
+        scales_ptr,
+        M,
+        columns,
+        G,
+        tl.cdiv(M, 16) * 16,
+        program,
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+        num_warps,
+        num_stages,
+    )
+
+
+def quantize_colwise_dual(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
+
+    Layouts are as the module's docstring says. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
+    gfx942, else e4m3fn). A NaN in a column of a group makes its scale and codes NaN. Launches once, with the config
+    that the exported table has for these sizes, and waits for nothing: the values in ``offs`` are not checked. On a
+    CPU without Triton's interpreter it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x``, ``y`` or ``offs``, and
+    where ``y`` has other rows or another dtype than ``x``.
+    """
+    return _operator(x, y, offs, float8_dtype, power_of_two)
+
+
+def reference(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same in plain torch; reads ``offs`` on the host."""
+    return (
+        *colwise.reference(x, offs, float8_dtype, power_of_two),
+        *colwise.reference(y, offs, float8_dtype, power_of_two),
+    )
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    """``(x, y, offs, float8_dtype, power_of_two)`` of a problem."""
+    M, N, K = (problem.shape[dim] for dim in "MNK")
+    x = random_matrix(problem, M, N, device)
+    y = random_matrix(replace(problem, seed=problem.seed + 1), M, K, device)
+    return x, y, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
+
+
+def outputs(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """Uninitialised ``q_x``, ``scales_x``, ``q_y`` and ``scales_y``."""
+    return (
+        *colwise.outputs(x, offs, float8_dtype, power_of_two),
+        *colwise.outputs(y, offs, float8_dtype, power_of_two),
+    )
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch: a program for every block of columns of either matrix, in every group and in the padding rows."""
+    x, y, offs, float8_dtype, power_of_two = inputs
+    (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
+    blocks = -(-N // config["BLOCK_SIZE"]) + -(-K // config["BLOCK_SIZE"])
+    if blocks:
+        colwise_dual_kernel[(blocks * (G + 1),)](
+            x, y, offs, *outputs, M, N, K, G, FP8_MAX[float8_dtype], power_of_two, **config
+        )
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The operands of the weight gradient: the output's gradient, ``(M, N)``, with A, ``(M, K)``; ``G = E``.
+
+    The w2 row of a layer has N and K exchanged: another problem, as the table is looked up in the order of arguments.
+    """
+    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 3 groups, 109 rows, 37 and 19 columns: no block divides a dim, and the second matrix starts mid-grid."""
+    sizes = {"M": 109, "N": 37, "K": 19, "G": 3}
+    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and one written for every element of both; scales and offsets are too few to count."""
+    return 3 * shape["M"] * (shape["N"] + shape["K"])
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay for the wider matrix, or None."""
+    return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
+
+
+SPEC = KernelSpec(
+    name="colwise-dual",
+    axes={
+        "BLOCK_SIZE": (16, 32, 64, 128),
+        "BLOCK_SIZE_ITER": (128, 256, 512),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 2, 4),
+    },
+    default=colwise.SPEC.default,
+    key=("M_bucket", "N", "K", "G"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    routed=True,
+)
+
+
+def _arguments(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
+) -> tuple[Any, ...]:
+    check_matrix("x", x)
+    check_matrix("y", y)
+    if (y.shape[0], y.dtype, y.device) != (x.shape[0], x.dtype, x.device):
+        wanted = f"{x.shape[0]} rows of {x.dtype} on {x.device} as in x"
+        raise ValueError(f"y has {y.shape[0]} rows of {y.dtype} on {y.device}, wanted {wanted}")
+    check_offsets(offs, x.device)
+    return x, y, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+
+
+def _key(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[int, ...]:
+    return bucket(x.shape[0]), x.shape[1], y.shape[1], offs.shape[0]
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_colwise_dual(Tensor x, Tensor y, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _arguments,
+    _key,
+)

@@ -1,0 +1,277 @@
+"""Databases and CSV files that carry code, quotes, newlines, escape sequences, huge numbers and path tricks.
+
+Whatever a file holds is refused or quoted: it is never run, never a path, never part of a query, and reaches no
+terminal as anything but visible text.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import csv
+import json
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from database_rows import H100, begin, config, finished_sweep, key_of, problem, row
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import String
+
+from fp8tune import cli, doctor, export, render, session
+from fp8tune.columns import LARGEST
+from fp8tune.device import Software
+from fp8tune.doctor import Machine
+from fp8tune.errors import DatabaseError, Fp8tuneError
+from fp8tune.importing import COLUMNS, import_file
+from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status
+from fp8tune.schema import Base
+from fp8tune.store import Store
+
+HOSTILE = [
+    "__import__('os').system('touch pwned')",
+    "'); open('pwned', 'w').write('x'); ('",
+    '"), ("x", "", None, ((__import__("os").system("touch pwned"), 1),)), ("',
+    '"""\nimport os\nos.system("touch pwned")\n"""',
+    "x'; DROP TABLE trials; --",
+    "../../../pwned",
+    "/tmp/pwned",
+    "a\nb",
+    "\x1b[2J\x1b]0;pwned\x07",
+    "\x9b31m",
+    "\u202egnitar\u202c",
+    "[/red][link=file:///etc/passwd]",
+    "{0.__class__} %s %(x)s ${HOME} `id`",
+    "M=99999999999999999999999999 K=1",
+    "9" * 5000,
+    "",
+    "\x00",
+]
+TEXT_COLUMNS = [
+    (table.name, column.name)
+    for table in Base.metadata.sorted_tables
+    for column in table.columns
+    if isinstance(getattr(column.type, "impl", column.type), String)
+]
+COMMANDS = [
+    ("show",),
+    ("show", "--format", "csv"),
+    ("export", "--arch", "sm_90", "--output", "table.py"),
+    ("doctor",),
+]
+UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "results.db"
+    with Store.open(str(path), create=True) as store:
+        finished_sweep(store, {problem(): {config(): 100.0, config(64): 110.0}})
+        store.record_ceiling(begin(store, request="second"), H100, 3000.0)
+        store.add(begin(store, request="third"), row(None, status=Status.CRASHED, config=config(128)))
+    return path
+
+
+def planted(source: Path, target: Path, table: str, column: str, text: str) -> Path:
+    """A copy of a database with a text of our choice in one row, past everything that checks."""
+    shutil.copy(source, target)
+    with contextlib.closing(sqlite3.connect(target)) as connection, connection:
+        # not in every row: a unique column holds it once
+        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid = (SELECT min(rowid) FROM {table})', (text,))
+    return target
+
+
+def fp8tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with mock.patch.object(sys, "argv", ["fp8tune", *arguments]), pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out + printed.err
+
+
+def rows_of(module: str) -> tuple[tuple[object, ...], ...]:
+    """The rows of a generated module: it holds one assignment of literals and runs without any builtin function."""
+    body = ast.parse(module).body
+    assert [type(node) for node in body] == [ast.Expr, ast.AnnAssign]
+    ast.literal_eval(body[1].value)  # type: ignore[attr-defined]
+    namespace: dict[str, object] = {"__builtins__": {"tuple": tuple, "str": str, "int": int}}
+    exec(compile(module, "generated", "exec"), namespace)
+    return namespace["ROWS"]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("table", "column"), TEXT_COLUMNS)
+def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
+    table: str,
+    column: str,
+    filled: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "probe_machine", lambda: Machine(H100, Software(), ""))
+    monkeypatch.setattr(doctor, "current_hashes", dict)
+    for text in HOSTILE:
+        planted(filled, tmp_path / "results.db", table, column, text)
+        for command in COMMANDS:
+            code, printed = fp8tune(capsys, *command)
+            assert code in (0, 1, 2, 3), printed
+            assert not UNSEEN.search(printed), (command, text)
+            assert code != 2 or len(printed.splitlines()) == 1
+        if Path("table.py").exists():
+            rows_of(Path("table.py").read_text())
+            json.loads(Path("table.json").read_text())
+    assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py", "table.json"}
+
+
+def test_what_a_name_may_hold_is_shown_as_it_is(
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets are markup to the terminal library; to us they are a device's name."""
+    name = "GPU [/red] :smile: [bold]x"
+    database = planted(filled, tmp_path / "results.db", "devices", "name", name)
+    code, printed = fp8tune(capsys, "show", "--db", str(database))
+    assert code == 0
+    assert f"colwise on {name} (sm_90)" in printed
+
+
+@given(st.text())
+def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
+    assert not UNSEEN.search(render.visible(text))
+    assert "\n" not in render.visible(text)
+    if not UNSEEN.search(text) and "\n" not in text:
+        assert render.visible(text) == text
+
+
+# Fuzz: import -> export -> exec
+
+FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
+names = st.one_of(st.sampled_from(["num_warps", "K", "class", "a b", "\n", '"']), identifiers, st.text(max_size=6))
+numbers = st.one_of(st.integers(0, LARGEST), st.sampled_from([-1, LARGEST + 1, 10**30, 0, 1]))
+mappings = st.dictionaries(names, numbers, min_size=1, max_size=4).map(NamedInts)
+
+
+@contextlib.contextmanager
+def two_databases() -> Iterator[tuple[Path, Store]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Store.open(str(Path(folder) / "ours.db"), create=True) as ours,
+    ):
+        yield Path(folder) / "theirs.db", ours
+
+
+@FUZZ
+@given(mappings, mappings, texts, texts)
+def test_a_merged_database_exports_what_it_holds_or_is_refused(
+    launch: NamedInts, key: NamedInts, kernel: str, device: str
+) -> None:
+    version = KernelVersion(kernel, "aaaa", launch, tuple((name, (value,)) for name, value in launch.items()), ())
+    gpu = Device("sm_90", device)
+    of = problem()
+    of = type(of)(kernel, of.shape, of.routing)
+    made = Row(of, launch, gpu, Kind.MEASURED, Outcome(Status.OK, 100.0), version, key, source="", process="w1")
+    with two_databases() as (path, ours):
+        try:
+            with Store.open(str(path), create=True) as theirs:
+                sweep = begin(theirs, gpu)
+                theirs.add(sweep, made)
+                theirs.mark_complete(sweep, version, gpu, of, 1)
+            import_file(ours, path)
+            module = export.render(ours.evidence(), "sm_90").module
+        except DatabaseError as error:
+            assert "\n" not in str(error)
+            return
+    pairs, looked_up = tuple(launch.items()), tuple(sorted(key.items()))
+    assert rows_of(module) == ((kernel, "", looked_up, pairs), (kernel, "", None, pairs))
+
+
+@FUZZ
+@given(st.sampled_from(TEXT_COLUMNS), texts)
+def test_a_tampered_database_exports_names_and_integers_or_is_refused(
+    filled: Path, where: tuple[str, str], text: str
+) -> None:
+    with two_databases() as (path, ours):
+        try:
+            planted(filled, path, *where, text)
+        except sqlite3.Error:  # SQLite itself has no such text
+            return
+        try:
+            import_file(ours, path)
+            module = export.render(ours.evidence(), "sm_90").module
+        except DatabaseError as error:
+            assert "\n" not in str(error)
+            return
+    for kernel, device, key, launch in rows_of(module):
+        assert re.fullmatch(r"[A-Za-z][\w.\-]*", str(kernel), re.ASCII)
+        assert device == ""
+        for name, value in (*(key or ()), *launch):  # type: ignore[misc]
+            assert name.isidentifier()
+            assert 0 <= value <= LARGEST
+
+
+fields = st.fixed_dictionaries(
+    {
+        "source": st.one_of(st.just("pytorch/ao#1"), texts),
+        "device": st.one_of(st.just("AMD Instinct MI300X"), texts),
+        "arch": st.one_of(st.just("gfx942"), texts),
+        "kernel": st.one_of(st.just("colwise"), texts),
+        "shape": st.one_of(st.just("M=16640 K=5120 G=64"), texts),
+        "config": st.one_of(
+            st.dictionaries(identifiers, st.integers(0, 2**70), min_size=1, max_size=3).map(NamedInts).map(str), texts
+        ),
+        "us": st.one_of(st.just("100"), st.floats().map(str), texts),
+        "note": st.one_of(st.just(""), texts),
+    }
+)
+
+
+@FUZZ
+@given(fields)
+def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
+    """The config counts as compiled without spills, so that it may be exported."""
+    with two_databases() as (path, ours):
+        path = path.with_suffix(".csv")
+        try:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                writer.writerow(line)
+            import_file(ours, path, lookup_key=session.lookup_key)
+            (published,) = ours.rows()
+            if published.config is None or published.lookup_key is None:
+                return
+            compiled = KernelVersion("colwise", "aaaa")
+            ours.add(begin(ours), _static(published, compiled))
+            module = export.render(ours.evidence(), "gfx942").module
+        except (Fp8tuneError, UnicodeEncodeError) as error:
+            assert isinstance(error, UnicodeEncodeError) or "\n" not in str(error)
+            return
+    assert str(published.config) == line["config"]
+    if line["arch"] == "gfx942" and line["kernel"] == "colwise":
+        pairs = tuple(sorted(published.config.items()))
+        assert [row[3] for row in rows_of(module)] == [pairs, pairs]
+
+
+def _static(published: Row, version: KernelVersion) -> Row:
+    outcome = Outcome(Status.OK, facts=Facts(registers=32, spill_bytes=0, shared_bytes=0))
+    return Row(published.problem, published.config, Device(published.device.arch), Kind.STATIC, outcome, version)
+
+
+def test_the_fuzz_reaches_the_table() -> None:
+    """Were every row refused, the properties above would hold of nothing."""
+    with two_databases() as (path, ours):
+        with Store.open(str(path), create=True) as theirs:
+            finished_sweep(theirs, {problem(): {config(): 100.0}})
+        import_file(ours, path)
+        rows = rows_of(export.render(ours.evidence(), "sm_90").module)
+    assert [row[2] for row in rows] == [tuple(sorted(key_of(problem()).items())), None]

@@ -1,0 +1,354 @@
+"""kill -9 at any moment, two sweeps at once, a full disk, a damaged file: no row lost, none doubled, one line said.
+
+A sweep is forked from this process, which has torch loaded, and its workers are forked from the sweep: the program is
+the real one, only the three seconds that importing takes in every process are saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import scipy.stats
+from database_rows import begin, config, finished_sweep, problem
+from sqlalchemy import Connection
+
+from fp8tune import cli, database, doctor, measure, session, sweep
+from fp8tune.errors import Fp8tuneError
+from fp8tune.store import Store
+
+assert measure, scipy.stats  # imported here once, instead of in every worker
+
+MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "50"))
+FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
+WISH = session.Wish(
+    kernels=(FAULTS,), shapes=("tiny",), grid=("num_warps=1,2,4,8,16,32",), timer="simulated:5", command="fp8tune sweep"
+)
+
+
+class Forked:
+    """A function in a process of its own, its output in a pipe."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            os._exit(_exit_code(function))
+        os.close(writer)
+        self._output = os.fdopen(reader, "rb")
+
+    def wait(self) -> tuple[int, str]:
+        """(exit code or minus the signal, what it wrote)"""
+        output = self._output.read().decode()
+        self._output.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), output
+
+    def kill(self) -> str:
+        """kill -9; what it had written."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()[1]
+
+
+def _exit_code(function: Callable[[], None]) -> int:
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 - closed by the end of the process
+    try:
+        with workers_forked_from_here():
+            function()
+    except Fp8tuneError as error:
+        say(f"fp8tune: {error}")
+        return error.exit_code
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        say(traceback.format_exc())
+        return 70
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def say(line: str) -> None:
+    """In one write, as whoever is killed must not leave half a line that was whole."""
+    os.write(1, f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def workers_forked_from_here() -> Iterator[None]:
+    """No fork server: it would import torch once more for each sweep."""
+    fork = multiprocessing.get_context("fork")
+    with (
+        mock.patch("fp8tune.worker.multiprocessing.get_context", return_value=fork),
+        mock.patch("multiprocessing.forkserver.ensure_running"),
+    ):
+        yield
+
+
+@functools.cache
+def prepared(wish: session.Wish = WISH) -> session.Prepared:
+    with workers_forked_from_here():
+        return session.prepare(session.take(wish))
+
+
+def run_sweep(path: Path, wish: session.Wish = WISH) -> Callable[[], None]:
+    """A sweep that announces each trial on a line, as ``--json`` does."""
+    request = prepared(wish).request
+
+    def go() -> None:
+        with Store.open(str(path), create=True) as store:
+            for event in sweep.sweep(store, request):
+                if isinstance(event, sweep.TrialDone):
+                    say(json.dumps([str(event.row.problem.shape), str(event.row.config), event.row.round]))
+
+    return go
+
+
+def announced(output: str) -> set[tuple[object, ...]]:
+    whole = output[: output.rfind("\n") + 1]
+    return {tuple(json.loads(line)) for line in whole.splitlines()}
+
+
+STORED = """
+    SELECT problems.shape, configs.items, trials.round, trials.status, trials.time_us FROM trials
+    JOIN candidates ON candidates.id = trials.candidate_id JOIN problems ON problems.id = candidates.problem_id
+    JOIN configs ON configs.id = candidates.config_id ORDER BY 1, 2, 3, 4
+"""
+
+
+def stored(path: Path) -> list[tuple[object, ...]]:
+    """Every trial, read past fp8tune, after SQLite has found the file sound."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        return connection.execute(STORED).fetchall()
+
+
+def fp8tune(*arguments: object) -> tuple[int, str]:
+    """(exit code, output) of a command."""
+    with mock.patch.object(sys, "argv", ["fp8tune", *map(str, arguments)]):
+        return Forked(cli.main).wait()
+
+
+def shown(path: Path) -> str:
+    """The final table."""
+    code, output = fp8tune("show", "--db", path)
+    assert code == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The database of a sweep that nothing disturbed, and how long that took."""
+    path = tmp_path_factory.mktemp("unbroken") / "results.db"
+    running = run_sweep(path)
+    begun = time.monotonic()
+    code, output = Forked(running).wait()
+    assert code == 0, output
+    return path, time.monotonic() - begun
+
+
+def stored_when_killed(path: Path, scratch: Path) -> Counter[tuple[object, ...]]:
+    """The trials of a killed sweep, read from a copy: the next run must find the files as they were left."""
+    for file in path.parent.glob(f"{path.name}*"):
+        if not file.name.endswith("-shm"):  # memory of the dead process
+            shutil.copy(file, scratch / file.name)
+    try:
+        return Counter((shape, config, number) for shape, config, number, *_ in stored(scratch / path.name))
+    except sqlite3.OperationalError as error:  # killed before there was a database
+        assert "no such table" in str(error)
+        return Counter()
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_run_again(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    """Each moment: kill -9, look at what is there, run again to the end, compare with the unbroken sweep."""
+    whole, seconds = unbroken
+    table = shown(whole)
+    moments, in_the_middle = random.Random(0), 0
+    for number in range(MOMENTS):
+        folder, scratch = tmp_path / f"{number}", tmp_path / f"copy of {number}"
+        folder.mkdir()
+        scratch.mkdir()
+        path = folder / "results.db"
+        running = Forked(run_sweep(path))
+        time.sleep(moments.uniform(0, seconds))
+        told = announced(running.kill())
+        found = stored_when_killed(path, scratch)
+        assert told <= set(found)
+        assert max(found.values(), default=1) == 1
+        in_the_middle += 0 < len(found) < len(stored(whole))
+        code, _ = Forked(run_sweep(path)).wait()
+        assert code == 0
+        assert stored(path) == stored(whole)
+        assert shown(path) == table
+        assert list(folder.iterdir()) == [path]
+    assert in_the_middle > MOMENTS / 4
+
+
+# Two at once
+
+
+def test_two_that_run_the_same_sweep_double_nothing(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    both = [Forked(run_sweep(path)) for _ in range(2)]
+    ended = [running.wait() for running in both]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert stored(path) == stored(unbroken[0])
+    assert shown(path) == shown(unbroken[0])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_different_sweeps_store_all_rows_of_both(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    path, alone = tmp_path / "results.db", tmp_path / "alone.db"
+    other = replace(WISH, timer="simulated:6")
+    assert Forked(run_sweep(alone, other)).wait()[0] == 0
+    both = [Forked(run_sweep(path)), Forked(run_sweep(path, other))]
+    ended = [running.wait() for running in both]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert Counter(stored(path)) == Counter(stored(unbroken[0])) + Counter(stored(alone))
+
+
+def test_many_that_open_and_close_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+
+    def open_and_close() -> None:
+        for _ in range(20):
+            with Store.open(str(path), create=True) as store:
+                begin(store)
+
+    ended = [running.wait() for running in [Forked(open_and_close) for _ in range(4)]]
+    assert [code for code, _ in ended] == [0] * 4, ended
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# A full disk
+
+
+def no_file_above(size: int) -> None:
+    """What ``ulimit -f`` does."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize("size", [100, 20_000, 120_000, 200_000])
+def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    sweeping = run_sweep(path)
+    code, output = Forked(lambda: (no_file_above(size), sweeping())).wait()  # type: ignore[func-returns-value]
+    *lines, last = output.splitlines()
+    assert (code, last[:8]) == (2, "fp8tune:")
+    assert "disk" in last
+    (tmp_path / "copy").mkdir()
+    assert announced("".join(f"{line}\n" for line in lines)) <= set(stored_when_killed(path, tmp_path / "copy"))
+    assert Forked(sweeping).wait()[0] == 0  # there is room again
+    assert stored(path) == stored(unbroken[0])
+
+
+def test_a_full_disk_keeps_what_it_has(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    sweeping, begin_writing = run_sweep(path), database.begin_writing
+
+    def fill_soon(connection: Connection) -> None:
+        begin_writing(connection)
+        connection.exec_driver_sql(f"PRAGMA max_page_count={unbroken[0].stat().st_size // 4096 - 5}")
+        connection.rollback()
+
+    with mock.patch("fp8tune.database.begin_writing", fill_soon):
+        code, output = Forked(sweeping).wait()
+    assert code == 2
+    assert "the disk is full: free some space" in output.splitlines()[-1]
+    assert 0 < len(stored(path)) < len(stored(unbroken[0]))
+    assert Forked(sweeping).wait()[0] == 0
+    assert stored(path) == stored(unbroken[0])
+
+
+# A damaged file
+
+
+def cut_off(content: bytearray, at: int) -> bytearray:
+    return content[:at]
+
+
+def noise(content: bytearray, at: int) -> bytearray:
+    content[at : at + 4096] = random.Random(at).randbytes(4096)
+    return content
+
+
+def zeros(content: bytearray, at: int) -> bytearray:
+    content[at : at + 4096] = bytes(4096)
+    return content
+
+
+COMMANDS = (
+    ("show",),
+    ("export", "--arch", "sm_90", "--check"),
+    ("import", Path(__file__).parents[1] / "sweeps" / "published" / "kernels.csv"),
+    ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5"),
+    ("compare", "HEAD..HEAD"),
+)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("filled") / "results.db"
+    configs = [config(32 * block, warps) for block in range(1, 9) for warps in (4, 8)]
+    with Store.open(str(path), create=True) as store:
+        finished_sweep(store, {problem(K=512 * k): dict.fromkeys(configs, 100.0 + k) for k in range(1, 20)})
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", [cut_off, noise, zeros])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.6, 0.9])
+def test_a_damaged_file_is_one_line_and_has_a_way_back(
+    damage: Callable[[bytearray, int], bytearray], share: float, filled: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.db"
+    damaged = damage(bytearray(filled), 4096 * int(share * len(filled) / 4096))
+    path.write_bytes(damaged)
+    for number, command in enumerate(COMMANDS if damaged else COMMANDS[:2]):  # an empty file is a new database
+        code, output = fp8tune(*command, "--db", path)
+        assert code in (0, 1, 2), output
+        assert "Traceback" not in output
+        if code == 2:
+            (said,) = (line for line in output.splitlines() if line.startswith("fp8tune: "))
+            assert str(path) in said
+        if number < 2 and code == 2:
+            assert len(output.splitlines()) == 1
+            assert path.read_bytes() == damaged
+    path.write_bytes(damaged)
+    if damaged:
+        (finding,) = (finding for finding in doctor.check_database(str(path)) if finding.level == "error")
+        assert f"mv {path}" in finding.fix
+        assert "fp8tune import" in finding.fix
+
+
+def test_the_way_back_leads_back(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+    """Move the damaged file away, import what another copy has, run the same sweep again."""
+    path, copy = tmp_path / "results.db", tmp_path / "copy.db"
+    running = Forked(run_sweep(copy))
+    time.sleep(unbroken[1] / 2)
+    running.kill()
+    path.write_bytes(noise(bytearray(unbroken[0].read_bytes()), 0))
+    path.rename(f"{path}.damaged")
+    if copy.exists() and copy.stat().st_size:
+        assert fp8tune("import", copy, "--db", path)[0] == 0
+    assert Forked(run_sweep(path)).wait()[0] == 0
+    assert stored(path) == stored(unbroken[0])
+    assert shown(path) == shown(unbroken[0])
