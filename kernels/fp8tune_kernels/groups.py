@@ -1,7 +1,8 @@
 """How token rows spread over groups: the six layouts every grouped kernel must be right and is timed on.
 
-A layout is a list of end rows, one a group: non-decreasing, the last one M. Pure Python integers from a seeded
-generator, so the same on every platform and independent of any device.
+A layout is a list of end rows, one a group: non-decreasing, the last one M; in ``empty`` the rows of the last eighth
+belong to no group, so that a sweep checks padding, too. Pure Python integers from a seeded generator, so the same on
+every platform and independent of any device.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def _one_giant(M: int, G: int, random: Random) -> list[int]:
 
 
 def _empty(M: int, G: int, random: Random) -> list[int]:
-    """Half of the groups, and at least one of several, have no row; the others are even."""
+    """Half of the groups, and at least one of several, have no row; the others are even, and leave an eighth of M."""
     filled = sorted(random.sample(range(G), (G + 1) // 2))
-    ends = dict(zip(filled, _balanced(M, len(filled), random), strict=True))
+    ends = dict(zip(filled, _balanced(M - M // 8, len(filled), random), strict=True))
     return list(accumulate((ends.get(group, 0) for group in range(G)), max))
 
 
