@@ -14,6 +14,7 @@ from typing import Any
 
 from fp8tune import measure
 from fp8tune.compiling import Compiled, compile_config
+from fp8tune.errors import MachineError
 from fp8tune.plan import Planned
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Status
 from fp8tune.worker import Pool, RemoteError, WorkerDied, WorkerHung
@@ -100,9 +101,16 @@ class OpenLaboratory:
             self.runners.submit(TRIAL_TIMEOUT_S, measure.prepare, batch.reference, batch.problem, "cuda")
 
     def take_ceiling_gb_per_s(self) -> float | None:
-        """What a copy reaches in the worker that times, in GB/s, read plus written: once, then None."""
+        """What a copy reaches in the worker that times, in GB/s, read plus written: once, then None.
+
+        Raises MachineError where the GPU cannot even copy: no trial would do better.
+        """
         ceiling, self._ceiling = self._ceiling, None
-        return None if ceiling is None else ceiling.result()
+        try:
+            return None if ceiling is None else ceiling.result()
+        except (WorkerDied, RemoteError) as error:
+            reason = str(error).strip().splitlines()[-1][:300]
+            raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
 
     def compile(self, batch: Batch, trials: Sequence[Planned]) -> None:
         """Queue every config that was not pruned, once; the pool takes them in this order."""

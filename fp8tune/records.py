@@ -190,7 +190,7 @@ class Evidence:
     kind: Kind
     status: Status
     times_us: tuple[float, ...] = ()
-    """One value a worker process: the median of that process's blocks. Empty unless ok and timed."""
+    """One value a worker process: the mean of its blocks but the fastest and slowest. Empty unless ok and timed."""
     version: KernelVersion | None = None
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None

@@ -97,13 +97,13 @@ def sweep(store: Store, request: Request) -> Iterator[Event]:
     yield Started(request.laboratory.device, planned, sum(len(screen.known(0)) for screen in screens))
     with OpenLaboratory(request.laboratory, request.trial_timeout_s) as lab:
         for screen in screens:
-            if unknown := screen.unknown(0):
+            if unknown := screen.unknown():
                 lab.compile(screen.batch, unknown)
                 lab.warm_up(screen.batch)
         trials = 0
         for number, screen in enumerate(screens):
             if request.time_budget_s is not None and time.monotonic() - begun > request.time_budget_s:
-                left_out = sum(len(late.unknown(0)) for late in screens[number:])
+                left_out = sum(len(late.unknown()) for late in screens[number:])
                 yield Finished(trials, time.monotonic() - begun, left_out)
                 return
             for event in screen.run(lab):
@@ -194,11 +194,11 @@ class _Screen:
             return trial.pruned is not None
         return outcome.status is Status.OK or not self.request.retry_failed
 
-    def unknown(self, number: int) -> list[Planned]:
-        """Trials of this round that have no row."""
-        known = self.known(number)
+    def unknown(self) -> list[Planned]:
+        """Trials of the first round that have no row."""
+        known = self.known(0)
         trials = [trial for trial in self.batch.trials if trial.config not in known]
-        return _permuted(trials, self.batch.problem, self.request.seed, number)
+        return _permuted(trials, self.batch.problem, self.request.seed, 0)
 
     def _row(self, config: NamedInts, outcome: Outcome, number: int, position: int = 0) -> Row:
         return Row(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fp8tune import session, sweep
+from fp8tune.errors import MachineError
+from fp8tune.laboratory import Laboratory, OpenLaboratory
 from fp8tune.loading import load_spec
-from fp8tune.records import Kind, Row, Status
+from fp8tune.records import Device, Kind, Row, Status
 from fp8tune.store import Store
 from fp8tune.timing import SimulatedTimer, Trial
+from fp8tune.worker import RemoteError
 from fp8tune_kernels.arches import ARCHES
 
 FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
@@ -142,6 +146,15 @@ def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
     first, _ = run(store, shapes=one_shape, timer="simulated:7")
     new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
     assert (len(new), len(kept)) == (len(first), 0)
+
+
+def test_gpu_that_cannot_copy_is_one_line() -> None:
+    """A full GPU failed the copy ceiling, and the sweep with a traceback."""
+    gpu = Laboratory(Kind.MEASURED, Device("sm_90"), "do_bench", "cuda", compiles=False)
+    failed: Future[float] = Future()
+    failed.set_exception(RemoteError("Traceback ...\nOutOfMemoryError: planted\n"))
+    with OpenLaboratory(gpu, _ceiling=failed) as lab, pytest.raises(MachineError, match="OutOfMemoryError: planted"):
+        lab.take_ceiling_gb_per_s()
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
