@@ -13,15 +13,20 @@ casts differ in its sign.
 
 from __future__ import annotations
 
+import struct
+
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from fp8tune_kernels import interpreter
 
 __all__ = [
     "FP8_MAX",
     "NAN_CODES",
+    "canonical_nan",
+    "float32_bits",
     "magnitude",
     "magnitude_to_float32",
     "quantize",
@@ -57,26 +62,64 @@ def magnitude_to_float32(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
         return bits.to(dtype, bitcast=True)
 
 
+@triton.constexpr_function
+def float32_bits(value: float) -> int:
+    """The bits of a positive float32 as an integer: they order like the values, and subtract like the exponents."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
 @triton.jit
 def scale_of(amax: tl.tensor, FP8_MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr) -> tl.tensor:
-    """amax, float32 -> scale, float32. A comparison, not a maximum, keeps NaN on every backend."""
-    least = tl.full(amax.shape, 1e-12, tl.float64)  # a literal would be rounded to float32 first
-    divisor = amax.to(tl.float64)
-    scale = (FP8_MAX / tl.where(divisor < least, least, divisor)).to(tl.float32)
+    """amax, float32 -> scale, float32. A NaN stays NaN; an infinity gives 0."""
     if POWER_OF_TWO:
-        cleared = (scale.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
-        scale = tl.where(scale == scale, cleared, scale)  # clearing a NaN's mantissa would make it an infinity
-    return scale
+        return _power_of_two_scale(amax, FP8_MAX)
+    else:  # noqa: RET505
+        least = tl.full(amax.shape, 1e-12, tl.float64)  # a literal would be rounded to float32 first
+        divisor = amax.to(tl.float64)
+        # a comparison, not a maximum: it keeps NaN on every backend
+        return (FP8_MAX / tl.where(divisor < least, least, divisor)).to(tl.float32)
+
+
+@triton.jit
+def _power_of_two_scale(amax: tl.tensor, FP8_MAX: tl.constexpr) -> tl.tensor:
+    """2 ** floor(log2(fp8_max / max(amax, 1e-12))) from the bits, without a division.
+
+    The difference of the bits has the difference of the exponents on top, less one where amax has the larger mantissa.
+    The division in float32 never says otherwise: its quotient rounds to a power of two from below only within 2^-25 of
+    it, and mantissas of 1.75 or 1.875 over the next larger one stay 2^-24 away. In float64, every thread of a tile
+    repeated the division for its columns: a third of the instructions of a transposing kernel on an H100.
+    """
+    bits = amax.to(tl.int32, bitcast=True)
+    exponent = float32_bits(FP8_MAX) - tl.maximum(bits, float32_bits(1e-12)) >> 23
+    scale = (exponent + 127 << 23).to(tl.float32, bitcast=True)
+    infinity: tl.constexpr = 0x7F800000
+    return tl.where(bits < infinity, scale, tl.where(bits == infinity, 0.0, amax))
 
 
 @triton.jit
 def quantize(values: tl.tensor, scale: tl.tensor, dtype: tl.constexpr, FP8_MAX: tl.constexpr) -> tl.tensor:
-    """Values of any float dtype, times scale, clamped and cast to the FP8 ``dtype``."""
-    nan_code: tl.constexpr = 0x80 if FP8_MAX == 240.0 else 0x7F
+    """Values of any float dtype, times the scale of their own slice, cast to the FP8 ``dtype``.
+
+    Nothing needs to be clamped: such a product exceeds fp8_max by two roundings of float32 at most, and rounds to it.
+    """
     scaled = values.to(tl.float32) * scale
-    clamped = tl.clamp(scaled, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-    codes = clamped.to(dtype).to(tl.uint8, bitcast=True)
-    return tl.where(scaled == scaled, codes, nan_code).to(tl.uint8).to(dtype, bitcast=True)
+    return canonical_nan(scaled, scaled.to(dtype), FP8_MAX)
+
+
+@triton.jit
+def canonical_nan(scaled: tl.tensor, q: tl.tensor, FP8_MAX: tl.constexpr) -> tl.tensor:
+    """The cast ``q`` of ``scaled`` with every NaN as the one code of :data:`NAN_CODES`.
+
+    NVIDIA's conversion writes that code itself (PTX ISA, ``cvt``: the canonical NaN of the format), so that no element
+    is tested there: with the test, a transposing kernel could not move its input by ``ldmatrix`` and took twice the
+    instructions.
+    """
+    if is_cuda():
+        return q
+    else:  # noqa: RET505
+        nan_code: tl.constexpr = 0x80 if FP8_MAX == 240.0 else 0x7F
+        codes = q.to(tl.uint8, bitcast=True)
+        return tl.where(scaled == scaled, codes, nan_code).to(tl.uint8).to(q.dtype, bitcast=True)
 
 
 def reference_scale(amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> torch.Tensor:

@@ -30,8 +30,9 @@ import struct
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast
+from fp8tune_kernels.arithmetic import FP8_MAX, canonical_nan, reference_cast
 
 __all__ = [
     "FP8_MAX_BITS",
@@ -70,18 +71,21 @@ def e8m0_of(amax: tl.tensor, FP8_MAX_BITS: tl.constexpr, RCEIL: tl.constexpr) ->
 def quantize_block(values: tl.tensor, code: tl.tensor, dtype: tl.constexpr, FP8_MAX: tl.constexpr) -> tl.tensor:
     """Values of any float dtype, over the scale of an E8M0 code that broadcasts against them, as FP8 ``dtype``.
 
-    Only the NaN of the code makes a NaN here (no finite scale is 0 or infinite), so the test is one a block.
+    Mode ``floor`` leaves values above fp8_max: NVIDIA's conversion clamps them, elsewhere it is done here.
     """
-    nan_code: tl.constexpr = 0x80 if FP8_MAX == 240.0 else 0x7F
     scaled = values.to(tl.float32) * _reciprocal_of(code)
-    codes = tl.clamp(scaled, -FP8_MAX, FP8_MAX).to(dtype).to(tl.uint8, bitcast=True)
-    return tl.where(code == 255, nan_code, codes).to(tl.uint8).to(dtype, bitcast=True)
+    if is_cuda():
+        return scaled.to(dtype)
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        clamped = tl.clamp(scaled, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        return canonical_nan(scaled, clamped.to(dtype), FP8_MAX)
 
 
 @triton.jit
 def _reciprocal_of(code: tl.tensor) -> tl.tensor:
-    """1 / scale of an E8M0 code below 255, float32: exact, 2^-127 as the subnormal it is."""
-    return tl.maximum((254 - code) << 23, 0x400000).to(tl.float32, bitcast=True)
+    """1 / scale of an E8M0 code, float32: exact, 2^-127 as the subnormal it is; NaN for 255."""
+    bits = tl.maximum((254 - code) << 23, 0x400000)
+    return tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
 
 def reference_blocks(x: torch.Tensor, dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:

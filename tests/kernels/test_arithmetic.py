@@ -42,6 +42,20 @@ def test_kernel_on_every_value_as_a_row_of_its_own(dtype: torch.dtype, power_of_
     assert_same_bits(outputs, spec.reference(*inputs))
 
 
+@pytest.mark.parametrize("dtype", FP8_MAX)
+def test_kernel_scale_next_to_where_the_quotient_is_a_power_of_two(dtype: torch.dtype, device: str) -> None:
+    if dtype == torch.float8_e4m3fnuz and device != "cpu":
+        pytest.skip("an AMD format")
+    exact = FP8_MAX[dtype] * 2.0 ** torch.arange(-140, 110)
+    neighbours = [exact.to(torch.float32).view(torch.int32) + step for step in range(-3, 4)]
+    amax = torch.cat([bits.view(torch.float32).abs() for bits in neighbours])
+    spec = catalog.load("rowwise-2d")
+    inputs = (amax[:, None].to(device), dtype, True)
+    outputs = spec.outputs(*inputs)
+    spec.launch(NamedInts(BLOCK_SIZE=256, BLOCK_SIZE_ITER=1, num_warps=4, num_stages=1), inputs, outputs)
+    assert_same_bits(outputs, spec.reference(*inputs))
+
+
 def test_the_largest_values_are_those_of_the_formats() -> None:
     assert {str(dtype): largest for dtype, largest in FP8_MAX.items()} == {
         "torch.float8_e4m3fn": 448.0,
