@@ -35,7 +35,7 @@ CONFIGS = [NamedInts(list(zip(NAMES, values, strict=True))) for values in iterto
 DEVICE = Device("sm_90", "NVIDIA H100 80GB HBM3", "0123456789abcdef", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 KERNELS = ("colwise", "rowwise-2d")
 SAMPLES = 30
-FINALISTS, PROCESSES, ROUNDS = 16, 6, 6
+FINALISTS, PROCESSES, ROUNDS = 8, 6, 6
 SINGLE_COMMITS = 5_000
 
 
@@ -86,6 +86,7 @@ def fill(store: Store, rows: int, versions: int) -> int:
             version = KernelVersion(problem.kernel, f"{number:016x}", CONFIGS[5], AXES, ("K", "G"))
             stored += store.add_many(sweep, sweep_of(version, problem, generator))
             store.mark_complete(sweep, version, DEVICE, problem, len(CONFIGS))
+            store.end_finals(sweep, version, DEVICE, problem, tie_band=0.01, keep_band=0.015, floor_us=0.0)
         store.finish_sweep(sweep)
     return stored
 

@@ -3,6 +3,7 @@ whether the next run picks the same. ``benchmarks/README.md`` says how to read i
 
     python -m benchmarks.race
     python -m benchmarks.race --contestants triton.autotune,fp8tune --reruns 3 --json race.json
+    python -m benchmarks.race --warm
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Options:
     time_budget_s: float
     deadline_s: float | None
     json_path: Path | None
+    warm: bool
     dry: bool
 
 
@@ -60,7 +62,7 @@ class Race:
                 continue
             self.take(step)
             self.save()
-            if step.name == ORACLE:
+            if step.name == ORACLE and self.runs:
                 _say(self.table())
         if any(run.pick for run in self.runs):
             _say(self.table())
@@ -94,7 +96,7 @@ class Race:
             )
         )
         found = answer.get("failure") or f"searched {answer['search_s']:.1f} s, picks {config_text(pick)}"
-        cache = "warm" if step.number else "cold"
+        cache = "warm" if step.number or self.options.warm else "cold"
         _say(f"{step.name} run {step.number + 1} ({cache} cache, process {process_s:.1f} s): {found}")
 
     def _keep_oracle(self, answer: Answer, process_s: float) -> None:
@@ -112,7 +114,8 @@ class Race:
         """Write all of it as JSON, if a path was given."""
         if self.options.json_path is None:
             return
-        text = json.dumps({"machine": self.machine, **as_json(self.runs, self.oracle)}, indent=1)
+        found = {"machine": self.machine, "warm": self.options.warm, **as_json(self.runs, self.oracle)}
+        text = json.dumps(found, indent=1)
         self.options.json_path.write_text(text + "\n")
 
 
@@ -149,7 +152,10 @@ def _plain(config: NamedInts | None) -> dict[str, int] | None:
 
 
 def schedule(options: Options) -> list[Step]:
-    """All steps: the verdict's contestants cold, the oracle, the other contestants cold, then the reruns in turns."""
+    """All steps: the verdict's contestants cold, the oracle, the other contestants cold, then the reruns in turns.
+
+    The oracle of a warm race comes first: it compiles what all of them find.
+    """
 
     def runs(names: Sequence[str], number: int) -> list[Step]:
         return [Step(name, number, options.configs, dry=options.dry) for name in names]
@@ -159,7 +165,13 @@ def schedule(options: Options) -> list[Step]:
         return runs(names, 0)
     oracle = Step(ORACLE, 0, options.configs, options.rounds)
     reruns = [step for number in range(1, options.reruns) for step in runs(names, number)]
-    return [*runs(names[:VERDICT], 0), oracle, *runs(names[VERDICT:], 0), *reruns]
+    verdict = 0 if options.warm else VERDICT
+    return [*runs(names[:verdict], 0), oracle, *runs(names[verdict:], 0), *reruns]
+
+
+def cache_owner(step: Step, options: Options) -> str:
+    """Whose compile cache a step uses: its contestant's own; the first one's for the oracle and in a warm race."""
+    return options.contestants[0] if options.warm or step.name == ORACLE else step.name
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -173,6 +185,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--time-budget", type=float, default=150.0, metavar="S", help="stop a contestant's run after S seconds")
     add("--deadline", type=float, metavar="S", help="start nothing that would end more than S seconds from now")
     add("--json", type=Path, metavar="PATH", help="write all results there, after every step")
+    add("--warm", action="store_true", help="one compile cache for all, filled beforehand: a race for picks, not time")
     add("--dry-run", action="store_true", help="only import and build every contestant; needs no GPU")
     given = parser.parse_args(arguments)
     names = tuple(dict.fromkeys(given.contestants.split(",")))
@@ -189,19 +202,19 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         time_budget_s=given.time_budget,
         deadline_s=given.deadline,
         json_path=given.json,
+        warm=given.warm,
         dry=given.dry_run,
     )
 
 
 def hold(options: Options) -> None:
-    """Hold the race in a temporary folder: every contestant has a compile cache of its own there."""
+    """Hold the race in a temporary folder, which has the compile caches too."""
     with tempfile.TemporaryDirectory(prefix="race-") as name:
         folder = Path(name)
 
         def perform(step: Step) -> tuple[Answer, float]:
-            owner = options.contestants[0] if step.name == ORACLE else step.name
             scratch = folder / f"{step.name}-{step.number}"
-            return run_step(step, folder / f"cache-{owner}", scratch, options.time_budget_s)
+            return run_step(step, folder / f"cache-{cache_owner(step, options)}", scratch, options.time_budget_s)
 
         race = Race(options, perform)
         race.machine, _ = perform(Step(MACHINE, 0, options.configs))

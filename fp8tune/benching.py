@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fp8tune.counterparts import counterpart
+from fp8tune.counterparts import compiled, counterpart
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.loading import load_spec
 from fp8tune.measure import failure
+from fp8tune.plain import expression
 from fp8tune.plan import problems
 from fp8tune.records import NamedInts, Problem, Status
 from fp8tune.stats import block_value, median
@@ -112,7 +112,8 @@ def _launcher(name: str, reference: str, problem: Problem) -> Callable[[], Any]:
     if name == TORCHAO:
         return counterpart(spec.name, inputs)
     if name == TORCH_COMPILE:
-        return _compiled(spec, inputs)
+        formulas = expression(spec)
+        return compiled(lambda: formulas(*inputs))
     outputs = spec.outputs(*inputs)
     config = _exported_config(spec, problem, "cuda")
     return lambda: spec.launch(config, inputs, outputs)
@@ -126,18 +127,6 @@ def _exported_config(spec: KernelSpec, problem: Problem, torch_device: str) -> N
 
     key = tuple(spec.lookup_key(problem).values())
     return NamedInts(config_for(spec, key, torch.device(torch_device)))
-
-
-def _compiled(spec: KernelSpec, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    """The reference under ``torch.compile``, for these sizes alone and as one graph: what breaks it is a reason."""
-    import torch
-    from torch._inductor import config as inductor
-
-    logging.disable(logging.CRITICAL)  # a refusal comes with pages of its intermediate code
-    inductor.compile_threads = 1  # a kernel or two, in one of the processes that share the cores
-    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
-    function = torch.compile(spec.reference, fullgraph=True, dynamic=False)
-    return lambda: function(*inputs)
 
 
 _tensors: dict[tuple[str, Problem], tuple[Any, ...]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Optional, cast
@@ -47,7 +48,7 @@ class Format(enum.StrEnum):
 
 
 class BenchFormat(enum.StrEnum):
-    """What ``bench`` prints."""
+    """What ``bench`` and ``lint`` print."""
 
     TABLE = "table"
     JSON = "json"
@@ -59,6 +60,15 @@ class CompareFormat(enum.StrEnum):
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
+
+
+class CompareConfigs(enum.StrEnum):
+    """Which config ``compare`` launches on each side."""
+
+    OWN = "own"
+    SAME = "same"
+    RETUNE = "retune"
 
 
 @app.callback(invoke_without_command=True)
@@ -90,6 +100,9 @@ def sweep(
         Optional[str],  # noqa: UP045 - as above
         typer.Option("--arch", help="Compile for an arch that is not here: static facts, no timings."),
     ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Compile only, also where --arch is this machine's.")
+    ] = False,
     scale_mode: Annotated[
         Optional[str],  # noqa: UP045 - as above
         typer.Option("--scale-mode", help="power-of-two or exact.", show_default="the kernel's first"),
@@ -101,7 +114,9 @@ def sweep(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what already has a row.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try configs again that failed before.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="The screen alone (all there is so far).")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The screen alone; without it finals in fresh processes.")
+    ] = False,
     time_budget: Annotated[
         Optional[float],  # noqa: UP045 - as above
         typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
@@ -127,6 +142,7 @@ def sweep(
         routing=routing,
         grid=tuple(grid or ()),
         arch=arch,
+        static=static,
         scale_mode=scale_mode,
         seed=seed,
         timer=timer,
@@ -216,26 +232,102 @@ def bench(
 
 
 @app.command()
+def calibrate(
+    timer: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--timer", help="simulated:SEED calibrates a fake GPU.", show_default="do_bench"),
+    ] = None,
+    db: DatabaseOption = DEFAULT_DATABASE,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
+
+    Stored in the database: later sweeps on this device go by it.
+    """
+    from fp8tune import calibrate as calibrating
+    from fp8tune import render, render_calibration, session
+    from fp8tune.store import Store
+
+    laboratory, notices = session.choose_laboratory(None, timer)
+    for line in notices:
+        render.notice(line)
+    with Store.open(db, create=True) as store:
+        for event in calibrating.calibrate(
+            store, laboratory, session.calibration_batch(laboratory), command=" ".join(["fp8tune", *sys.argv[1:]])
+        ):
+            if isinstance(event, calibrating.Calibration):
+                render_calibration.print_calibration(event, "json" if json else "table")
+            else:
+                render.notice(f"process {event.done} of {event.total}")
+
+
+@app.command()
 def show(
     kernel: KernelOption = None,
     arch: ArchOption = None,
+    conflicts: Annotated[
+        bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
+    ] = False,
     db: DatabaseOption = DEFAULT_DATABASE,
     format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
-    """The best config of each problem, with its share of the copy ceiling. Needs no GPU."""
-    from fp8tune import names, ranking, render
+    """The best config of each problem, with its share of the copy ceiling. Needs no GPU.
+
+    With --kernel also the one config that loses least over all its problems, and what it loses on each.
+    """
+    from fp8tune import conflicts as contradicting
+    from fp8tune import incumbents, names, ranking, render, render_evidence
     from fp8tune.store import Store
+
+    if conflicts and format is Format.CSV:
+        raise UsageError("--conflicts prints a table or JSON: use --format json")
 
     with Store.open(db, writable=False) as store:
         wanted = names.stored_kernels(kernel, store)
         if arch is not None:
             names.check_arch(arch, store)
         chosen = wanted if kernel else [None]
-        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=ranking.competing)]
-    winners = ranking.winners(evidence)
+        keep = None if conflicts else ranking.competing
+        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep)]
+    if conflicts:
+        render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
+        return
+    winners = ranking.winners(evidence, incumbents.committed)
     if not winners and format is Format.TABLE:
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
     render.print_winners(winners, str(format))
+    if kernel and format is Format.TABLE:
+        render_evidence.print_single_bests(ranking.contests(evidence, incumbents.committed))
+
+
+@app.command(name="static-report")
+def static_report(
+    kernel: KernelOption = None,
+    arch: ArchOption = None,
+    db: DatabaseOption = DEFAULT_DATABASE,
+    format: Annotated[BenchFormat, typer.Option("--format", help="table or json.")] = BenchFormat.TABLE,
+) -> None:
+    """How far rows that were only compiled can be trusted; with --arch, how they rank its configs. Needs no GPU.
+
+    The ranking is measured against times where both are stored. Filled by fp8tune sweep --static --arch ARCH.
+    """
+    from fp8tune import names, ranking, render, render_evidence, static_score
+    from fp8tune.store import Store
+
+    with Store.open(db, writable=False) as store:
+        wanted = names.stored_kernels(kernel, store)
+        if arch is not None:
+            names.check_arch(arch, store)
+        evidence = store.evidence(arch=arch or static_score.CALIBRATED_ON, keep=ranking.competing)
+    found = [item for item in evidence if item.problem.kernel in wanted]
+    if arch is not None:
+        render_evidence.print_rankings(static_score.rankings(found), arch, str(format))
+        return
+    calibrations = static_score.calibrations(found)
+    if not calibrations:
+        command = f"fp8tune sweep --static --arch {static_score.CALIBRATED_ON}"
+        render.notice(f"no kernel has both static and measured rows in {db}: run {command}")
+    render_evidence.print_calibrations([calibrations[name] for name in wanted if name in calibrations], str(format))
 
 
 @app.command()
@@ -249,9 +341,13 @@ def export(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the table is stale.")] = False,
     db: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU."""
+    """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU.
+
+    Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
+    held out; the JSON beside the module has it shape by shape.
+    """
     from fp8tune import export as exporting
-    from fp8tune import names, ranking, render
+    from fp8tune import incumbents, names, render, render_trust, selecting
     from fp8tune.store import Store
 
     if kernel and output is None:
@@ -259,8 +355,8 @@ def export(
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
         wanted = names.stored_kernels(kernel, store) if kernel else None
-        evidence = store.evidence(arch=arch, keep=ranking.competing)
-    table = exporting.render(evidence, arch, kernels=wanted)
+        evidence = selecting.evidence_for(store, arch)
+    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.committed)
     path = output or exporting.table_path(arch)
     for line in table.notices:
         render.notice(line)
@@ -269,6 +365,70 @@ def export(
         print(f"{path}: {'stale, run fp8tune export --arch ' + arch if stale else 'up to date'}")
         raise typer.Exit(1 if stale else 0)
     print(f"{path}: {'written' if exporting.write(table, path) else 'unchanged'}")
+    render_trust.print_robust(table.robust, table.nearest)
+
+
+@app.command()
+def lint(
+    kernel: Annotated[str, typer.Argument(help="A kernel, as for sweep --kernel.")],
+    shapes: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as above
+        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line"),
+    ] = None,
+    routing: Annotated[str, typer.Option(help="How rows spread over groups where the pick is made.")] = "jagged",
+    grid: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as above
+        typer.Option("--grid", help="Narrow an axis, and so the time it takes: num_stages=1. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    timer: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
+    ] = None,
+    time_budget: Annotated[
+        Optional[float],  # noqa: UP045 - as above
+        typer.Option("--time-budget", help="Screen no new problem after this many seconds; say what was left out."),
+    ] = None,
+    db: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--db", help="Keep the rows there, and continue from them.", show_default="a temporary one"),
+    ] = None,
+    format: Annotated[BenchFormat, typer.Option("--format", help="table or json.")] = BenchFormat.TABLE,
+) -> None:
+    """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
+
+    Varies every argument that the key leaves out (the exact M, the routing, the seed and others), one at a time, and
+    times what the pick of the key loses there. Exit code 1 where fresh processes prove that it is more than the tie
+    band, 3 where they leave that unclear.
+    """
+    from fp8tune import lint as linting
+    from fp8tune import render, render_trust
+
+    wish = linting.Wish(
+        kernel=kernel,
+        shapes=tuple(shapes or ("starting-line",)),
+        routing=routing,
+        grid=tuple(grid or ()),
+        seed=seed,
+        timer=timer,
+        time_budget_s=time_budget,
+    )
+    job = linting.prepare(wish)
+    for line in (*job.notices, *job.faults):
+        render.notice(line)
+    if job.faults:
+        raise typer.Exit(1)
+    with linting.opened(db) as store, render.SweepProgress() as progress:
+        report = linting.Report((), 0)
+        for event in linting.run(store, job):
+            if isinstance(event, linting.Report):
+                report = event
+            else:
+                progress.show(event)
+    if report.left_out:
+        render.notice(f"{report.left_out} variations left out by the time budget")
+    render_trust.print_lint(job, report, str(format))
+    raise typer.Exit(report.exit_code)
 
 
 @app.command(name="import")
@@ -287,6 +447,9 @@ def import_(
     with Store.open(db, create=True) as store:
         report = importing.import_file(store, file, lookup_key=session.lookup_key)
         print(f"{file}: {report.added} rows added, {report.already_there} already there")
+        for winner in session.disputes(store) if report.added else ():
+            where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
+            render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep has run there again")
         if report.added and file.suffix == ".csv":
             with render.SweepProgress() as progress:
                 for event in session.compile_published(store):
@@ -295,22 +458,75 @@ def import_(
 
 @app.command()
 def compare(
-    revisions: Annotated[str, typer.Argument(help="A..B, or A...B from their merge base.", metavar="A..B")],
+    revisions: Annotated[
+        str, typer.Argument(help="A..B, or A...B from their merge base; WORKTREE is uncommitted work.", metavar="A..B")
+    ],
     kernel: KernelOption = None,
     repo: Annotated[Path, typer.Option("--repo", help="The git repository that holds both revisions.")] = Path("."),
+    shapes: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as above
+        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="llama4"),
+    ] = None,
+    routing: Annotated[str, typer.Option(help="How rows spread over groups, as for sweep.")] = "jagged",
+    scale_mode: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--scale-mode", help="As for sweep.", show_default="the kernel's first"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    configs: Annotated[
+        CompareConfigs, typer.Option("--configs", help="Each side's own table; the first side's on both; tuned anew.")
+    ] = CompareConfigs.OWN,
+    blind: Annotated[
+        bool, typer.Option("--blind", help="Time identical code, too: A..A shows what this machine makes of nothing.")
+    ] = False,
+    timer: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
+    ] = None,
+    from_db: Annotated[bool, typer.Option("--from-db", help="Run nothing: compare recorded rows.")] = False,
     db: DatabaseOption = DEFAULT_DATABASE,
-    format: Annotated[CompareFormat, typer.Option("--format", help="table, markdown or json.")] = CompareFormat.TABLE,
+    format: Annotated[
+        CompareFormat, typer.Option("--format", help="table, markdown, json or html.")
+    ] = CompareFormat.TABLE,
 ) -> None:
-    """What changed between two revisions, from recorded rows matched by the kernels' source at each revision."""
+    """Whether a change made kernels slower, faster or wrong: both revisions built, checked and timed in turns.
+
+    Without a GPU, or with --from-db, from recorded rows. Exit code 1: a regression or newly wrong bytes; 3: a row is
+    open, or the control arm was not quiet; 0: neither.
+    """
     from fp8tune import compare as comparing
-    from fp8tune import render
+    from fp8tune import live, pairing, render, render_compare, session
+    from fp8tune.comparison import Comparison
     from fp8tune.store import Store
 
-    with Store.open(db, writable=False) as store:
-        comparison = comparing.compare(store.evidence(), repo, revisions, kernels=kernel)
+    laboratory, notices = session.choose_laboratory(None, timer)
+    if from_db or not laboratory.times:
+        with Store.open(db, writable=False) as store:
+            comparison = comparing.compare(store.evidence(), repo, revisions, kernels=kernel)
+        if not from_db:
+            render.notice("no GPU here: from recorded rows, as with --from-db")
+    else:
+        wish = live.Wish(
+            revisions=revisions,
+            repository=repo,
+            kernels=tuple(dict.fromkeys(kernel or ())),
+            shapes=tuple(shapes or ("llama4",)),
+            routing=routing,
+            scale_mode=scale_mode,
+            seed=seed,
+            configs=pairing.Configs(configs),
+            blind=blind,
+        )
+        for line in notices:
+            render.notice(line)
+        with render_compare.CompareProgress() as progress:
+            for event in live.compare(wish, laboratory):
+                progress.show(event)
+        assert isinstance(event, Comparison)  # the last one is
+        comparison = event
     for line in comparison.notices:
         render.notice(line)
-    render.print_comparison(comparison, str(format))
+    render_compare.print_comparison(comparison, str(format))
     raise typer.Exit(comparison.exit_code)
 
 
@@ -330,6 +546,7 @@ def doctor(
 
 def main() -> None:
     """The console script: one place where errors become a line and an exit code."""
+    gc.set_threshold(100_000)  # at Python's own, a short command spends a tenth of its time looking for garbage
     try:
         code = app(standalone_mode=False)
     except Fp8tuneError as error:

@@ -1,8 +1,9 @@
-"""What changed between two git revisions, from recorded rows alone.
+"""What changed between two git revisions, from recorded rows alone; timing both now is :mod:`fp8tune.live`.
 
 A row belongs to a revision when the kernel's source hash there is the row's own, so that an unrelated commit orphans
 nothing. Two rows are compared only if they come from one device under one driver, torch and Triton. Each side's time is
-that of its own best config: what users of that revision get.
+that of its own best config: what users of that revision get. A verdict needs several processes on both sides: one says
+nothing of the noise.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
-from fp8tune import errors, git, ranking, source
+from fp8tune import errors, git, ranking, source, verdicts
 from fp8tune.codewalk import Read
-from fp8tune.comparison import NEW, NO_ROWS, REMOVED, SAME_CODE, ComparedRow, Comparison, Revision
+from fp8tune.comparison import ComparedRow, Comparison, Revision
 from fp8tune.records import Device, Evidence, Kind, Problem
+from fp8tune.verdicts import Verdict
 from fp8tune_kernels import catalog
 
-__all__ = ["WORKTREE", "Comparison", "compare", "parse_range"]
+__all__ = ["WORKTREE", "Comparison", "compare", "declared_hashes", "parse_range"]
 
 WORKTREE = "WORKTREE"
 """Names the uncommitted state of the repository where a revision is expected."""
@@ -44,12 +46,10 @@ def compare(
     timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
     rows: list[ComparedRow] = []
     for kernel in kernels or catalog.KERNELS:
-        name, hashes = _hashes(kernel, root, before, after)
-        if hashes == (None, None) and kernels:
-            raise errors.UsageError(f"kernel {kernel} is declared neither at {before} nor at {after}: check --repo")
+        name, hashes = declared_hashes(kernel, root, before, after, required=bool(kernels))
         if hashes != (None, None):
             rows += _kernel_rows(name, hashes, timed, before, after)
-    return Comparison(before, after, tuple(rows))
+    return Comparison(before, after, tuple(_judged(rows)))
 
 
 def parse_range(repository: Path, text: str) -> tuple[Revision, Revision]:
@@ -70,10 +70,17 @@ def _revision(repository: Path, name: str) -> Revision:
     return Revision(name, git.resolve(repository, name))
 
 
-def _hashes(kernel: str, root: Path, before: Revision, after: Revision) -> tuple[str, tuple[str | None, str | None]]:
-    """The kernel's name and its source hash at each revision, None where it is not declared."""
+def declared_hashes(
+    kernel: str, root: Path, before: Revision, after: Revision, *, required: bool
+) -> tuple[str, tuple[str | None, str | None]]:
+    """The kernel's name and its source hash at each revision, None where it is not declared.
+
+    Raises UsageError where it is ``required`` and declared at neither.
+    """
     readers = [_reader(kernel, root, revision) for revision in (before, after)]
     hashes = [_unless_missing(source.source_hash, kernel, read) for read in readers]
+    if required and hashes == [None, None]:
+        raise errors.UsageError(f"kernel {kernel} is declared neither at {before} nor at {after}: check --repo")
     if ":" not in kernel:
         return kernel, (hashes[0], hashes[1])
     names = [_unless_missing(source.kernel_name, kernel, read) for read in reversed(readers)]
@@ -97,7 +104,7 @@ def _unless_missing(read_text: Callable[[str, Read], str], kernel: str, read: Re
         return None
 
 
-Times = Mapping[tuple[Problem, Device], float]
+Best = Mapping[tuple[Problem, Device], Evidence]
 
 
 def _kernel_rows(
@@ -107,40 +114,81 @@ def _kernel_rows(
     before: Revision,
     after: Revision,
 ) -> list[ComparedRow]:
-    old, new = (_best_times(kernel, source_hash, evidence) for source_hash in hashes)
+    old, new = (_best(kernel, source_hash, evidence) for source_hash in hashes)
     keys = sorted({*old, *new}, key=_order)
     verdict = _verdict(hashes)
     if not keys:
         reason = "" if verdict else f"no rows at either revision: run fp8tune sweep --kernel {kernel} at both"
-        return [ComparedRow(kernel, verdict or NO_ROWS, reason=reason)]
+        return [ComparedRow(kernel, verdict or Verdict.NO_ROWS, reason=reason)]
     rows = []
     for problem, device in keys:
-        times = old.get((problem, device)), new.get((problem, device))
-        reason = "" if verdict or None not in times else _why_unpaired(problem, device, old, new, before, after)
-        rows.append(ComparedRow(kernel, NO_ROWS if reason else verdict, problem, device, *times, reason))
+        row = _paired(ComparedRow(kernel, verdict or Verdict.NO_ROWS, problem, device), old, new)
+        if verdict is None and row.ratio is None:
+            row = replace(row, reason=_why_unpaired(problem, device, old, new, before, after))
+        elif verdict is None:
+            row = replace(row, verdict=Verdict.INCONCLUSIVE)
+        rows.append(row)
     return rows
 
 
-def _best_times(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) -> Times:
-    """The time of the best config of each problem on each device, for one version of a kernel."""
+def _best(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) -> Best:
+    """The best config of each problem on each device, for one version of a kernel."""
     rows = [
         row
         for row in evidence
         if row.problem.kernel == kernel and row.version is not None and row.version.source_hash == source_hash
     ]
-    return {(winner.problem, winner.device): winner.time_us for winner in ranking.winners(rows)}
+    picks = {(winner.problem, winner.device, winner.config) for winner in ranking.winners(rows)}
+    finals_last = sorted(rows, key=lambda row: row.stage == "final")
+    return {
+        (row.problem, row.device): row
+        for row in finals_last
+        if row.times_us and (row.problem, row.device, row.config) in picks
+    }
 
 
-def _verdict(hashes: tuple[str | None, str | None]) -> str | None:
+def _paired(row: ComparedRow, old: Best, new: Best) -> ComparedRow:
+    """The row with what each side has of it, and with the change's error where both have several processes."""
+    assert row.problem is not None
+    assert row.device is not None
+    before, after = old.get((row.problem, row.device)), new.get((row.problem, row.device))
+    row = replace(
+        row,
+        before_us=ranking.value_us(before) if before else None,
+        after_us=ranking.value_us(after) if after else None,
+        before_config=before.config if before else None,
+        after_config=after.config if after else None,
+    )
+    if before is None or after is None:
+        return row
+    n = min(len(before.times_us), len(after.times_us))
+    effect = verdicts.unpaired(before.times_us, after.times_us) if n > 1 and before is not after else None
+    return replace(row, n=n, effect=effect)
+
+
+def _judged(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """Rows whose code changed with their verdicts; all are decided together."""
+    open_rows = [row for row in rows if row.verdict is Verdict.INCONCLUSIVE]
+    tested = sum(row.effect is not None for row in open_rows)
+    return [_judge(row, tested) if row.verdict is Verdict.INCONCLUSIVE else row for row in rows]
+
+
+def _judge(row: ComparedRow, tested: int) -> ComparedRow:
+    if row.effect is None:
+        return replace(row, reason="one process a side says nothing of the noise: compare on a GPU, or sweep again")
+    return replace(row, verdict=verdicts.judge(row.effect, tested), tested=tested)
+
+
+def _verdict(hashes: tuple[str | None, str | None]) -> Verdict | None:
     match hashes:
         case (None, _):
-            return NEW
+            return Verdict.NEW
         case (_, None):
-            return REMOVED
-    return SAME_CODE if hashes[0] == hashes[1] else None
+            return Verdict.REMOVED
+    return Verdict.SAME_CODE if hashes[0] == hashes[1] else None
 
 
-def _why_unpaired(problem: Problem, device: Device, old: Times, new: Times, before: Revision, after: Revision) -> str:
+def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, before: Revision, after: Revision) -> str:
     """One side lacks a problem on a device: say whether it has it elsewhere, which is never compared."""
     missing, there = (after, new) if (problem, device) in old else (before, old)
     elsewhere = [other for of, other in there if of == problem]

@@ -7,16 +7,17 @@ however many kernels a launch has. A stand-in driver names the target.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from fp8tune import facts
 from fp8tune.loading import load_spec
 from fp8tune.records import Facts, NamedInts, Problem, Status
+from fp8tune_kernels.arches import ARCHES
 
 
 @dataclass(frozen=True)
@@ -26,33 +27,47 @@ class Compiled:
     status: Status
     reason: str = ""
     facts: Facts = Facts()
-    from_cache: bool = False
 
 
-def compile_config(reference: str, problem: Problem, config: NamedInts, arch: str, shared_limit: int) -> Compiled:
+def compile_config(
+    reference: str, problem: Problem, config: NamedInts, arch: str, shared_limit: int, *, read_code: bool = False
+) -> Compiled:
     """Compile every kernel that launching ``config`` on ``problem`` would launch on ``arch``.
 
-    ``shared_limit``: bytes of shared memory (LDS) a block may have there. Facts are the worst over the kernels.
+    ``shared_limit``: bytes of shared memory (LDS) a block may have there. Facts are the worst over the kernels;
+    ``read_code`` adds what their machine code does.
     """
-    spec = load_spec(reference)
     started = time.perf_counter()
     try:
-        with _recording(arch) as kernels:
-            inputs, outputs = _meta_tensors(reference, problem)
-            spec.launch(config, inputs, outputs)
-        facts = [kernel_facts(kernel) for kernel in kernels]
+        launches = record_launches(reference, problem, config, arch)
+        kernels = [launch.kernel for launch in launches]
+        found = [facts.resources(kernel) for kernel in kernels]
+        worst = facts.worst(found, time.perf_counter() - started)
+        if read_code and kernels:
+            programs = [launch.programs for launch in launches]
+            worst = replace(worst, code=facts.code(kernels, found, programs, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
         return Compiled(Status.COMPILE_ERROR, one_line(error))
-    worst = Facts(
-        registers=max((f.registers or 0 for f in facts), default=None),
-        spill_bytes=max((f.spill_bytes or 0 for f in facts), default=None),
-        shared_bytes=max((f.shared_bytes or 0 for f in facts), default=None),
-        compile_s=time.perf_counter() - started,
-    )
     if worst.shared_bytes is not None and worst.shared_bytes > shared_limit:
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"
         return Compiled(Status.OUT_OF_RESOURCES, reason, worst)
     return Compiled(Status.OK, facts=worst)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a launch: compiled, not run."""
+
+    kernel: Any
+    programs: int
+
+
+def record_launches(reference: str, problem: Problem, config: NamedInts, arch: str) -> list[Launch]:
+    """Compile what launching ``config`` on ``problem`` would launch, in its order. Raises what the compiler raises."""
+    inputs, outputs = _meta_tensors(reference, problem)
+    with _recording(arch) as launches:
+        load_spec(reference).launch(config, inputs, outputs)
+    return launches
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
@@ -64,42 +79,42 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return f"{type(error).__name__}: {text}"[:limit]
 
 
-def kernel_facts(kernel: Any) -> Facts:
-    """Registers, spills and shared memory of a compiled Triton kernel, from its binary (NVIDIA) or assembly (AMD)."""
-    shared = int(kernel.metadata.shared)
-    if "amdgcn" in kernel.asm:
-        text = kernel.asm["amdgcn"]
-        spilled = _amd(text, "vgpr_spill_count") + _amd(text, "sgpr_spill_count")
-        # counted in registers of 4 bytes; scratch shows what was really given to memory
-        return Facts(_amd(text, "vgpr_count"), max(4 * spilled, _amd(text, "private_segment_fixed_size")), shared)
-    registers, stack = _cuda_resources(kernel.asm["cubin"])
-    return Facts(registers, stack, shared)
+def distinct(reference: str, problems: Sequence[Problem], arch: str) -> list[Problem]:
+    """Of problems that give the same machine code the one with the smallest grid, which is the hardest to fill.
+
+    Told by launching the declared default with nothing compiled: Triton specializes code on constants, on dtypes and on
+    what 16 divides.
+    """
+    smallest: dict[Hashable, tuple[int, Problem]] = {}
+    for problem in problems:
+        signature, programs = _signature(reference, problem, arch)
+        kept = smallest.setdefault((problem.input_layout, signature), (programs, problem))
+        if programs < kept[0]:
+            smallest[problem.input_layout, signature] = (programs, problem)
+    return [problem for _, problem in smallest.values()]
 
 
-def _amd(assembly: str, field: str) -> int:
-    values = [int(value) for value in re.findall(rf"\.{field}:\s*(\d+)", assembly)]
-    return max(values, default=0)
+def _signature(reference: str, problem: Problem, arch: str) -> tuple[Hashable, int]:
+    """What the code of a launch of the default is specialized on, and the programs of its smallest grid."""
+    inputs, outputs = _meta_tensors(reference, problem)
+    spec = load_spec(reference)
+    with _recording(arch, compiles=False) as launches:
+        spec.launch(spec.default, inputs, outputs)
+    return tuple(launch.kernel for launch in launches), min((launch.programs for launch in launches), default=0)
 
 
-def _cuda_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread and stack bytes (where spills go) as ``cuobjdump`` of Triton's wheel reads them."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        listing = subprocess.run(
-            [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", listing)
-    if found is None:
-        raise RuntimeError("cuobjdump printed no resource usage")
-    return int(found[1]), int(found[2])
+def _specialization(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Hashable:
+    """What one launch asks Triton to specialize a kernel on, as Triton's own documentation of ``jit`` has it."""
 
+    def of(parameter: Any, value: Any) -> Hashable:
+        if hasattr(value, "dtype"):
+            return str(value.dtype)
+        if parameter.is_constexpr or not isinstance(value, int):
+            return str(value)
+        return None if parameter.do_not_specialize else (value == 1, value % 16 == 0)
 
-@cache
-def _cuobjdump() -> str:
-    from triton import knobs
-
-    return str(knobs.nvidia.cuobjdump.path)
+    values = {parameter.name: value for parameter, value in zip(function.params, args, strict=False)} | dict(options)
+    return function.__name__, tuple(of(each, values[each.name]) for each in function.params if each.name in values)
 
 
 @cache
@@ -110,13 +125,16 @@ def _meta_tensors(reference: str, problem: Problem) -> tuple[tuple[Any, ...], tu
 
 
 class _recording:  # noqa: N801 - a context manager, used as a word
-    """While open, launching a Triton kernel compiles it for ``arch`` and keeps the result; nothing runs."""
+    """While open, launching a Triton kernel compiles it for ``arch`` and keeps the result; nothing runs.
 
-    def __init__(self, arch: str) -> None:
-        self._arch = arch
-        self.kernels: list[Any] = []
+    Without ``compiles`` it keeps what the code would be specialized on instead.
+    """
 
-    def __enter__(self) -> list[Any]:
+    def __init__(self, arch: str, compiles: bool = True) -> None:
+        self._arch, self._compiles = arch, compiles
+        self.launches: list[Launch] = []
+
+    def __enter__(self) -> list[Launch]:
         import triton
         from triton.runtime.jit import JITFunction
 
@@ -125,12 +143,15 @@ class _recording:  # noqa: N801 - a context manager, used as a word
         self._run = JITFunction.run
 
         def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            kernel = self._run(function, *args, grid=grid, warmup=True, **options)
-            self.kernels.append(kernel)
+            if self._compiles:
+                kernel = self._run(function, *args, grid=grid, warmup=True, **options)
+            else:
+                kernel = _specialization(function, args, options)
+            self.launches.append(Launch(kernel, math.prod(grid)))
             return kernel
 
         JITFunction.run = compile_only
-        return self.kernels
+        return self.launches
 
     def __exit__(self, *_: object) -> None:
         from triton.runtime.jit import JITFunction

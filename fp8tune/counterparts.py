@@ -1,11 +1,13 @@
 """What torchao has for each kernel: the functions that ``fp8tune bench`` imports and times beside ours.
 
-Its FP8 functions take what ours take, in the same order; those for MXFP8 differ in their arguments.
+Its FP8 functions take what ours take, in the same order; those for MXFP8 differ in their arguments. Its MXFP8 kernels
+are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under ``torch.compile``.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +43,34 @@ def _mx_3d_via_2d(function: Function, inputs: tuple[Any, ...]) -> Any:
     return parted.transpose(1, 2), scales
 
 
+def _to_mx(function: Function, x: Any, scale_mode: str) -> tuple[Any, Any]:
+    """Codes and scales along the last dim of ``x``, row-major, in plain torch."""
+    import torch
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+    scales, codes = function(x, torch.float8_e4m3fn, 32, ScaleCalculationMode(scale_mode))
+    return codes, scales
+
+
+def _to_mx_dim0(function: Function, inputs: tuple[Any, ...]) -> Any:
+    x, _, scale_mode = inputs
+    return _to_mx(function, x, scale_mode)
+
+
+def _to_mx_dim1(function: Function, inputs: tuple[Any, ...]) -> Any:
+    """Of a matrix or of each expert's."""
+    x, _, scale_mode = inputs
+    codes, scales = _to_mx(function, x.mT.contiguous(), scale_mode)
+    return codes.mT, scales
+
+
+def _to_mx_via_2d(function: Function, inputs: tuple[Any, ...]) -> Any:
+    w, dtype, scale_mode = inputs
+    return _mx_3d_via_2d(
+        lambda flat, scaling_mode: _to_mx_dim1(function, (flat, dtype, scaling_mode)), (w, dtype, scale_mode)
+    )
+
+
 _ROWWISE = "torchao.prototype.moe_training.kernels.float8_rowwise"
 _JAGGED = "torchao.prototype.moe_training.kernels.jagged_float8_scales"
 _MX = "torchao.prototype.mx_formats.kernels"
@@ -62,6 +92,17 @@ COUNTERPARTS: dict[str, tuple[str, str, Call]] = {
 """Kernel -> module and function of torchao 0.18.0, and how it is called."""
 
 
+_TO_MX = ("torchao.prototype.mx_formats.mx_tensor", "to_mx")
+
+IN_TORCH: dict[str, tuple[str, str, Call]] = {
+    "mxfp8-dim0": (*_TO_MX, _to_mx_dim0),
+    "mxfp8-dim1": (*_TO_MX, _to_mx_dim1),
+    "mxfp8-dim1-3d": (*_TO_MX, _to_mx_dim1),
+    "mxfp8-dim1-3d-via-2d": (*_TO_MX, _to_mx_via_2d),
+}
+"""The same where the GPU has no E8M0: what is called is compiled as a whole."""
+
+
 def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Callable[[], Any]:
     """What runs torchao's counterpart of a kernel on the inputs of its spec.
 
@@ -69,11 +110,38 @@ def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Callable[[], Any]:
     """
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
-    module, name, call = COUNTERPARTS[kernel]
+    in_torch = kernel in IN_TORCH and not _knows_e8m0()
+    module, name, call = (IN_TORCH if in_torch else COUNTERPARTS)[kernel]
     try:
         function: Function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
             raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
         raise MachineError(f"torchao's {name} cannot be imported: {error}") from error
+    if in_torch:
+        return compiled(lambda: call(function, inputs))
     return lambda: call(function, inputs)
+
+
+def compiled(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call under ``torch.compile``, for the sizes it has and as one graph: what breaks it is an error."""
+    import torch
+    from torch._inductor import config as inductor
+
+    logging.disable(logging.CRITICAL)  # a refusal comes with pages of its intermediate code
+    inductor.compile_threads = 1  # a kernel or two, in one of the processes that share the cores
+    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
+    whole: Callable[[], Any] = torch.compile(call, fullgraph=True, dynamic=False)
+    return whole
+
+
+def _knows_e8m0() -> bool:
+    """Whether the hardware converts to E8M0: NVIDIA from Blackwell on, AMD's gfx950."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return True  # whatever is asked for then is not run
+    properties = torch.cuda.get_device_properties()
+    if torch.version.hip:
+        return str(properties.gcnArchName).startswith("gfx950")
+    return bool(properties.major >= 10)

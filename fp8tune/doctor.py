@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
-from fp8tune import device, export, source
+from fp8tune import device, export, incumbents, source
 from fp8tune.device import Software
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.records import Device, Evidence, Kind, Telemetry
@@ -207,11 +207,11 @@ def check_tables(
     evidence: Sequence[Evidence], table_path: Callable[[str], Path] = export.table_path
 ) -> Iterator[Finding]:
     """Is each arch's generated table what the database would give today."""
-    stored = {row.device.arch for row in evidence if row.kind in (Kind.MEASURED, Kind.PUBLISHED)}
+    stored = {row.device.arch for row in evidence if row.kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
     for arch in (name for name in ARCHES if name in stored):
         path = table_path(arch)
         try:
-            table = export.render([row for row in evidence if row.device.arch == arch], arch)
+            table = export.render(evidence, arch, incumbents=incumbents.committed)
             stale = export.stale(table, path)
         except Fp8tuneError as error:
             yield _failed(error)

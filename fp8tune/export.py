@@ -16,7 +16,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8tune import static_score
 from fp8tune.errors import DatabaseError, UsageError, unknown
+from fp8tune.heldout import HeldOut, Regret
+from fp8tune.ranking import Incumbents, no_incumbent
 from fp8tune.records import Evidence, NamedInts
 from fp8tune.selecting import Selection, TableRow, select
 from fp8tune_kernels import tables
@@ -37,7 +40,10 @@ _HEADER = '''\
 """Launch configs for {arch}, exported from the results database; their evidence is in {arch}.json.
 
 A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other shape, config).
+Where a key has no row, kernels in NEAREST take that of the nearest key, others that for any other shape.
 """
+
+NEAREST: tuple[str, ...] = {nearest}
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]], ...] = (
 '''
@@ -54,18 +60,31 @@ class Table:
     """The text of the JSON beside it."""
     notices: tuple[str, ...]
     """One line each: what was left out and why."""
+    robust: tuple[TableRow, ...] = ()
+    """The rows for any other shape, with the regret on held-out shapes."""
+    nearest: tuple[str, ...] = ()
+    """Kernels that take the row of the nearest key before that for any other shape."""
 
 
-def render(evidence: Iterable[Evidence], arch: str, kernels: Collection[str] | None = None) -> Table:
+def render(
+    evidence: Iterable[Evidence],
+    arch: str,
+    kernels: Collection[str] | None = None,
+    incumbents: Incumbents = no_incumbent,
+) -> Table:
     """The table of an arch from all its evidence; of some kernels only, if given.
+
+    ``incumbents`` keep their rows until finals prove another config better by more than the keep band.
 
     Raises UsageError for an arch that cannot have a table, DatabaseError for a row that holds what no table may.
     """
     arch = checked_arch(arch)
     chosen = [item for item in evidence if kernels is None or item.problem.kernel in kernels]
-    selection = select(chosen, arch)
+    selection = select(chosen, arch, incumbents)
     rows = sorted(selection.rows, key=_row_order)
-    return Table(arch, _module(arch, rows, selection), _evidence(arch, rows), selection.notices)
+    robust = tuple(row for row in rows if row.key is None)
+    module, evidence_json = _module(arch, rows, selection), _evidence(arch, rows, selection.nearest)
+    return Table(arch, module, evidence_json, selection.notices, robust, selection.nearest)
 
 
 def checked_arch(arch: str) -> str:
@@ -126,7 +145,8 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _module(arch: str, rows: Sequence[TableRow], selection: Selection) -> str:
-    lines = [_HEADER.format(arch=arch)]
+    nearest = [_quoted(_kernel(kernel)) for kernel in sorted(selection.nearest)]
+    lines = [_HEADER.format(arch=arch, nearest=_tuple(nearest))]
     for kernel in sorted({*(row.kernel for row in rows), *selection.comments}):
         lines += [f"    # {_kernel(kernel)}: {_comment(line)}\n" for line in selection.comments.get(kernel, ())]
         lines += [f"    {_row(row)},\n" for row in rows if row.kernel == kernel]
@@ -144,7 +164,11 @@ def _row(row: TableRow) -> str:
 
 def _pairs(items: Iterable[tuple[str, int]], row: TableRow) -> str:
     pairs = [f"({_quoted(_name(name, row))}, {_integer(value, row)})" for name, value in items]
-    return f"({', '.join(pairs)}{',' if len(pairs) == 1 else ''})"
+    return _tuple(pairs)
+
+
+def _tuple(literals: Sequence[str]) -> str:
+    return f"({', '.join(literals)}{',' if len(literals) == 1 else ''})"
 
 
 def _quoted(text: str) -> str:
@@ -185,19 +209,22 @@ def _refused(what: str, where: str) -> DatabaseError:
     return DatabaseError(f"refused to export {what} of {where[:120]!r}: no table may hold it; delete that row")
 
 
-def _evidence(arch: str, rows: Sequence[TableRow]) -> str:
-    document = {"arch": arch, "rows": [_evidence_row(row) for row in rows]}
+def _evidence(arch: str, rows: Sequence[TableRow], nearest: Collection[str]) -> str:
+    document = {"arch": arch, "rows": [_evidence_row(row, nearest) for row in rows]}
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _evidence_row(row: TableRow) -> Mapping[str, object]:
+def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, object]:
     return {
         "kernel": row.kernel,
         "device": row.device,
         "key": _plain(row.key),
         "config": _plain(row.config),
-        "worst_slowdown": round(row.worst_slowdown, 4),
+        "worst_slowdown": _rounded(row.worst_slowdown),
         "other_implementation": row.other_implementation,
+        "evidence": str(row.basis),
+        **({"calibration": static_score.as_json(row.calibration)} if row.calibration else {}),
+        **({"held_out": _held_out(row.held_out, row.kernel in nearest)} if row.held_out else {}),
         "problems": [
             {
                 "shape": _plain(winner.problem.shape),
@@ -212,6 +239,8 @@ def _evidence_row(row: TableRow) -> Mapping[str, object]:
                 "best_config": _plain(winner.config),
                 "best_us": round(winner.time_us, 3),
                 "n": winner.n,
+                "verdict": winner.verdict,
+                "noise_floor": _rounded(winner.noise_floor),
                 "runner_up": _plain(winner.runner_up),
                 "runner_up_us": None if winner.runner_up_us is None else round(winner.runner_up_us, 3),
                 "ceiling_share": None if winner.ceiling_share is None else round(winner.ceiling_share, 4),
@@ -220,6 +249,33 @@ def _evidence_row(row: TableRow) -> Mapping[str, object]:
             for winner, time_us in row.problems
         ],
     }
+
+
+def _held_out(held_out: HeldOut, takes_nearest: bool) -> Mapping[str, object]:
+    """What lookups lose on each measured shape without it, by either rule, and by which the kernel goes."""
+    robust, nearest = _regret(held_out.robust), _regret(held_out.nearest)
+    return {"rule": "nearest" if takes_nearest else "robust", "robust": robust, "nearest": nearest}
+
+
+def _regret(regret: Regret) -> Mapping[str, object]:
+    return {
+        "geomean_slowdown": _rounded(regret.geomean_slowdown),
+        "worst_slowdown": _rounded(regret.worst_slowdown),
+        "problems": [
+            {
+                "shape": _plain(left.problem.shape),
+                "routing": left.problem.routing,
+                "input_layout": left.problem.input_layout,
+                "config": _plain(left.config),
+                "slowdown": _rounded(left.slowdown),
+            }
+            for left in regret.problems
+        ],
+    }
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def _plain(items: NamedInts | None) -> Mapping[str, int] | None:

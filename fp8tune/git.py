@@ -53,6 +53,34 @@ def head(folder: Path) -> str:
     return "" if commit.returncode else commit.stdout.strip() + ("+" if changes.stdout else "")
 
 
+def add_worktree(repository: Path, folder: Path, commit: str, reason: str) -> None:
+    """Check a commit out, detached, into a folder of its own, locked with a reason. No hook of the repository runs."""
+    options = ("worktree", "add", "--detach", "--quiet", "--lock", "--reason", reason)
+    _output(repository, "-c", "core.hooksPath=/dev/null", *options, str(folder), commit)
+
+
+def remove_worktree(repository: Path, folder: Path) -> None:
+    """Remove a worktree, locked or not, whole or half made; nothing happens where it is none."""
+    _git(repository, "worktree", "unlock", str(folder))
+    _git(repository, "worktree", "remove", "--force", "--force", str(folder))
+
+
+def locked_worktrees(repository: Path) -> dict[Path, str]:
+    """The folders of locked worktrees with the reason each was locked for."""
+    found = {}
+    for entry in _output(repository, "worktree", "list", "--porcelain").split("\n\n"):
+        lines = dict(line.partition(" ")[::2] for line in entry.splitlines())
+        if lines.get("locked"):
+            found[Path(lines["worktree"])] = lines["locked"]
+    return found
+
+
+def working_files(repository: Path) -> list[str]:
+    """What is tracked, or could be added (ignored files are neither): paths from the repository's root."""
+    listed = _output(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    return [name for name in listed.split("\0") if name]
+
+
 def _output(folder: Path, *arguments: str) -> str:
     answer = _git(folder, *arguments)
     if answer.returncode:

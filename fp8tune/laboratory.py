@@ -7,12 +7,13 @@ checks in as many workers as there are cores. An arch that is not here compiles 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune import measure
+from fp8tune.clock import Slot
 from fp8tune.compiling import Compiled, compile_config
 from fp8tune.errors import MachineError
 from fp8tune.plan import Planned
@@ -128,14 +129,16 @@ class OpenLaboratory:
                     trial.config,
                     self.lab.device.arch,
                     self.lab.shared_limit,
+                    read_code=not self.lab.runs,
                 )
 
     def run(
-        self, batch: Batch, todo: Sequence[Planned], number: int
+        self, batch: Batch, todo: Mapping[Planned, int], number: int
     ) -> Iterator[CompileProgress | tuple[Planned, Outcome]]:
         """Outcomes as they come: what is compiled is timed while the rest still compiles.
 
-        All that is ready is queued at once, so that the GPU waits for neither Python nor the database.
+        ``todo``: trials with their places in round ``number``. All that is ready is queued at once, so that the GPU
+        waits for neither Python nor the database.
         """
         compiling: dict[Future[Compiled], Planned] = {}
         running: dict[Future[Outcome], Planned] = {}
@@ -146,7 +149,7 @@ class OpenLaboratory:
             elif future is not None:
                 compiling[future] = trial
             else:
-                running[self._submit(batch, trial, number)] = trial
+                running[self._submit(batch, trial, number, todo[trial])] = trial
         total = len(compiling)
         while compiling or running:
             pending: list[Future[Any]] = [*compiling, *running]
@@ -155,7 +158,7 @@ class OpenLaboratory:
                 trial = compiling.pop(future)
                 compiled = self._compiled_outcome(batch.problem, trial.config)
                 if compiled.status is Status.OK and self.lab.runs:
-                    running[self._submit(batch, trial, number)] = trial
+                    running[self._submit(batch, trial, number, todo[trial])] = trial
                 else:
                     yield trial, compiled
             for begun in [begun for begun in running if begun in done]:
@@ -165,7 +168,7 @@ class OpenLaboratory:
             if compiling:
                 yield CompileProgress(batch.problem, total - len(compiling), total)
 
-    def _submit(self, batch: Batch, trial: Planned, number: int) -> Future[Outcome]:
+    def _submit(self, batch: Batch, trial: Planned, number: int, position: int) -> Future[Outcome]:
         return self.runners.submit(
             self.trial_timeout_s,
             measure.run_trial,
@@ -175,6 +178,37 @@ class OpenLaboratory:
             self.lab.timer,
             self.lab.torch_device,
             number,
+            position,
+        )
+
+    def fresh_runner(self) -> None:
+        """End the worker that timed until now: the next trial runs in a new process."""
+        if self._runners is not None:
+            self._runners.close()
+        self._runners = Pool(1)
+
+    def prepare_final(self, batch: Batch) -> str | None:
+        """Build a problem's tensors in the worker; the reason in one line where that fails."""
+        arguments = (batch.reference, batch.problem, self.lab.timer, self.lab.torch_device)
+        try:
+            self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments).result()
+        except (WorkerDied, RemoteError) as error:
+            return _answer_to(error).reason
+        return None
+
+    def run_final(self, batch: Batch, config: NamedInts, slot: Slot) -> Outcome:
+        """Time one config in a slot of the finals. Whatever goes wrong is the outcome."""
+        return _answer(
+            self.runners.submit(
+                self.trial_timeout_s,
+                measure.run_final,
+                batch.reference,
+                batch.problem,
+                config,
+                self.lab.timer,
+                self.lab.torch_device,
+                slot,
+            )
         )
 
     def _compiled_outcome(self, problem: Problem, config: NamedInts) -> Outcome:
@@ -192,11 +226,15 @@ def _answer(future: Future[Outcome] | Future[Compiled]) -> Outcome:
     """A worker's outcome, or what its death means."""
     try:
         outcome = future.result()
-    except WorkerHung as hung:
-        return Outcome(Status.TIMEOUT, reason=str(hung))
-    except WorkerDied as died:
-        return Outcome(Status.CRASHED, reason=str(died))
-    except RemoteError as error:
-        return Outcome(Status.CRASHED, reason=str(error).strip().splitlines()[-1][:300])
+    except (WorkerDied, RemoteError) as error:
+        return _answer_to(error)
     assert isinstance(outcome, Outcome)
     return outcome
+
+
+def _answer_to(error: WorkerDied | RemoteError) -> Outcome:
+    if isinstance(error, WorkerHung):
+        return Outcome(Status.TIMEOUT, reason=str(error))
+    if isinstance(error, WorkerDied):
+        return Outcome(Status.CRASHED, reason=str(error))
+    return Outcome(Status.CRASHED, reason=str(error).strip().splitlines()[-1][:300])

@@ -6,7 +6,7 @@ Knows kernels only through their KernelSpec, and so needs neither torch nor trit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fp8tune.errors import UsageError, unknown
@@ -34,9 +34,10 @@ class Planned:
     """The hardware reason the spec gave (the trial becomes a row of status ``pruned``), or None."""
 
 
-def parse_grid(texts: Iterable[str], axes: Axes) -> dict[str, tuple[int, ...]]:
+def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """``axes`` with the values that texts such as ``num_warps=4,8`` give: fewer than declared, others, or both.
 
+    ``optional``: axes of the arch that no kernel declares; they join the grid where a text names them.
     Raises UsageError for an unknown axis, one given twice, or values Triton cannot take.
     """
     given: dict[str, tuple[int, ...]] = {}
@@ -44,12 +45,14 @@ def parse_grid(texts: Iterable[str], axes: Axes) -> dict[str, tuple[int, ...]]:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not values:
             raise UsageError(f"grid {text!r} is not of the form AXIS=VALUE,VALUE: write for example num_warps=4,8")
-        if name not in axes:
-            raise unknown("grid axis", name, axes)
+        if name not in axes and name not in optional:
+            raise unknown("grid axis", name, [*axes, *optional])
         if name in given:
             raise UsageError(f"grid axis {name} is given twice: write its values in one list")
-        given[name] = tuple(dict.fromkeys(_grid_value(name, value.strip(), axes[name]) for value in values.split(",")))
-    return {name: given.get(name, values) for name, values in axes.items()}
+        given[name] = tuple(
+            dict.fromkeys(_grid_value(name, value.strip(), axes.get(name, ())) for value in values.split(","))
+        )
+    return {name: given.get(name, values) for name, values in axes.items()} | given
 
 
 def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
@@ -125,7 +128,7 @@ def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits 
 
 
 def _in_order(config: NamedInts, axes: Axes) -> NamedInts:
-    return NamedInts([(name, config[name]) for name in axes])
+    return NamedInts([(name, config[name]) for name in axes if name in config])
 
 
 def _product(axes: Axes) -> Iterator[NamedInts]:

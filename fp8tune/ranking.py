@@ -8,121 +8,50 @@ timings and never compete.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.choosing import Protocol, canonical_order
+from fp8tune.contest import TIE_BAND, Contest, Winner, value_us
+from fp8tune.records import Device, Evidence, Kind, NamedInts, Pool, Problem, Status
 from fp8tune.stats import geomean
 
-TIE_BAND = 0.01
-"""Configs this close to the best are as good as the best: repeated sweeps swap them at random."""
+__all__ = [
+    "TIE_BAND",
+    "Contest",
+    "Incumbents",
+    "Shared",
+    "Winner",
+    "canonical_order",
+    "choose",
+    "competing",
+    "contests",
+    "least_mean_slowdown",
+    "no_incumbent",
+    "robust",
+    "usable",
+    "value_us",
+    "winners",
+]
+
+KEEP_BAND = Protocol().keep_band
+"""A config for several problems keeps its place until another's mean slowdown is less by more than this."""
 
 ROBUST_SLOWDOWN = 1.05
 """What a config for unseen shapes may lose on any shape that was measured."""
 
+Incumbents = Callable[[str, Device, NamedInts | None], NamedInts | None]
+"""(kernel, device, lookup key; None: any other shape) -> the config that the committed table of the device's arch
+holds, None where it holds none."""
+
+
+def no_incumbent(kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
+    """No table is committed: the declared defaults are the incumbents."""
+    return None
+
+
 _RANKED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
 """Kinds that carry timings, the better evidence first."""
-
-
-@dataclass(frozen=True)
-class Winner:
-    """The pick for one problem on one device. Times in microseconds."""
-
-    problem: Problem
-    config: NamedInts | None
-    """None where the only rows are published ones whose source names no config."""
-    device: Device
-    kind: Kind
-    time_us: float
-    n: int
-    """Worker processes, the unit of replication; for a published row, printed figures."""
-    source: str = ""
-    runner_up: NamedInts | None = None
-    runner_up_us: float | None = None
-    ratio: float | None = None
-    """runner-up / pick: below 1 where the pick is a config tied with a faster one."""
-    version: KernelVersion | None = None
-    lookup_key: NamedInts | None = None
-    bytes_moved: int | None = None
-    ceiling_share: float | None = None
-    """GB/s over the least bytes moved, as a share of the device's copy ceiling."""
-    verdict: str | None = None
-    complete: bool = True
-    note: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Contest:
-    """All timed evidence that may be compared on one problem and device, the best first."""
-
-    entries: tuple[Evidence, ...]
-
-    @property
-    def problem(self) -> Problem:
-        """What all entries ran."""
-        return self.entries[0].problem
-
-    @property
-    def device(self) -> Device:
-        """What all entries ran on; published rows: what their sources name."""
-        return self.entries[0].device
-
-    @property
-    def kind(self) -> Kind:
-        """Where all entries come from."""
-        return self.entries[0].kind
-
-    @cached_property
-    def named(self) -> tuple[Evidence, ...]:
-        """The entries that name their config; a publication may not."""
-        return tuple(entry for entry in self.entries if entry.config is not None)
-
-    @cached_property
-    def times_us(self) -> Mapping[NamedInts, float]:
-        """Named config -> its time; the best of several rows that published the same config."""
-        times: dict[NamedInts, float] = {}
-        for entry in self.named:
-            times.setdefault(entry.config or NamedInts(), value_us(entry))
-        return times
-
-    def slowdown(self, config: NamedInts) -> float:
-        """Its time over the best named config's, never below 1. Raises KeyError where it has no row here."""
-        return max(1.0, self.times_us[config] / value_us(self.named[0]))
-
-    @cached_property
-    def pick(self) -> Evidence:
-        """The first in canonical order within the tie band of the best; rows that name their config before others."""
-        ranked = self.named or self.entries
-        bound = value_us(ranked[0]) * (1 + TIE_BAND)
-        tied = [entry for entry in ranked if value_us(entry) <= bound and entry.stage == ranked[0].stage]
-        return min(tied, key=_canonical_rank)
-
-    def winner(self) -> Winner:
-        """The pick with what stands beside it."""
-        pick = self.pick
-        runner_up = next((entry for entry in self.named if entry.config != pick.config), None)
-        time_us = value_us(pick)
-        next_us = None if runner_up is None else value_us(runner_up)
-        return Winner(
-            problem=pick.problem,
-            config=pick.config,
-            device=pick.device,
-            kind=pick.kind,
-            time_us=time_us,
-            n=len(pick.times_us),
-            source=pick.source,
-            runner_up=None if runner_up is None else runner_up.config,
-            runner_up_us=next_us,
-            ratio=None if next_us is None else next_us / time_us,
-            version=pick.version,
-            lookup_key=pick.lookup_key,
-            bytes_moved=pick.bytes_moved,
-            ceiling_share=ceiling_share(pick),
-            complete=pick.complete,
-            note=pick.note,
-        )
 
 
 @dataclass(frozen=True)
@@ -136,9 +65,9 @@ class Shared:
     slowdowns: tuple[tuple[Problem, float], ...]
 
 
-def winners(evidence: Iterable[Evidence]) -> list[Winner]:
+def winners(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Winner]:
     """The pick of every problem and device that has timed rows, in a fixed order (kernel, arch, device, shape)."""
-    return [contest.winner() for contest in contests(evidence)]
+    return [contest.winner() for contest in contests(evidence, incumbents)]
 
 
 def competing(pools: Iterable[Pool]) -> list[Pool]:
@@ -150,7 +79,7 @@ def competing(pools: Iterable[Pool]) -> list[Pool]:
     return [rivals[0] if len(rivals) == 1 else min(rivals, key=_pool_rank) for rivals in arenas.values()]
 
 
-def contests(evidence: Iterable[Evidence]) -> list[Contest]:
+def contests(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Contest]:
     """Evidence sorted into what may be compared; per problem and device the newest complete version only.
 
     Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
@@ -161,54 +90,62 @@ def contests(evidence: Iterable[Evidence]) -> list[Contest]:
     ]
     measured = {_subject(contest) for contest in found if contest.kind is not Kind.PUBLISHED}
     kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
-    return sorted(kept, key=_contest_order)
+    return sorted((_challenged(contest, incumbents) for contest in kept), key=_contest_order)
 
 
-def robust(contests: Sequence[Contest], bound: float = ROBUST_SLOWDOWN) -> Shared | None:
+def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
+    key = contest.entries[0].lookup_key
+    if key is None:
+        return contest
+    return replace(contest, incumbent=incumbents(contest.problem.kernel, contest.device, key))
+
+
+def robust(
+    contests: Sequence[Contest], bound: float = ROBUST_SLOWDOWN, incumbent: NamedInts | None = None
+) -> Shared | None:
     """The config for shapes nobody measured: of least mean slowdown among those that nowhere lose more than ``bound``.
 
     Where none qualifies: the least worst slowdown. Only configs with a row for every problem count, only complete
-    problems with a row that names a config; None where nothing is left.
+    problems with a row that names a config; None where nothing is left. ``incumbent`` stays while it is within the keep
+    band of the best and of the bound.
     """
     judged = usable(contests)
-    shared = [_shared(config, judged) for config in _covering(judged)]
+    return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, incumbent)
+
+
+def choose(
+    shared: Sequence[Shared],
+    judged: Sequence[Contest],
+    bound: float = ROBUST_SLOWDOWN,
+    incumbent: NamedInts | None = None,
+) -> Shared | None:
+    """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` contests are known."""
     within = [candidate for candidate in shared if candidate.worst_slowdown <= bound]
     if within:
-        return min(within, key=lambda c: (c.mean_slowdown, _config_rank(c.config, judged)))
-    return min(shared, key=lambda c: (c.worst_slowdown, c.mean_slowdown, _config_rank(c.config, judged)), default=None)
+        near = bound * (1 + KEEP_BAND)
+        kept = [c for c in shared if c.config == incumbent and c not in within and c.worst_slowdown <= near]
+        return _steady([*within, *kept], lambda c: c.mean_slowdown, incumbent, judged)
+    return _steady(shared, lambda c: c.worst_slowdown, incumbent, judged) if shared else None
 
 
-def least_mean_slowdown(contests: Sequence[Contest]) -> Shared | None:
+def least_mean_slowdown(contests: Sequence[Contest], incumbent: NamedInts | None = None) -> Shared | None:
     """The config of least mean slowdown among those that cover every one of these problems; None where none does."""
-    return robust(contests, bound=math.inf)
+    return robust(contests, math.inf, incumbent)
+
+
+def _steady(
+    shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None, judged: Sequence[Contest]
+) -> Shared:
+    """The incumbent within the keep band of the least loss, else the config of least loss."""
+    least = min(map(loss, shared))
+    kept = [c for c in shared if c.config == incumbent and loss(c) <= least * (1 + KEEP_BAND)]
+    ranked = sorted(shared, key=lambda c: (loss(c), c.mean_slowdown, _config_rank(c.config, judged)))
+    return [*kept, *ranked][0]
 
 
 def usable(contests: Iterable[Contest]) -> list[Contest]:
     """Those a table can be made from: swept to the end, with a row that names a config."""
     return [contest for contest in contests if contest.named and contest.pick.complete]
-
-
-def value_us(entry: Evidence) -> float:
-    """What a config is ranked by: the median over its worker processes."""
-    return statistics.median(entry.times_us)  # finite as stored
-
-
-def ceiling_share(entry: Evidence) -> float | None:
-    """(bytes moved / time) / copy ceiling; None where the bytes or the ceiling are not known."""
-    if not entry.bytes_moved or not entry.ceiling_gb_per_s:
-        return None
-    gb_per_s = entry.bytes_moved / value_us(entry) / 1e3  # bytes/us = MB/s
-    return gb_per_s / entry.ceiling_gb_per_s
-
-
-def canonical_order(config: NamedInts, axes: Sequence[tuple[str, Sequence[int]]]) -> tuple[object, ...]:
-    """Fewer stages, fewer warps, then the declared order of each axis' values, then the text."""
-    places = [
-        (list(values).index(config[name]) if config[name] in values else len(values), config[name])
-        for name, values in axes
-        if name in config
-    ]
-    return config.get("num_stages", 0), config.get("num_warps", 0), tuple(places), config.canonical
 
 
 def _is_timed(entry: Evidence) -> bool:
@@ -274,12 +211,6 @@ def _subject(contest: Contest) -> Hashable:
     """What a publication and a measurement have in common: publications say nothing of routing or scales."""
     problem = contest.problem
     return contest.device.arch, problem.kernel, problem.shape, problem.input_layout
-
-
-def _canonical_rank(entry: Evidence) -> tuple[object, ...]:
-    axes = entry.version.axes if entry.version else ()
-    order = () if entry.config is None else canonical_order(entry.config, axes)
-    return *order, value_us(entry), entry.source, entry.note
 
 
 def _covering(contests: Sequence[Contest]) -> set[NamedInts]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, func, inspect, select
 from sqlalchemy.orm import DeclarativeBase
 
 from fp8tune.columns import unpack_samples
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
+    Code,
     Device,
     Facts,
     KernelVersion,
@@ -28,7 +29,9 @@ from fp8tune.records import (
     Telemetry,
 )
 from fp8tune.schema import (
+    Calibrations,
     Candidates,
+    Codes,
     Completions,
     Configs,
     Devices,
@@ -109,9 +112,18 @@ def last_status(newest: Mapping[Status, float]) -> Status:
     return max(newest, key=lambda status: (newest[status], status is not Status.OK, status))
 
 
-def facts(row: Any) -> Facts:
+def facts(row: Any, code: Code | None = None) -> Facts:
     """The compiler's facts among a candidate's columns."""
-    return Facts(row.registers, row.spill_bytes, row.shared_bytes, row.compile_s)
+    return Facts(row.registers, row.spill_bytes, row.shared_bytes, row.compile_s, code)
+
+
+def codes(connection: Connection) -> dict[int, Code]:
+    """What is known of the machine code of candidates, by their id. Small: configs that were only compiled."""
+    if not inspect(connection).has_table(Codes.__tablename__):
+        return {}
+    names = list(Code.__dataclass_fields__)
+    query = select(Codes.candidate_id, *(getattr(Codes, name) for name in names))
+    return {row[0]: Code(*row[1:]) for row in connection.execute(query)}
 
 
 def tried(
@@ -122,6 +134,7 @@ def tried(
     problem: Problem,
     sweep: int | None,
     round: int | None,
+    stage: str,
 ) -> dict[NamedInts, Outcome]:
     """Config -> what became of it; the median time of its trials, and the reason of the last that failed."""
     query = (
@@ -131,8 +144,8 @@ def tried(
         .join(Configs, Configs.id == Candidates.config_id)
         .join(KernelVersions, KernelVersions.id == Candidates.version_id)
         .where(KernelVersions.kernel == version.kernel, KernelVersions.source_hash == version.source_hash)
-        .where(Candidates.device_id.in_(_device(device)), Candidates.problem_id.in_(_problem(problem)))
-        .where(Candidates.kind == str(kind))
+        .where(Candidates.device_id.in_(device_ids(device)), Candidates.problem_id.in_(problem_ids(problem)))
+        .where(Candidates.kind == str(kind), Trials.stage == stage)
         .order_by(Trials.created_at, Trials.id)
     )
     if sweep is not None:
@@ -147,7 +160,7 @@ def tried(
 
 def finished_sweep(connection: Connection, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
     """The problems that the newest finished sweep of a request completed, in its order; None where there is none."""
-    finished = (Sweeps.request == request, Sweeps.device_id.in_(_device(device)), Sweeps.finished_at.is_not(None))
+    finished = (Sweeps.request == request, Sweeps.device_id.in_(device_ids(device)), Sweeps.finished_at.is_not(None))
     sweep = connection.execute(select(func.max(Sweeps.id)).where(*finished)).scalar()
     if sweep is None:
         return None
@@ -158,13 +171,22 @@ def finished_sweep(connection: Connection, request: str, device: Device) -> list
     return [(version, problem) for version, problem in pairs if version is not None]
 
 
-def _device(device: Device) -> Select[Any]:
+def calibration(connection: Connection, device: Device) -> dict[str, float]:
+    """Name -> the value last measured of a device."""
+    mine = select(Calibrations.name, Calibrations.value).where(Calibrations.device_id.in_(device_ids(device)))
+    rows = connection.execute(mine.order_by(Calibrations.created_at, Calibrations.value))
+    return {row.name: row.value for row in rows}
+
+
+def device_ids(device: Device) -> Select[Any]:
+    """The id of a device, as a query; likewise the next."""
     return select(Devices.id).where(
         *(getattr(Devices, name) == getattr(device, name) for name in Device.__dataclass_fields__)
     )
 
 
-def _problem(problem: Problem) -> Select[Any]:
+def problem_ids(problem: Problem) -> Select[Any]:
+    """A problem's."""
     names = [name for name in Problem.__dataclass_fields__ if name != "shape"]
     return select(Problems.id).where(
         Problems.canonical == problem.shape.canonical,
@@ -188,7 +210,7 @@ def _outcome(rows: Iterable[Any]) -> Outcome:
 
 def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
     """Every trial as it was given to the store, in the order stored."""
-    shared = Shared.load(connection)
+    shared, known_codes = Shared.load(connection), codes(connection)
     columns = [column for column in Candidates.__table__.c if column.name != "id"]
     query = (
         select(*Trials.__table__.c, *columns, Workers.process, Workers.commit)
@@ -198,10 +220,10 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
         .order_by(Trials.id)
     )
     for found in connection.execution_options(yield_per=_YIELD).execute(query):
-        yield _row(found, shared)
+        yield _row(found, shared, known_codes.get(found.candidate_id))
 
 
-def _row(found: Any, shared: Shared) -> Row:
+def _row(found: Any, shared: Shared, code: Code | None) -> Row:
     return Row(
         problem=shared.problems[found.problem_id],
         config=shared.configs[found.config_id],
@@ -213,7 +235,7 @@ def _row(found: Any, shared: Shared) -> Row:
             reason=found.reason,
             samples_us=unpack_samples(found.samples),
             tick_us=found.tick_us,
-            facts=facts(found),
+            facts=facts(found, code),
             telemetry=Telemetry(*(getattr(found, name) for name in Telemetry.__dataclass_fields__)),
         ),
         version=shared.versions[found.version_id],

@@ -9,6 +9,7 @@ from enum import StrEnum
 from fp8tune_kernels.spec import NamedInts, Problem
 
 __all__ = [
+    "Code",
     "Device",
     "Evidence",
     "Facts",
@@ -19,8 +20,10 @@ __all__ = [
     "Pool",
     "Problem",
     "Row",
+    "Session",
     "Status",
     "Telemetry",
+    "Visit",
 ]
 
 
@@ -83,6 +86,41 @@ class KernelVersion:
 
 
 @dataclass(frozen=True)
+class Code:
+    """What the machine code of one config is like. Of a launch of several kernels the least favourable, where it is not
+    said otherwise. *Hot loops*: see :mod:`fp8tune.instructions`; counts are per thread."""
+
+    agprs: int = 0
+    """Accumulation registers, which count among ``registers`` too; AMD."""
+    sgprs: int = 0
+    """Scalar registers, per wave; AMD."""
+    scratch_bytes: int = 0
+    """Memory a thread has to itself, spilled registers among it."""
+    resident_warps: int = 0
+    """The most warps an SM or CU can hold; see :mod:`fp8tune.occupancy`."""
+    programs: int = 0
+    """Blocks in the grid of the problem it was compiled for."""
+    load_bytes: int = 0
+    """Mean width of one load from global memory in a hot loop."""
+    store_bytes: int = 0
+    """Likewise of one store."""
+    load_run_bytes: int = 0
+    """Neighbouring bytes that a warp loads at once; see :mod:`fp8tune.coalescing`."""
+    store_run_bytes: int = 0
+    """Likewise stores."""
+    passes: int = 0
+    """Hot loops that load, in all kernels: how often the input is read."""
+    tile_bytes: int = 0
+    """Loaded in one iteration of a hot loop."""
+    instructions_per_kib: int = 0
+    """Instructions in hot loops for 1,024 bytes loaded there, summed over the loops of all kernels."""
+    shared_per_kib: int = 0
+    """Likewise, of those that go to shared memory (LDS): many where a tile is transposed element by element."""
+    fp8_conversions: int = 0
+    """Instructions that convert to FP8, in all kernels: 0 where conversion is emulated."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the compiler says of one config. None where it was not asked."""
 
@@ -91,6 +129,8 @@ class Facts:
     spill_bytes: int | None = None
     shared_bytes: int | None = None
     compile_s: float | None = None
+    code: Code | None = None
+    """Known where configs are compiled only."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +180,11 @@ class Row:
     """The publication; empty for our own rows."""
     note: str = ""
     stage: str = "screen"
-    """``screen`` or ``final``."""
+    """``screen``, ``final``, or ``twin``: the declared default under its second name in the finals."""
     round: int = 0
+    """Counted from 0 in the screen, and from 0 in each process of the finals."""
     process: str = ""
-    """Identifies the worker process: the unit of replication."""
+    """Identifies the worker process, the unit of replication; in finals ``final 03``, unique in its sweep."""
     position: int = 0
     """The trial's place in the order of its round."""
 
@@ -164,6 +205,8 @@ class Row:
             "status": str(self.outcome.status),
             "time_us": self.outcome.time_us,
             "reason": self.outcome.reason,
+            "stage": self.stage,
+            "round": self.round,
         }
 
 
@@ -181,6 +224,36 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Session:
+    """The finals of one problem in one sweep, run to their end, with the numbers that the sweep went by."""
+
+    sweep: str
+    """The sweep's uid: the same in every copy of the database."""
+    tie_band: float
+    keep_band: float
+    floor_us: float = 0.0
+    """Times below this cannot be resolved here; see :func:`fp8tune.calibration.floor_us`."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One config in one worker process of the finals: a block a round."""
+
+    session: Session
+    process: str
+    blocks: tuple[tuple[int, float], ...]
+    """(round, microseconds), in the order of the rounds."""
+
+    @property
+    def time_us(self) -> float:
+        """The middle half of its blocks, averaged."""
+        times = sorted(time_us for _, time_us in self.blocks)
+        cut = len(times) // 4
+        middle = times[cut : len(times) - cut]
+        return sum(middle) / len(middle)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that is stored of one config on one problem and device, from one kernel version: what ranking compares."""
 
@@ -190,7 +263,7 @@ class Evidence:
     kind: Kind
     status: Status
     times_us: tuple[float, ...] = ()
-    """One value a worker process: the mean of its blocks but the fastest and slowest. Empty unless ok and timed."""
+    """One value a worker process: the middle of its blocks, averaged. Empty unless ok and timed."""
     version: KernelVersion | None = None
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
@@ -203,5 +276,11 @@ class Evidence:
     """The device's copy ceiling, measured in the sweep the row comes from; GB/s, read plus written."""
     stage: str = "screen"
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
+    screen_us: float | None = None
+    """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
+    finals: tuple[Visit, ...] = ()
+    """Of the sessions that count, in a fixed order; none where the stage is ``screen``."""
+    twin: tuple[Visit, ...] = ()
+    """The same under its second name; the declared default only."""
     newest: float = 0.0
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""

@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fp8tune.compare import Comparison
     from fp8tune.doctor import Finding
     from fp8tune.ranking import Winner
     from fp8tune.sweep import Event
@@ -109,6 +108,9 @@ def winner_json(winner: Winner) -> Mapping[str, object]:
         "n": winner.n,
         "source": winner.source or None,
         "verdict": winner.verdict,
+        "noise_floor": winner.noise_floor,
+        "runner_up": None if winner.runner_up is None else dict(winner.runner_up),
+        "runner_up_us": winner.runner_up_us,
     }
 
 
@@ -136,8 +138,11 @@ def _print_kernel(title: str, winners: Sequence[Winner]) -> None:
         ("GB/s", "right"),
         ("of ceiling", "right"),
         ("next best", "right"),
+        ("noise", "right"),
+        ("verdict", "left"),
         ("n", "right"),
         ("from", "left"),
+        ("next best has", "left"),
     ]
     rows = []
     for winner in winners:
@@ -151,12 +156,22 @@ def _print_kernel(title: str, winners: Sequence[Winner]) -> None:
                 "" if rate is None else f"{rate:,.0f}",
                 share(winner.ceiling_share),
                 "" if winner.ratio is None else f"{100 * (winner.ratio - 1):+.1f} %",
+                "" if winner.noise_floor is None else f"{100 * winner.noise_floor:.2f} %",
+                str(winner.verdict or ""),
                 str(winner.n),
                 _origin(winner),
+                _next_best(winner),
             ]
         )
     table(title, columns, rows)
     print()
+
+
+def _next_best(winner: Winner) -> str:
+    """In what the runner-up differs from the best."""
+    if winner.config is None or winner.runner_up is None:
+        return ""
+    return " ".join(f"{name}={value}" for name, value in winner.runner_up.items() if winner.config.get(name) != value)
 
 
 def _shape(winner: Winner) -> str:
@@ -180,33 +195,6 @@ def _print_csv(rows: Sequence[Mapping[str, object]]) -> None:
 
 def _pairs(value: Mapping[str, object]) -> str:
     return " ".join(f"{name}={item}" for name, item in value.items())
-
-
-def print_comparison(comparison: Comparison, output_format: str) -> None:
-    """Two revisions side by side: table, markdown or JSON."""
-    if output_format == "json":
-        print_json(comparison.as_json())
-        return
-    if output_format == "markdown":
-        print(comparison.markdown())
-        return
-    columns = [("kernel", "left"), ("arch", "left"), ("shape", "left"), ("before us", "right"), ("after us", "right")]
-    columns += [("after/before", "right"), ("verdict", "left")]
-    rows = [
-        [
-            row.kernel,
-            row.arch,
-            str(row.shape),
-            microseconds(row.before_us),
-            microseconds(row.after_us),
-            "" if row.ratio is None else f"{row.ratio:.4f}",
-            row.verdict or "",
-        ]
-        for row in comparison.rows
-    ]
-    table(f"{comparison.before} .. {comparison.after}", columns, rows)
-    if comparison.geomean is not None:
-        print(f"geometric mean of after/before: {comparison.geomean:.4f}")
 
 
 def print_findings(findings: Sequence[Finding], output_format: str) -> None:
@@ -262,11 +250,18 @@ class SweepProgress:
 
         match event:
             case sweep.Started(device, planned, stored):
-                self._total = planned
+                self._total += planned
                 kept = f", {stored} already in the database" if stored else ""
                 self._line(f"{device.name or device.arch} ({device.arch}): {planned} trials{kept}", always=True)
             case sweep.Repeated(trials=trials):
                 self._total += trials
+            case sweep.FinalsStarted(problems, processes, trials, protocol, is_calibrated):
+                self._total += trials
+                origin = "calibrated" if is_calibrated else "defaults, fp8tune calibrate measures this device"
+                text = f"finals of {problems} problems: {processes} processes, {protocol.rounds} rounds ({origin})"
+                self._line(text, always=True)
+            case sweep.NoFinals(problem, reason):
+                self._line(f"  no finals: {problem.kernel} {problem.shape}: {reason}", always=True)
             case laboratory.CompileProgress(problem, done, total):
                 self._describe(f"{problem.kernel} {problem.shape}: compiling {done}/{total}", done == total)
             case sweep.TrialDone(row, from_database):

@@ -80,7 +80,12 @@ def _print_kernel(kernel: Kernel, rivals: Sequence[str]) -> None:
     columns += [("ceiling GB/s", "right"), ("of ceiling", "right")]
     for name in rivals:
         columns += [(f"{name} us", "right"), ("ratio", "right")]
-    table(f"{kernel.name} on {device.name} ({device.arch})", columns, [_cells(row, rivals) for row in kernel.rows])
+    seed = kernel.rows[0].problem.seed
+    table(
+        f"{kernel.name} on {device.name} ({device.arch}), seed {seed}",
+        columns,
+        [_cells(row, rivals) for row in kernel.rows],
+    )
     for name in rivals:
         if (mean := kernel.geomean(name)) is not None:
             print(f"geometric mean: {mean:.2f}x as fast as {name}")

@@ -15,6 +15,11 @@ from typing import Any
 
 from fp8tune.records import Device, Telemetry
 
+LAUNCH_OPTIONS = ("waves_per_eu",)
+"""Grid axes that only AMD's compiler takes: the waves on a SIMD that it should leave registers for; absent, it decides.
+No kernel declares one: of 20 configs compiled for gfx942, asking for 2 to 4 waves changed what is resident in none, and
+asking for 8 made nearly all spill."""
+
 VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """HIP obeys both; where both are set, the first one."""
 

@@ -7,9 +7,11 @@ on one problem and device, and says so through ids. What each column may hold: :
     devices       GPU and software      kernel_versions  source hash, declared default, axes, key
     problems      what was run          configs, lookup_keys   named integers
     candidates    problem x config x kernel version x device x kind x source, with the compiler's facts
+    codes         what the machine code of a candidate does, where it was only compiled
     sweeps        one request           workers    one process, the unit of replication, and the commit it ran
     trials        candidate x sweep x stage x round x worker: status, time, samples, telemetry
     completions   this problem was swept to the end with this kernel version on this device
+    finals        its finals were, too; which earlier finals they replace, and the numbers they were judged by
     calibrations  named values of a device in a sweep, such as copy_ceiling_gb_per_s
 """
 
@@ -29,7 +31,8 @@ SCHEMA_VERSION = 1
 
 _KINDS = re.compile("|".join(Kind))
 _STATUSES = re.compile("|".join(Status))
-_STAGES = re.compile("screen|final")
+_STAGES = re.compile("screen|final|twin")
+_UIDS = re.compile(r"([A-Za-z0-9_.:+\-]{1,64}( |$))*")
 
 Id = Annotated[int, mapped_column(Integer, primary_key=True)]
 
@@ -174,6 +177,33 @@ class Candidates(Base):
     __table_args__ = (UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),)
 
 
+class Codes(Base):
+    """:class:`fp8tune.records.Code` of a candidate.
+
+    A database from before static facts has no such table: it is read as an empty one, and made when the database is
+    next written to.
+    """
+
+    __tablename__ = "codes"
+    id: Mapped[Id]
+    candidate_id: Mapped[int] = _refers_to("candidates")
+    agprs: Mapped[int]
+    sgprs: Mapped[int]
+    scratch_bytes: Mapped[int]
+    resident_warps: Mapped[int]
+    programs: Mapped[int]
+    load_bytes: Mapped[int]
+    store_bytes: Mapped[int]
+    load_run_bytes: Mapped[int]
+    store_run_bytes: Mapped[int]
+    passes: Mapped[int]
+    tile_bytes: Mapped[int]
+    instructions_per_kib: Mapped[int]
+    shared_per_kib: Mapped[int]
+    fp8_conversions: Mapped[int]
+    __table_args__ = (UniqueConstraint("candidate_id"),)
+
+
 class Trials(Base):
     """One trial. Times in microseconds, ``created_at`` in seconds since the epoch, samples from :func:`pack_samples`.
 
@@ -201,7 +231,7 @@ class Trials(Base):
     samples: Mapped[bytes] = mapped_column(LargeBinary)
     __table_args__ = (
         UniqueConstraint("candidate_id", "sweep_id", "stage", "round", "worker_id"),
-        Index("summary", "candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id"),
+        Index("summary", "candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"),
     )
 
 
@@ -215,6 +245,27 @@ class Completions(Base):
     device_id: Mapped[int] = _refers_to("devices")
     problem_id: Mapped[int] = _refers_to("problems")
     planned: Mapped[int]
+    __table_args__ = (UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),)
+
+
+class Finals(Base):
+    """A problem whose finals ran to their end in a sweep: :class:`fp8tune.records.Session`.
+
+    ``replaces`` holds the uids of the sweeps whose finals of this problem were judged until then, one blank between:
+    what no other finals replace is judged, and an import may bring two such together. A database from before finals
+    has no such table: it is read as an empty one, and made when the database is next written to.
+    """
+
+    __tablename__ = "finals"
+    id: Mapped[Id]
+    sweep_id: Mapped[int] = _refers_to("sweeps")
+    version_id: Mapped[int] = _refers_to("kernel_versions")
+    device_id: Mapped[int] = _refers_to("devices")
+    problem_id: Mapped[int] = _refers_to("problems")
+    replaces: Mapped[str] = mapped_column(Text("list of sweep uids", _UIDS, 2000))
+    tie_band: Mapped[float]
+    keep_band: Mapped[float]
+    floor_us: Mapped[float]
     __table_args__ = (UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),)
 
 

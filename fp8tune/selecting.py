@@ -2,24 +2,57 @@
 
 Measured problems that were swept to the end give one row a lookup key, from the device of the arch with the most
 problems; another device gets a row of its own only where that one loses more than 2 % on it. The row for any other
-shape is the robust config. A published config timed another implementation of the contract: it is taken only for keys
-that nobody measured, and only where our kernel was compiled with it for that arch and spilled nothing.
+shape is the robust config; where it loses more on shapes held out than the row of the nearest key does, the kernel is
+named as one whose lookups take the nearest key first. A published config timed another implementation of the contract:
+it is taken only for keys that nobody measured, and only where our kernel was compiled with it for that arch and spilled
+nothing. What was only compiled comes last: it gives the row for any other shape of a kernel that nobody measured on the
+arch, and only where no publication does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from fp8tune.ranking import Contest, Shared, Winner, contests, least_mean_slowdown, robust, usable
-from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Status
+from fp8tune import static_score
+from fp8tune.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
+from fp8tune.ranking import (
+    Contest,
+    Incumbents,
+    Shared,
+    Winner,
+    competing,
+    contests,
+    least_mean_slowdown,
+    no_incumbent,
+    robust,
+    usable,
+)
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
+from fp8tune.static_score import Calibration
 from fp8tune.stats import geomean
+from fp8tune.store import Store
+from fp8tune_kernels import tables
 
 DEVICE_LOSS = 1.02
 """A device of the arch gets its own row where the shared config is slower than its best by more than this."""
 
 _TIMED = {"simulated": (Kind.SIMULATED,)}
 _TIMED_ON_A_GPU = (Kind.MEASURED, Kind.PUBLISHED)
+
+
+class Basis(StrEnum):
+    """What a row rests on, the better evidence first."""
+
+    MEASURED = "measured"
+    """On the arch: on the row's own device, or on another of the same arch where the row names none."""
+    SIMULATED = "simulated"
+    PUBLISHED = "published"
+    STATIC = "static"
+    """Compiled for the arch, not run."""
+    DEFAULT = "default"
+    """Compiled for the arch, where the static ranking is not trusted with the kernel."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +67,14 @@ class TableRow:
     config: NamedInts
     problems: tuple[tuple[Winner, float], ...]
     """The problems it was chosen on: the best there, and this config's own time in microseconds."""
-    worst_slowdown: float
+    worst_slowdown: float | None
+    """None where nothing was timed."""
     other_implementation: bool = False
+    basis: Basis = Basis.MEASURED
+    calibration: Calibration | None = None
+    """How well the static ranking does for the kernel, where it was asked and is known."""
+    held_out: HeldOut | None = None
+    """Of a row for any other shape: what lookups lose on each measured shape without it, by this row or the nearest."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +85,40 @@ class Selection:
     comments: Mapping[str, tuple[str, ...]]
     """Kernel -> what its rows rest on."""
     notices: tuple[str, ...]
+    nearest: tuple[str, ...]
+    """Kernels whose nearest row loses less on shapes held out than the row for any other shape."""
 
 
-def select(evidence: Iterable[Evidence], arch: str) -> Selection:
-    """The rows of an arch from all evidence: nothing of other arches, nothing the interpreter or the simulator says."""
+def evidence_for(store: Store, arch: str) -> list[Evidence]:
+    """What :func:`select` needs: all that is stored of an arch, and what the static ranking is calibrated on."""
+    found = store.evidence(arch=arch, keep=competing)
+    if arch == static_score.CALIBRATED_ON or all(item.kind is not Kind.STATIC for item in found):
+        return found
+    return found + store.evidence(arch=static_score.CALIBRATED_ON, keep=competing)
+
+
+def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = no_incumbent) -> Selection:
+    """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches nothing
+    but how well the static ranking does."""
+    evidence = list(evidence)
     of_arch = [item for item in evidence if item.device.arch == arch]
     kinds = _TIMED.get(arch, _TIMED_ON_A_GPU)
-    by_kernel: dict[str, list[Contest]] = {}
-    for contest in contests(item for item in of_arch if item.kind in kinds):
+    static = [item for item in of_arch if item.kind is Kind.STATIC]
+    by_kernel: dict[str, list[Contest]] = {item.problem.kernel: [] for item in static}
+    calibrations = static_score.calibrations(evidence) if static else {}
+    for contest in contests((item for item in of_arch if item.kind in kinds), incumbents):
         by_kernel.setdefault(contest.problem.kernel, []).append(contest)
     builders = []
     for kernel, found in sorted(by_kernel.items()):
-        own = [item for item in of_arch if item.problem.kernel == kernel]
-        builder = _Builder(kernel, arch, found, [item for item in own if item.kind is Kind.STATIC])
+        own = [item for item in static if item.problem.kernel == kernel]
+        builder = _Builder(kernel, arch, found, own, calibrations.get(kernel), incumbents)
         builder.build()
         builders.append(builder)
     return Selection(
         rows=tuple(row for builder in builders for row in builder.rows),
         comments={builder.kernel: tuple(builder.comments) for builder in builders},
         notices=tuple(f"{builder.kernel}: {line}" for builder in builders for line in builder.notices),
+        nearest=tuple(builder.kernel for builder in builders if builder.takes_nearest),
     )
 
 
@@ -76,6 +130,8 @@ class _Builder:
     arch: str
     contests: Sequence[Contest]
     static: Sequence[Evidence]
+    calibration: Calibration | None
+    incumbents: Incumbents
     rows: list[TableRow] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -83,11 +139,21 @@ class _Builder:
     def build(self) -> None:
         """Fill rows, comments and notices."""
         published = [contest for contest in self.contests if contest.kind is Kind.PUBLISHED]
-        timed = self._exportable([contest for contest in self.contests if contest.kind is not Kind.PUBLISHED])
-        if timed:
-            self._add_measured(timed)
+        measured = [contest for contest in self.contests if contest.kind is not Kind.PUBLISHED]
+        devices = _by_device(self._exportable(measured))
+        if devices:
+            self._add_measured(devices)
         if published:
             self._add_published(published)
+        if devices:
+            self._add_robust(devices)  # held out against all rows that have a key
+        if not measured and all(row.key is not None for row in self.rows):
+            self._add_static()
+
+    @property
+    def takes_nearest(self) -> bool:
+        """Whether a lookup of a key without a row is better off with the nearest."""
+        return nearest_loses_less(row.held_out for row in self.rows if row.held_out)
 
     # Measured
 
@@ -107,12 +173,10 @@ class _Builder:
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             self.notices.append(f"{shape}{more} not exported, {why}: run fp8tune sweep --kernel {self.kernel} again")
 
-    def _add_measured(self, timed: Sequence[Contest]) -> None:
-        devices = _by_device(timed)
-        first = next(iter(devices))
+    def _add_measured(self, devices: Mapping[str, Sequence[Contest]]) -> None:
+        timed = [contest for found in devices.values() for contest in found]
         for key in sorted({_key(contest) for contest in timed}, key=lambda key: key.canonical):
             self._add_key(key, {name: [c for c in found if _key(c) == key] for name, found in devices.items()})
-        self._add_robust(devices, first)
         word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
         self.comments.append(f"{word} on {', '.join(devices)}")
 
@@ -128,21 +192,31 @@ class _Builder:
 
     def _config_for(self, found: Sequence[Contest]) -> NamedInts:
         """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
-        shared = least_mean_slowdown(found) if len(found) > 1 else None
+        shared = least_mean_slowdown(found, found[0].incumbent) if len(found) > 1 else None
         if len(found) > 1 and shared is None:
             self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
         return shared.config if shared else found[0].pick.config or NamedInts()
 
-    def _add_robust(self, devices: Mapping[str, Sequence[Contest]], first: str) -> None:
-        best = robust(devices[first])
+    def _add_robust(self, devices: Mapping[str, Sequence[Contest]]) -> None:
+        (_, first), *others = devices.items()
+        best = self._robust(first, Device(self.arch))
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
-        self.rows.append(_row(self.kernel, "", None, best.config, devices[first]))
-        for name, found in devices.items():
-            own = robust(found)
-            if name != first and own is not None and _loses(best.config, found, own):
-                self.rows.append(_row(self.kernel, name, None, own.config, found))
+        keyed = _with_key(self.rows)
+        served: list[Contest] = []
+        for name, found in others:
+            own = self._robust(found, found[0].device)
+            if own is not None and _loses(best.config, found, own):
+                row = _row(self.kernel, name, None, own.config, found)
+                self.rows.append(replace(row, held_out=leave_one_shape_out(found, keyed)))
+            else:
+                served += found
+        row = _row(self.kernel, "", None, best.config, first)
+        self.rows.append(replace(row, held_out=leave_one_shape_out(first, keyed, served)))
+
+    def _robust(self, found: Sequence[Contest], device: Device) -> Shared | None:
+        return robust(found, incumbent=self.incumbents(self.kernel, device, None))
 
     # Published
 
@@ -174,27 +248,48 @@ class _Builder:
         groups: dict[NamedInts | None, list[Contest]] = {}
         for contest in keyed:
             groups.setdefault(contest.pick.lookup_key, []).append(contest)
-        chosen = [(key, self._config_for(found), found) for key, found in groups.items()]
-        if best := robust(keyed):
-            chosen.append((None, best.config, list(keyed)))
-        proven = [self._proven_row(key, config, found) for key, config, found in chosen if key not in taken]
-        return [row for row in proven if row is not None]
+        named = [(key, found) for key, found in groups.items() if key not in taken]
+        chosen = [_row(self.kernel, "", key, self._config_for(found), found) for key, found in named]
+        proven = [(row, completed) for row in chosen if (completed := self._proven(row))]
+        rows = [completed for _, completed in proven]
+        if not taken and (best := robust(keyed)):
+            as_timed = _with_key(row for row, _ in proven)  # without the axes that only ours has
+            held_out = leave_one_shape_out(keyed, as_timed)
+            row = self._proven(_row(self.kernel, "", None, best.config, keyed))
+            rows += [replace(row, held_out=held_out)] if row else []
+        return rows
 
-    def _proven_row(self, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> TableRow | None:
+    def _proven(self, row: TableRow) -> TableRow | None:
         """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
-        where = "any other shape" if key is None else str(key)
+        where = "any other shape" if row.key is None else str(row.key)
         version = _newest_version(self.static)
-        completed = NamedInts({**version.default, **config}) if version else config
+        completed = NamedInts({**version.default, **row.config}) if version else row.config
         compiled = [item for item in self.static if item.version == version and item.config == completed]
         if not compiled:
             why = f"was not compiled: run {self._compile_command}"
         elif any(item.status is not Status.OK or item.facts.spill_bytes != 0 for item in compiled):
             why = "does not compile or spills"
         else:
-            row = _row(self.kernel, "", key, config, found)
             return replace(row, config=_in_declared_order(completed, version), other_implementation=True)
-        self.notices.append(f"the published config for {where} is not exported, {config} {why}")
+        self.notices.append(f"the published config for {where} is not exported, {row.config} {why}")
         return None
+
+    # Static
+
+    def _add_static(self) -> None:
+        """A row for any shape: machine code depends on no size but on what divides it, and tells shapes not apart."""
+        version = _newest_version(self.static)
+        if version is None:
+            return
+        own = [item for item in self.static if item.version == version]
+        choice = static_score.choose(own, version.default, self.calibration)
+        if choice is None:
+            self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
+            return
+        self.comments.append(choice.comment)
+        config = _in_declared_order(choice.config, version)
+        basis = Basis.DEFAULT if choice.is_default else Basis.STATIC
+        self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, calibration=self.calibration))
 
 
 def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> TableRow:
@@ -206,7 +301,17 @@ def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, fou
         config=_in_declared_order(config, found[0].pick.version),
         problems=tuple((contest.winner(), contest.times_us[config]) for contest in covering),
         worst_slowdown=max(contest.slowdown(config) for contest in covering),
+        basis=Basis(found[0].kind),
     )
+
+
+def _with_key(rows: Iterable[TableRow]) -> list[tables.Row]:
+    """As a lookup reads them."""
+    return [
+        (row.kernel, row.device, tuple(sorted(row.key.items())), tuple(row.config.items()))
+        for row in rows
+        if row.key is not None
+    ]
 
 
 def _in_declared_order(config: NamedInts, version: KernelVersion | None) -> NamedInts:

@@ -14,7 +14,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8tune import __version__, database, device, git, names, plan, ranking, shapes, source
+from fp8tune import (
+    __version__,
+    calibrate,
+    database,
+    device,
+    git,
+    incumbents,
+    names,
+    plan,
+    ranking,
+    rocm,
+    shapes,
+    source,
+)
+from fp8tune.compiling import distinct
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
 from fp8tune.loading import check_reference, load_spec
@@ -37,13 +51,15 @@ class Wish:
     routing: str = "jagged"
     grid: tuple[str, ...] = ()
     arch: str | None = None
+    static: bool = False
+    """Compile only, also for this machine's arch."""
     scale_mode: str | None = None
     seed: int = 0
     timer: str | None = None
     again: bool = False
     retry_failed: bool = False
     quick: bool = False
-    """The screen alone, which is all there is so far."""
+    """The screen alone: its picks are no more than a first look."""
     time_budget_s: float | None = None
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     command: str = ""
@@ -72,7 +88,7 @@ class Prepared:
 
 def take(wish: Wish) -> Job:
     """Choose the laboratory and read the shapes. Raises UsageError or MachineError for what cannot be done here."""
-    laboratory, notices = choose_laboratory(wish.arch, wish.timer)
+    laboratory, notices = choose_laboratory(wish.arch, wish.timer, wish.static)
     rows = tuple(row for name in wish.shapes for row in shapes.load(name).rows)
     return Job(wish, laboratory, rows, _key(wish, laboratory, rows), notices)
 
@@ -83,6 +99,7 @@ def _key(wish: Wish, laboratory: Laboratory, rows: Iterable[NamedInts]) -> str:
         [[reference, _folder(reference)] for reference in wish.kernels],
         [row.canonical for row in rows],
         [wish.routing, wish.grid, wish.scale_mode, wish.seed, laboratory.timer, laboratory.device.fingerprint],
+        "screen" if wish.quick else "finals",
         __version__,
     ]
     return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
@@ -98,16 +115,35 @@ def _folder(reference: str) -> str:
 
 
 def is_stored(db: str, job: Job) -> bool:
-    """Whether a database has all rows of a job, so that nothing needs to be planned. Makes no database."""
+    """Whether a database has all rows of a job, so that nothing needs to be planned. Makes no database.
+
+    Not where an import brought finals that come to another pick: then the job has finals to run.
+    """
     if job.wish.again or job.wish.retry_failed or not database.exists(db):
         return False
     with Store.open(db, writable=False) as store:
-        return store.finished_sweep(job.key, job.laboratory.device) is not None
+        problems = finished_problems(store, job)
+        return bool(problems) and (job.wish.quick or not _disputed(store, job, problems))
 
 
 def finished_problems(store: Store, job: Job) -> list[Problem]:
     """The problems of a job whose rows are all there."""
     return [problem for _, problem in store.finished_sweep(job.key, job.laboratory.device) or []]
+
+
+def disputes(store: Store) -> list[Winner]:
+    """The problems on whose pick finals that were made apart disagree. Looks closer only where there are such."""
+    if not store.has_rival_finals():
+        return []
+    evidence = store.evidence(keep=ranking.competing)
+    return [winner for winner in ranking.winners(evidence, incumbents.committed) if winner.disputed]
+
+
+def _disputed(store: Store, job: Job, problems: Collection[Problem]) -> bool:
+    """Looks closer only where more finals than one count."""
+    if not store.has_rival_finals(job.laboratory.device):
+        return False
+    return any(winner.disputed for winner in winners(store, job.laboratory, problems))
 
 
 def prepare(job: Job) -> Prepared:
@@ -131,6 +167,8 @@ def prepare(job: Job) -> Prepared:
             seed=wish.seed,
             again=wish.again,
             retry_failed=wish.retry_failed,
+            finals=not wish.quick,
+            incumbents=_incumbents(batches, laboratory.device),
             time_budget_s=wish.time_budget_s,
             trial_timeout_s=wish.trial_timeout_s,
         ),
@@ -138,11 +176,21 @@ def prepare(job: Job) -> Prepared:
     )
 
 
+def calibration_batch(laboratory: Laboratory) -> Batch:
+    """What ``fp8tune calibrate`` times (imports torch and the kernel)."""
+    start_server()
+    spec = load_spec(calibrate.KERNEL)
+    problem = Problem(spec.name, calibrate.SHAPE, "balanced")
+    trials = plan.trials(spec, problem, spec.axes, limits_of(laboratory.device))
+    return make_batch(calibrate.KERNEL, spec, version_of(calibrate.KERNEL, spec), problem, trials)
+
+
 def run(store: Store, job: Job, prepared: Prepared | None = None) -> Iterator[Event]:
     """The events of a job: from its rows where :func:`is_stored`, otherwise by running it as prepared."""
     if prepared is not None:
         return sweep(store, prepared.request)
-    return recall(store, job.laboratory, store.finished_sweep(job.key, job.laboratory.device) or [])
+    problems = store.finished_sweep(job.key, job.laboratory.device) or []
+    return recall(store, job.laboratory, problems, finals=not job.wish.quick)
 
 
 def row_of(event: Event) -> Row | None:
@@ -152,18 +200,19 @@ def row_of(event: Event) -> Row | None:
 
 def winners(store: Store, laboratory: Laboratory, problems: Collection[Problem]) -> list[Winner]:
     """The best config of each of these problems on the laboratory's device."""
-    kernels = dict.fromkeys(problem.kernel for problem in problems)
-    evidence = [item for kernel in kernels for item in store.evidence(kernel, laboratory.device.arch)]
-    wanted = set(problems)
-    return ranking.winners(
-        [item for item in evidence if item.problem in wanted and item.device == laboratory.device],
-    )
+    evidence = store.evidence(keep=ranking.competing, problems=set(problems), device=laboratory.device)
+    return ranking.winners(evidence, incumbents.committed)
+
+
+def _incumbents(batches: Iterable[Batch], target: Device) -> dict[Problem, NamedInts]:
+    found = {b.problem: incumbents.committed(b.version.kernel, target, b.lookup_key) for b in batches}
+    return {problem: config for problem, config in found.items() if config is not None}
 
 
 # Where trials run
 
 
-def choose_laboratory(arch: str | None, timer: str | None) -> tuple[Laboratory, tuple[str, ...]]:
+def choose_laboratory(arch: str | None, timer: str | None, static: bool = False) -> tuple[Laboratory, tuple[str, ...]]:
     """The laboratory for an arch and timer as the user gave them (None: this machine's), with notices."""
     if timer is not None and timer.startswith("simulated"):
         if arch not in (None, "simulated"):
@@ -174,10 +223,10 @@ def choose_laboratory(arch: str | None, timer: str | None) -> tuple[Laboratory, 
     here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
     if arch is not None:
         names.check_arch(arch)
-        if here is None or here.arch != arch:
-            return static_laboratory(arch), (
-                f"{arch} is not this machine's: configs are compiled for it, nothing is run or timed",
-            )
+        if static or here is None or here.arch != arch:
+            return static_laboratory(arch), (f"configs are compiled for {arch}; nothing is run or timed",)
+    if static:
+        raise UsageError("--static compiles for an arch: say which with --arch, such as sm_90 or gfx942")
     if here is None:
         if timer is not None:
             raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
@@ -230,7 +279,7 @@ def _interpreter_notice(batches: Sequence[Batch]) -> str:
 def _batches(reference: str, rows: Iterable[NamedInts], wish: Wish, laboratory: Laboratory) -> list[Batch]:
     spec = load_spec(reference)
     arch = laboratory.device.arch
-    axes = plan.parse_grid(wish.grid, spec.axes)
+    axes = plan.parse_grid(wish.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
     problems = plan.problems(
         spec,
         rows,
@@ -240,11 +289,15 @@ def _batches(reference: str, rows: Iterable[NamedInts], wish: Wish, laboratory: 
         seed=wish.seed,
     )
     version = version_of(reference, spec)
+    if laboratory.kind is Kind.STATIC:  # a row for each shape would say the same again and again
+        problems = distinct(reference, problems, arch)
     if laboratory.kind is Kind.INTERPRETER:
         planned = plan.interpreter_plan(spec, problems, axes)
     else:
         limits = limits_of(laboratory.device)
         planned = [trial for problem in problems for trial in plan.trials(spec, problem, axes, limits)]
+        if not laboratory.runs:  # a row for what is not even compiled would say nothing
+            planned = [trial for trial in planned if trial.pruned is None]
     by_problem: dict[Problem, list[plan.Planned]] = {}
     for trial in planned:
         by_problem.setdefault(trial.problem, []).append(trial)

@@ -1,7 +1,8 @@
-"""The few numbers everything else is judged by: a block's value, a median, a geometric mean."""
+"""The few numbers everything else is judged by: a block's value, a median, a geometric mean, a quantile."""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,38 @@ def geomean(ratios: Iterable[float]) -> float:
     if min(checked) <= 0:
         raise ValueError(f"a geometric mean needs positive values, got {min(checked)}")
     return statistics.geometric_mean(checked)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: 1 where both rise together, -1 where one falls as the other rises, 0 where either never changes."""
+    from scipy.stats import spearmanr
+
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return float(spearmanr(first, second).statistic)
+
+
+@functools.cache
+def t_quantile(share: float, degrees: int) -> float:
+    """Student's t that ``share`` (over a half) of the distribution with so many degrees of freedom lies below.
+
+    As ``scipy.special.stdtrit``, whose import takes longer than reading the rows of a finished sweep.
+    """
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within_angle(middle, degrees) < 2 * share - 1 else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def _within_angle(angle: float, degrees: int) -> float:
+    """Share of Student's t within ``+-tan(angle) * sqrt(degrees)`` (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    is_odd, cosine = degrees % 2, math.cos(angle)
+    term, total = (cosine if is_odd else 1.0), 0.0
+    for power in range(is_odd, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cosine**2
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if is_odd else total
 
 
 def _finite(values: Iterable[float]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, func, insert, inspect, select, update
 
-from fp8tune import database, gathering, reading
+from fp8tune import database, gathering, reading, visits
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Row
 from fp8tune.schema import (
@@ -25,6 +25,7 @@ from fp8tune.schema import (
     Candidates,
     Completions,
     Devices,
+    Finals,
     Meta,
     Problems,
     Sweeps,
@@ -60,6 +61,7 @@ class Store:
             if writable:
                 database.begin_writing(store._connection)
                 store._writable = True
+                store._add_missing_tables()
         except BaseException:
             store.close()
             raise
@@ -103,6 +105,11 @@ class Store:
             values |= {"timer": timer, "seed": seed, "again": again, "started_at": time.time()}
             return self._writer.id(Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
 
+    def sweep_uid(self, sweep_id: int) -> str:
+        """The name of a sweep in every copy of the database."""
+        with self._transaction():
+            return str(self._scalar(select(Sweeps.uid).where(Sweeps.id == sweep_id)))
+
     def finish_sweep(self, sweep_id: int) -> None:
         """Note that a sweep ran to its end: the same request begins a new one from now on."""
         with self._transaction(write=True):
@@ -121,6 +128,26 @@ class Store:
             key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
             key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
             self._writer.id(Completions, key, {"planned": planned})
+
+    def end_finals(
+        self,
+        sweep_id: int,
+        version: KernelVersion,
+        device: Device,
+        problem: Problem,
+        *,
+        tie_band: float,
+        keep_band: float,
+        floor_us: float,
+    ) -> None:
+        """Note that a problem's finals ran to their end in a sweep: from now on they count instead of those before."""
+        with self._transaction(write=True):
+            key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
+            key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
+            before = visits.Sessions.load(self._connection).of(key["problem_id"], key["version_id"], key["device_id"])
+            values = {"replaces": " ".join(session.sweep for id, session in before.items() if id != sweep_id)}
+            bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
+            self._writer.id(Finals, key, values | bands)
 
     def record_ceiling(self, sweep_id: int, device: Device, gb_per_s: float) -> None:
         """Keep the copy ceiling measured in a sweep, in GB/s; a later measurement in the same sweep replaces it."""
@@ -167,10 +194,33 @@ class Store:
         *,
         sweep: int | None = None,
         round: int | None = None,
+        stage: str = "screen",
     ) -> dict[NamedInts, Outcome]:
         """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them."""
         with self._transaction():
-            return reading.tried(self._connection, version, device, kind, problem, sweep, round)
+            return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage)
+
+    def finals(
+        self, version: KernelVersion, device: Device, problem: Problem, sweep: int
+    ) -> dict[NamedInts, list[visits.Timed]]:
+        """Config -> what a sweep's finals of a problem timed so far, ended or not."""
+        with self._transaction():
+            return visits.of_sweep(self._connection, version, device, problem, sweep)
+
+    def tick_us(self, version: KernelVersion, device: Device, problem: Problem, sweep: int) -> float | None:
+        """The smallest step between two samples of a block in a sweep's finals of a problem; None where unknown."""
+        with self._transaction():
+            return visits.tick_us(self._connection, version, device, problem, sweep)
+
+    def has_rival_finals(self, device: Device | None = None) -> bool:
+        """Whether finals of some problem (on this device) were made apart, so that neither replaces the other."""
+        with self._transaction():
+            return visits.has_rivals(self._connection, device)
+
+    def calibration(self, device: Device) -> dict[str, float]:
+        """The newest value of everything that was ever measured of this very device, by name."""
+        with self._transaction():
+            return reading.calibration(self._connection, device)
 
     def evidence(
         self,
@@ -179,13 +229,16 @@ class Store:
         kinds: Collection[Kind] | None = None,
         *,
         keep: gathering.Keep | None = None,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
     ) -> list[Evidence]:
-        """All candidates that have rows, each with one time a process; of one kernel, one arch or some kinds.
+        """All candidates that have rows, each with one time a process; of one kernel, one arch, some kinds or problems,
+        or one device with the software that drove it.
 
         ``keep`` says which pools to read: :func:`fp8tune.ranking.competing` leaves out what cannot win.
         """
         with self._transaction():
-            return gathering.evidence(self._connection, kernel, arch, kinds, COPY_CEILING, keep)
+            return gathering.evidence(self._connection, kernel, arch, kinds, COPY_CEILING, keep, problems, device)
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Every trial with all that is kept of it, samples included, in the order stored."""
@@ -257,7 +310,17 @@ class Store:
         with self._transaction():
             return sorted(self._connection.execute(query).scalars())
 
+    def _add_missing_tables(self) -> None:
+        """The one kind of change that old databases take so far: a table more, which older versions never read."""
+        are_there = set(inspect(self._connection).get_table_names())
+        self._connection.rollback()  # ends the transaction that looking began
+        if not are_there >= set(Base.metadata.tables):
+            with self._transaction(write=True):
+                Base.metadata.create_all(self._connection)
+
     def _stream(self, table: type[Base]) -> Iterator[Mapping[str, Any]]:
+        if not inspect(self._connection).has_table(table.__tablename__):  # a database from before this table
+            return
         query = select(*table.__table__.c).order_by(table.__table__.c.id)
         for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
             yield dict(row)

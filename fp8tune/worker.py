@@ -26,7 +26,15 @@ from fp8tune.errors import Fp8tuneError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PRELOAD = ["torch", "triton", "triton.language", "fp8tune.measure", "fp8tune.compiling"]
+PRELOAD = [
+    "torch",
+    "triton",
+    "triton.language",
+    "triton.testing",
+    "scipy.stats",
+    "fp8tune.measure",
+    "fp8tune.compiling",
+]
 """Imported once, in the server. None of them touches a GPU at import."""
 
 

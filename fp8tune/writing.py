@@ -21,9 +21,11 @@ from fp8tune.schema import (
     Base,
     Calibrations,
     Candidates,
+    Codes,
     Completions,
     Configs,
     Devices,
+    Finals,
     KernelVersions,
     LookupKeys,
     Problems,
@@ -41,7 +43,9 @@ _SHARED: tuple[type[Base], ...] = (
     Sweeps,
     Workers,
     Candidates,
+    Codes,
     Completions,
+    Finals,
     Calibrations,
 )
 """All tables but trials, each after those it refers to."""
@@ -171,7 +175,10 @@ class Writer:
         lookup_key_id = self._ints_id(LookupKeys, row.lookup_key)
         facts = {name: getattr(row.outcome.facts, name) for name in _FACTS} | {"bytes_moved": row.bytes_moved}
         newer = facts if row.lookup_key is None else facts | {"lookup_key_id": lookup_key_id}
-        return self.id(Candidates, key, facts | {"lookup_key_id": lookup_key_id}, newer)
+        candidate = self.id(Candidates, key, facts | {"lookup_key_id": lookup_key_id}, newer)
+        if (code := row.outcome.facts.code) is not None:
+            self.id(Codes, {"candidate_id": candidate}, _fields(code), newer=_fields(code))
+        return candidate
 
     def _ints_id(self, table: type[Base], items: NamedInts | None) -> int:
         return self.id(table, {"canonical": UNSTATED if items is None else items.canonical}, {"items": items})
@@ -180,7 +187,16 @@ class Writer:
         values = _translated(table, row, ids)
         key = {name: values.pop(name) for name in _unique_names(table)}
         newer = {name: values[name] for name in _FACTS} if table is Candidates else None
+        if table is KernelVersions and self._yields_to(key, values):
+            newer = values
         return self.id(table, key, values, newer)
+
+    def _yields_to(self, key: Values, declared: Values) -> bool:
+        """Whether another database's declaration of a kernel source replaces ours: whichever is merged into which."""
+        columns = [_sql_table(KernelVersions).c[name] for name in declared]
+        same = (_sql_table(KernelVersions).c[name] == value for name, value in key.items())
+        ours = self._connection.execute(select(*columns).where(*same)).first()
+        return ours is not None and _text(declared.values()) > _text(ours)
 
     def _insert_new(self, table: type[Base], rows: list[Values]) -> int:
         return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
@@ -214,6 +230,10 @@ def _insert_once() -> Insert:
 
 def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _text(values: Iterable[Any]) -> str:
+    return repr([value.canonical if isinstance(value, NamedInts) else value for value in values])
 
 
 def _sql_table(table: type[Base]) -> Table:

@@ -9,8 +9,12 @@ from hypothesis import settings
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported and when a kernel is decorated
+# Triton reads it when it is imported and when a kernel is decorated. On a GPU tests are of compiled kernels, whatever
+# the environment says.
+if torch.cuda.is_available():
+    os.environ.pop("TRITON_INTERPRET", None)
+else:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -77,6 +77,10 @@ def begin(store: Store, device: Device = H100, request: str = "request", *, agai
     )
 
 
+def end_finals(store: Store, sweep: int, of: Problem | None = None, device: Device = H100) -> None:
+    store.end_finals(sweep, KERNEL, device, of or problem(), tie_band=0.01, keep_band=0.015, floor_us=0.0)
+
+
 def finished_sweep(
     store: Store, times_us: Mapping[Problem, Mapping[NamedInts, float]], device: Device = H100, request: str = "request"
 ) -> None:

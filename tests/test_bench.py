@@ -22,6 +22,7 @@ from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.worker import Poisoned, Worker
 from fp8tune_kernels import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.mxfp8_arithmetic import reference_blocks
 
 FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
 
@@ -224,6 +225,7 @@ def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
         return arguments[0].t() if arguments[0].dim() == 2 else arguments[0], None
 
     fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
     counterparts.counterpart(kernel, inputs)()
     tensors = sum(isinstance(value, torch.Tensor) for value in inputs)
     assert sum(isinstance(value, torch.Tensor) for value in seen) == tensors
@@ -236,11 +238,45 @@ def test_the_two_steps_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> N
 
     module, name, _ = counterparts.COUNTERPARTS["mxfp8-dim1-3d-via-2d"]
     fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
     inputs = (torch.randn(3, 64, 48, dtype=torch.bfloat16), torch.float8_e4m3fn, "floor")
     codes, _ = counterparts.counterpart("mxfp8-dim1-3d-via-2d", inputs)()
     wanted, _ = mxfp8_dim1_3d.reference(*inputs)
     assert codes.stride() == wanted.stride()
     assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", counterparts.IN_TORCH)
+def test_where_the_hardware_knows_no_e8m0_torchao_quantizes_in_plain_torch(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_mx(x: torch.Tensor, dtype: torch.dtype, block: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.is_contiguous()
+        assert (block, mode) == (32, "rceil")
+        codes, scales = reference_blocks(x, dtype, mode)
+        return scales, codes
+
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.config", ScaleCalculationMode=str)
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.mx_tensor", to_mx=to_mx)
+    whole: list[object] = []
+    monkeypatch.setattr(counterparts, "compiled", lambda call: whole.append(call) or call)
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: False)
+    spec = load_spec(kernel)
+    shape = NamedInts(
+        {dim: size for dim, size in (("E", 3), ("M", 64), ("N", 64), ("K", 96)) if dim in spec_dims(kernel)}
+    )
+    inputs = spec.inputs(Problem(kernel, shape, scale_mode="rceil"), "cpu")
+    codes, scales = counterparts.counterpart(kernel, inputs)()
+    wanted, wanted_scales = spec.reference(*inputs)
+    assert len(whole) == 1
+    assert codes.stride() == wanted.stride()
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+    if kernel != "mxfp8-dim1-3d-via-2d":  # torchao leaves its scales as one matrix
+        assert torch.equal(scales.view(torch.uint8), wanted_scales.view(torch.uint8))
+
+
+def spec_dims(kernel: str) -> frozenset[str]:
+    return frozenset(next(load_spec(kernel).problems({"M": 1, "N": 1, "K": 1, "E": 1})))
 
 
 def test_without_torchao_the_reason_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +352,7 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
             assert each.time_us, each.timings["fp8tune"].reason
             assert each.ceiling_gb_per_s, each.cast.reason
             assert all(timing.time_us or timing.reason for timing in each.timings.values())
+            assert each.timings["torch.compile"].time_us, each.timings["torch.compile"].reason
         else:
             assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
             assert each.hosts["torch.add"].time_us

@@ -33,7 +33,10 @@ TRIAL_FIELDS = [
     "status",
     "time_us",
     "reason",
+    "stage",
+    "round",
 ]
+WINNER_FIELDS = ["ceiling_share", "n", "source", "verdict", "noise_floor", "runner_up", "runner_up_us"]
 
 
 def environment() -> dict[str, str]:
@@ -83,9 +86,18 @@ def test_show_json_has_the_contract_fields(database: Path) -> None:
     rows = json.loads(fp8tune("show", "--db", database, "--format", "json").stdout)
     assert rows
     for row in rows:
-        assert list(row) == [*TRIAL_FIELDS, "ceiling_share", "n", "source", "verdict"]
+        assert list(row) == [*TRIAL_FIELDS[:-2], *WINNER_FIELDS]
         assert (row["source"] is None) == (row["kind"] != "published")
     assert {row["arch"] for row in rows} == {"simulated", "gfx942"}
+
+
+def test_calibrate_says_what_it_measured_and_what_follows(tmp_path: Path) -> None:
+    done = fp8tune("calibrate", "--timer", "simulated:3", "--db", tmp_path / "results.db", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert list(said) == ["arch", "device", "measured", "protocol"]
+    assert said["protocol"]["processes"] >= 4
+    assert 0 < said["measured"]["process_sd"] < 0.01
 
 
 def test_export_twice_gives_the_same_bytes_and_check_tells_staleness(database: Path, tmp_path: Path) -> None:
@@ -178,7 +190,7 @@ def contents(database: Path) -> list[tuple[object, ...]]:
         SELECT problems.canonical, configs.canonical, trials.round, trials.status, trials.time_us
         FROM trials JOIN candidates ON candidates.id = trials.candidate_id
         JOIN problems ON problems.id = candidates.problem_id JOIN configs ON configs.id = candidates.config_id
-        ORDER BY 1, 2, 3
+        ORDER BY 1, 2, 3, 4, 5
     """
     with sqlite3.connect(database) as connection:
         return connection.execute(query).fetchall()
@@ -229,3 +241,51 @@ def test_compiling_for_an_arch_that_is_not_here(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {(row["arch"], row["kind"], row["time_us"]) for row in rows} == {("gfx950", "static", None)}
     assert "ok" in {row["status"] for row in rows}
+
+
+def test_published_conflicts_are_shown_with_both_sides(database: Path) -> None:
+    done = fp8tune("show", "--conflicts", "--db", database)
+    assert done.returncode == 0, done.stderr
+    for part in ("M=16640 K=5120 G=64", "245.9", "492.0", "10,430", "23,638", "pytorch/ao#3952", "pytorch/ao#4024"):
+        assert part in done.stdout
+    found = json.loads(fp8tune("show", "--conflicts", "--format", "json", "--db", database).stdout)
+    assert [len(conflict["rows"]) for conflict in found] == [2, 2, 2]
+    assert fp8tune("show", "--conflicts", "--format", "csv", "--db", database).returncode == 2
+
+
+def test_show_gives_the_best_single_config_of_a_kernel(database: Path) -> None:
+    shown = fp8tune("show", "--arch", "gfx942", "--kernel", "colwise", "--db", database).stdout
+    line = (
+        "best single config: BLOCK_SIZE=32 BLOCK_SIZE_ITER=128 num_warps=4; worst slowdown 1.215, other implementation"
+    )
+    assert line in shown
+    assert [row.split()[-1] for row in shown.partition(line)[2].splitlines() if row.startswith("M=")] == [
+        "1.215",
+        "1.000",
+        "1.005",
+        "1.060",
+    ]
+
+
+@pytest.mark.slow
+def test_a_static_sweep_is_reported_and_exported(tmp_path: Path) -> None:
+    path, grid = (
+        tmp_path / "r.db",
+        ["--grid", "BLOCK_SIZE=1,2", "--grid", "BLOCK_SIZE_ITER=1024", "--grid", "num_stages=1"],
+    )
+    swept = fp8tune("sweep", "--static", "--arch", "gfx942", "--kernel", "rowwise-2d", *grid, "--db", path, "--json")
+    assert swept.returncode == 0, swept.stderr
+    rows = [json.loads(line) for line in swept.stdout.splitlines()]
+    assert {(row["kind"], row["fp8_dtype"], row["time_us"]) for row in rows} == {("static", "float8_e4m3fnuz", None)}
+    assert len({json.dumps(row["shape"]) for row in rows}) == 1
+    report = fp8tune("static-report", "--arch", "gfx942", "--format", "json", "--db", path)
+    assert report.returncode == 0, report.stderr
+    ranked = json.loads(report.stdout)
+    assert [item["cost"] for item in ranked] == sorted(item["cost"] for item in ranked)
+    assert all(item["code"]["fp8_conversions"] > 0 for item in ranked)
+    assert "native" in fp8tune("static-report", "--arch", "gfx942", "--db", path).stdout
+    assert "--static --arch sm_90" in fp8tune("static-report", "--db", path).stderr
+    table = tmp_path / "gfx942.py"
+    assert fp8tune("export", "--arch", "gfx942", "--db", path, "--output", table).returncode == 0
+    assert "# rowwise-2d: default, compiled and not run: the static cost is not calibrated" in table.read_text()
+    assert fp8tune("sweep", "--static", "--kernel", "rowwise-2d", "--db", path).returncode == 2

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fp8tune import compare, errors, source
-from fp8tune.comparison import ComparedRow, Comparison, Revision
+from fp8tune.comparison import ComparedRow
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 
 KERNEL = """
@@ -78,7 +77,29 @@ def test_changed_code_is_paired_by_its_source_hash(repository: Path) -> None:
     row = compared(repository, *evidence)["colwise"]
     assert (row.arch, row.shape, row.before_us, row.after_us) == ("sm_90", SHAPE, 200.0, 150.0)
     assert row.ratio == 0.75
-    assert row.verdict is None
+
+
+def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
+    """Four processes a side: enough to tell 25 % from the noise, and 0.1 % from 2 %."""
+    spread = (0.998, 0.999, 1.001, 1.002)
+    before = replace(rows(repository, "main", "colwise", 1.0), times_us=tuple(200.0 * x for x in spread))
+    for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
+        times_us = tuple(200.0 * factor * x for x in spread)
+        after = replace(rows(repository, "branch", "colwise", 1.0), times_us=times_us)
+        comparison = compare.compare([before, after], repository, "main..branch", ["colwise"])
+        (row,) = comparison.rows
+        assert (row.verdict, row.n) == (verdict, 4)
+        assert row.effect is not None
+        assert row.effect.interval[0] < factor < row.effect.interval[1]
+        assert comparison.exit_code == (1 if verdict == "REGRESSION" else 0)
+
+
+def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    comparison = compare.compare(evidence, repository, "main..branch", ["colwise"])
+    assert [row.verdict for row in comparison.rows] == ["INCONCLUSIVE"]
+    assert comparison.exit_code == 3
+    assert any("one process a side" in line for line in comparison.notices)
 
 
 def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
@@ -220,41 +241,8 @@ def test_json_keeps_the_contract(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
     said = json.loads(json.dumps(compare.compare(evidence, repository, "main..branch", ["colwise"]).as_json()))
     wanted = {"kernel": "colwise", "arch": "sm_90", "before_us": 200.0, "after_us": 150.0, "ratio": 0.75}
-    assert set(said) == {"rows", "geomean"}
+    assert {"rows", "geomean"} <= set(said)
     assert said["geomean"] == pytest.approx(0.75)
     assert wanted.items() <= said["rows"][0].items()
     assert said["rows"][0]["shape"] == {"M": 16640, "K": 5120, "G": 64}
-    assert said["rows"][0]["verdict"] is None
-
-
-def one_row(change: Callable[[Device], Device] = lambda device: device) -> Comparison:
-    row = ComparedRow("colwise", None, Problem("colwise", SHAPE, routing="jagged"), change(H100), 1234.56, 617.28)
-    return Comparison(Revision("main", "a" * 40), Revision("branch", "b" * 40), (row,))
-
-
-def test_markdown_is_a_table_and_one_line_of_provenance() -> None:
-    assert one_row().markdown().splitlines() == [
-        "| Kernel | Shape | Before (us) | After (us) | Speedup |",
-        "| --- | --- | ---: | ---: | ---: |",
-        "| colwise | M=16640 K=5120 G=64, jagged | 1,234.6 | 617.3 | 2.00x |",
-        "",
-        "NVIDIA H100 (sm_90), driver 580.95, cuda 13.0, torch 2.11.0, triton 3.6.0. "
-        "Before: main (aaaaaaaaaaaa), after: branch (bbbbbbbbbbbb). Recorded rows, matched by kernel source.",
-    ]
-
-
-def test_a_stored_name_cannot_break_out_of_the_table() -> None:
-    text = one_row(lambda device: replace(device, name="H100 | x |\n| --- |")).markdown()
-    assert text.splitlines()[-1].startswith("H100 \\| x \\| \\| --- \\| (sm_90)")
-
-
-def test_markdown_has_one_table_a_device(repository: Path) -> None:
-    other = replace(H100, name="NVIDIA H200", uuid_hash="2" * 16)
-    evidence = [
-        rows(repository, side, "colwise", time_us, device)
-        for device in (H100, other)
-        for side, time_us in (("main", 200.0), ("branch", 150.0))
-    ]
-    text = compare.compare(evidence, repository, "main..branch", ["colwise"]).markdown()
-    assert text.count("| Kernel |") == 2
-    assert text.count("1.33x") == 2
+    assert said["rows"][0]["verdict"] == "INCONCLUSIVE"

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from database_rows import H100, H200, KERNEL, begin, config, evidence, finished_sweep, problem, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune import export
+from fp8tune import export, render_trust
 from fp8tune.columns import LARGEST
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export import render, stale, table_path, write
@@ -35,13 +36,17 @@ MEASURED = {
 }
 
 
-def rows_of(module: str, tmp_path: Path) -> tuple:
+def loaded(module: str, tmp_path: Path) -> ModuleType:
     path = tmp_path / "generated.py"
     path.write_text(module)
     spec = importlib.util.spec_from_file_location("generated", path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded.ROWS
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def rows_of(module: str, tmp_path: Path) -> tuple:
+    return loaded(module, tmp_path).ROWS
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,7 @@ def test_the_side_car_says_what_each_row_rests_on():
         "input_layout": "contiguous",
         "kind": "measured",
         "n": 2,
+        "noise_floor": None,
         "routing": "jagged",
         "runner_up": {"BLOCK_SIZE": 64, "num_stages": 1, "num_warps": 4},
         "runner_up_us": 110.0,
@@ -89,7 +95,77 @@ def test_the_side_car_says_what_each_row_rests_on():
         "source": None,
         "source_hash": "aaaa",
         "time_us": 100.5,
+        "verdict": "quick",
     }
+
+
+def test_the_row_for_any_other_shape_says_what_it_loses_on_shapes_held_out():
+    rows = [
+        evidence(time_us, of=problem(K=K), config=config(block))
+        for K, times_us in {1024: (100.0, 104.0), 2048: (103.0, 100.0)}.items()
+        for block, time_us in zip((32, 64), times_us, strict=True)
+    ]
+    table = render(rows, "sm_90")
+    (robust,) = table.robust
+    assert (robust.key, robust.held_out.robust.worst_slowdown) == (None, 1.04)
+    rows_of_json = json.loads(table.evidence)["rows"]
+    assert ["held_out" in row for row in rows_of_json] == [row["key"] is None for row in rows_of_json]
+    assert rows_of_json[-1]["held_out"]["rule"] == "robust"
+    held_out = rows_of_json[-1]["held_out"]["robust"]
+    assert held_out == rows_of_json[-1]["held_out"]["nearest"]  # of two shapes, the other is the nearest
+    assert (held_out["geomean_slowdown"], held_out["worst_slowdown"]) == (1.035, 1.04)
+    assert held_out["problems"][0] == {
+        "config": {"BLOCK_SIZE": 64, "num_stages": 1, "num_warps": 4},
+        "input_layout": "contiguous",
+        "routing": "jagged",
+        "shape": {"G": 64, "K": 1024, "M": 16640},
+        "slowdown": 1.04,
+    }
+
+
+def in_two_camps(kernel: str = "colwise"):
+    """Small K and large K each have a config that is bad for the other: no one config suits all."""
+    camps = {1024: (100.0, 200.0), 2048: (100.0, 200.0), 16384: (200.0, 100.0), 32768: (200.0, 100.0)}
+    return [
+        evidence(time_us, of=replace(problem(K=K), kernel=kernel), config=config(block))
+        for K, times_us in camps.items()
+        for block, time_us in zip((32, 64), times_us, strict=True)
+    ]
+
+
+def test_a_kernel_whose_nearest_row_loses_less_is_named(tmp_path):
+    one_for_all = [
+        evidence(100.0, of=replace(problem(K=K), kernel="rowwise"), config=config(32)) for K in (1024, 2048, 4096)
+    ]
+    table = render([*in_two_camps(), *one_for_all], "sm_90")
+    assert loaded(table.module, tmp_path).NEAREST == table.nearest == ("colwise",)
+    held_out = {row["kernel"]: row["held_out"] for row in json.loads(table.evidence)["rows"] if row["key"] is None}
+    assert held_out["colwise"]["rule"] == "nearest"
+    assert held_out["colwise"]["nearest"]["worst_slowdown"] == 1.0
+    assert held_out["colwise"]["robust"]["worst_slowdown"] == 2.0
+    assert held_out["rowwise"]["rule"] == "robust"
+    assert {row.kernel for row in table.robust} == {"colwise", "rowwise"}
+
+
+def test_the_summary_has_both_regrets(tmp_path, capsys):
+    table = render(in_two_camps(), "sm_90")
+    render_trust.print_robust(table.robust, table.nearest)
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert "+100.0 %  +100.0 %" in row
+    assert "+0.0 %  +0.0 %  the nearest key's row" in " ".join(row.split()).replace(" % ", " %  ")
+
+
+@pytest.mark.parametrize("text", ['x", __import__("os"), "', "\n", "a\\", "\u202e"])
+def test_hostile_names_never_reach_the_nearest(text):
+    with pytest.raises(DatabaseError, match="refused"):
+        render(in_two_camps(text), "sm_90")
+
+
+def test_one_shape_has_nothing_to_hold_out(tmp_path):
+    table = render([evidence(100.0)], "sm_90")
+    assert table.robust[0].held_out is None
+    assert loaded(table.module, tmp_path).NEAREST == ()
+    assert "held_out" not in table.evidence
 
 
 def test_an_empty_table_is_a_module_too(tmp_path):
@@ -263,6 +339,7 @@ def test_whatever_is_exported_reads_back_or_is_refused(key, launch, kernel, devi
         return
     namespace: dict[str, object] = {"__builtins__": {"tuple": tuple, "str": str, "int": int}}
     exec(compile(table.module, "generated", "exec"), namespace)
+    assert set(namespace["NEAREST"]) <= {kernel}
     for found_kernel, _, found_key, found_config in namespace["ROWS"]:
         assert found_kernel == kernel
         assert found_key is None or found_key == tuple(sorted(key.items()))

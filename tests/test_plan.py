@@ -239,3 +239,11 @@ def test_colwise_is_planned_on_the_activations_that_4069_timed():
     problems = plan.problems(load_spec("colwise"), shapes.load("deepseek-moe-16b").rows)
     shapes_planned = {problem.shape for problem in problems}
     assert shapes_planned >= {NamedInts(M=16640, K=k, G=groups) for k in (5120, 2048) for groups in (64, 128)}
+
+
+def test_an_axis_of_the_arch_joins_the_grid_only_where_it_is_named():
+    axes = {"BLOCK_SIZE": (32, 64), "num_warps": (4,)}
+    assert plan.parse_grid([], axes, ["waves_per_eu"]) == axes
+    assert plan.parse_grid(["waves_per_eu=2,4"], axes, ["waves_per_eu"]) == axes | {"waves_per_eu": (2, 4)}
+    with pytest.raises(UsageError, match="waves_per_eu"):
+        plan.parse_grid(["waves_per_eu=2"], axes)

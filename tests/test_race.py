@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.course import Course
-from benchmarks.race import Options, Race, as_json, parse, schedule
+from benchmarks.race import Options, Race, as_json, cache_owner, parse, schedule
 from benchmarks.standings import Oracle, Run, standings, table
 from benchmarks.step import MACHINE, ORACLE, Step, run_step
 from fp8tune.errors import UsageError
@@ -117,6 +117,21 @@ def test_the_verdict_comes_first_and_the_reruns_in_turns() -> None:
         ("a", 0), ("b", 0), (ORACLE, 0), ("c", 0),
         ("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("c", 2),
     ]  # fmt: skip
+
+
+def test_a_warm_race_fills_one_cache_before_anyone_searches() -> None:
+    chosen = replace(parse(["--warm", "--reruns", "2"]), contestants=("a", "b", "c"))
+    steps = schedule(chosen)
+    assert [(step.name, step.number) for step in steps] == [
+        (ORACLE, 0), ("a", 0), ("b", 0), ("c", 0), ("a", 1), ("b", 1), ("c", 1),
+    ]  # fmt: skip
+    assert {cache_owner(step, chosen) for step in steps} == {"a"}
+
+
+def test_contestants_of_a_cold_race_compile_for_themselves() -> None:
+    chosen = options(contestants=("a", "b", "c"), reruns=2)
+    owners = [cache_owner(step, chosen) for step in schedule(chosen)]
+    assert owners == ["a", "b", "a", "c", "a", "b", "c"]
 
 
 def test_a_contestant_that_cannot_run_is_a_line_and_is_not_tried_again(tmp_path: Path) -> None:

@@ -42,5 +42,5 @@ def test_every_row_has_an_identity_without_nulls(table):
 
 def test_ranking_reads_one_index():
     (summary,) = Trials.__table__.indexes
-    names = ["candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id"]
+    names = ["candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"]
     assert [column.name for column in summary.columns] == names

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 from database_rows import AXES, H100, H200, KERNEL, config, evidence, key_of, problem
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fp8tune.records import Device, Facts, Kind, NamedInts, Status
 from fp8tune.selecting import select
+from fp8tune_kernels import lookup
+from fp8tune_kernels.catalog import load
+from fp8tune_kernels.tables import Table
 
 GFX942 = Device("gfx942")
 MI300X = Device("gfx942", "AMD Instinct MI300X")
@@ -35,6 +40,54 @@ def test_each_key_has_its_pick_and_any_other_shape_the_robust_config():
         ("", key(2048)): config(64),
         ("", None): config(64),
     }
+
+
+SPEC = replace(load("colwise"), default=KERNEL.default, key=KERNEL.key)
+times = st.fixed_dictionaries(dict.fromkeys((32, 64, 128), st.floats(50.0, 200.0)))
+by_shape = st.dictionaries(st.sampled_from((1024, 1536, 2048, 4096, 8192)), st.tuples(times, times), min_size=2)
+
+
+def looked_up(rows, K: int, device: Device, nearest: tuple[str, ...]) -> NamedInts:
+    """What a lookup gives by the table of these rows."""
+    table = [
+        (row.kernel, row.device, row.key and tuple(sorted(row.key.items())), tuple(row.config.items()))
+        for row in select(rows, "sm_90").rows
+    ]
+    return NamedInts(lookup.pick(SPEC, key(K), Table(tuple(table), nearest), device.name))
+
+
+def judged(regret) -> list[tuple[int, str]]:
+    return sorted((left.problem.shape["K"], left.config.canonical) for left in regret.problems)
+
+
+def without(rows, K: int):
+    return [row for row in rows if row.problem.shape["K"] != K]
+
+
+@given(by_shape)
+def test_held_out_is_what_a_lookup_gives_by_the_table_without_the_shape(times_us):
+    rows = [row for K, (h100, _) in times_us.items() for row in measured(K, h100)]
+    (held_out,) = [row.held_out for row in select(rows, "sm_90").rows if row.key is None]
+    for regret, nearest in ((held_out.robust, ()), (held_out.nearest, ("colwise",))):
+        assert judged(regret) == sorted((K, looked_up(without(rows, K), K, H100, nearest).canonical) for K in times_us)
+
+
+@given(by_shape)
+def test_every_device_is_held_out_by_the_rows_that_it_would_take(times_us):
+    rows = [row for K, (h100, h200) in times_us.items() for row in measured(K, h100) + measured(K, h200, H200)]
+    any_shape = {row.device: row for row in select(rows, "sm_90").rows if row.key is None}
+    takes = {"": [H100], H200.name: [H200]} if H200.name in any_shape else {"": [H100, H200]}
+    for name, devices in takes.items():
+        expected = [(K, looked_up(without(rows, K), K, of, ("colwise",)).canonical) for of in devices for K in times_us]
+        assert judged(any_shape[name].held_out.nearest) == sorted(expected)
+
+
+def test_kernels_are_named_whose_nearest_row_loses_less():
+    camps = {1024: (100.0, 200.0), 2048: (100.0, 200.0), 16384: (200.0, 100.0), 32768: (200.0, 100.0)}
+    rows = [row for K, times_us in camps.items() for row in measured(K, dict(zip((32, 64), times_us, strict=True)))]
+    assert select(rows, "sm_90").nearest == ("colwise",)
+    assert select(measured(1024, {32: 100.0}) + measured(2048, {32: 100.0}), "sm_90").nearest == ()
+    assert select(measured(1024, {32: 100.0}), "sm_90").nearest == ()
 
 
 def test_configs_are_in_declared_order():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
@@ -82,8 +82,10 @@ def test_a_process_counts_once_with_the_median_of_its_blocks(store):
     for process, times in {"w1": (100.0, 90.0, 120.0), "w2": (80.0, 82.0)}.items():
         for round_, time_us in enumerate(times):
             store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
+    end_finals(store, sweep)
     (item,) = store.evidence()
-    assert item.times_us == (81.0, 100.0)
+    assert item.times_us == (81.0, pytest.approx(310 / 3))  # of four blocks and more a quarter is cut at each end
+    assert [visit.blocks[0] for visit in item.finals] == [(0, 100.0), (0, 80.0)]
 
 
 def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store):
@@ -114,12 +116,27 @@ def test_two_that_run_the_same_sweep_store_a_trial_once(store):
     assert [made.process for made in store.rows()] == ["w1", "w2", "w2", "w2"]
 
 
-def test_finals_replace_the_screen(store):
+def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     sweep = begin(store)
     store.add(sweep, row(90.0))
     store.add(sweep, row(100.0, stage="final"))
+    store.add(sweep, row(101.0, stage="twin"))
     (item,) = store.evidence()
-    assert (item.stage, item.times_us) == ("final", (100.0,))
+    assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
+    end_finals(store, sweep)
+    (item,) = store.evidence()
+    assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
+    assert [visit.time_us for visit in item.twin] == [101.0]
+
+
+def test_later_finals_replace_the_earlier_ones(store):
+    for time_us in (100.0, 90.0):
+        sweep = begin(store, again=True)
+        store.add(sweep, row(time_us, stage="final"))
+        end_finals(store, sweep)
+        store.finish_sweep(sweep)
+    (item,) = store.evidence()
+    assert item.times_us == (90.0,)
 
 
 def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):

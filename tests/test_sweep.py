@@ -14,9 +14,10 @@ from fp8tune import session, sweep
 from fp8tune.errors import MachineError
 from fp8tune.laboratory import Laboratory, OpenLaboratory
 from fp8tune.loading import load_spec
+from fp8tune.measure import trial_of
 from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.simulated import SimulatedTimer
 from fp8tune.store import Store
-from fp8tune.timing import SimulatedTimer, Trial
 from fp8tune.worker import RemoteError
 from fp8tune_kernels.arches import ARCHES
 
@@ -97,12 +98,8 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     job = session.take(wish(shapes=one_shape, timer="simulated:7"))
     best = session.winners(store, job.laboratory, [rows[0].problem])
     assert len(best) == 1
-    clock = SimulatedTimer(7)
-    true_us = {
-        row.config: clock.true_time_us(Trial(f"{row.problem} {row.config.canonical}", 0, row.bytes_moved or 0))
-        for row in rows
-        if row.config
-    }
+    clock, spec = SimulatedTimer(7), load_spec(FAULTS)
+    true_us = {row.config: clock.true_time_us(trial_of(spec, row.problem, row.config)) for row in rows if row.config}
     assert true_us[best[0].config] <= 1.02 * min(true_us.values())
     repeated = {row.config for row in rows if row.round == 2}
     assert best[0].config in repeated
@@ -120,7 +117,7 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     new, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert len(kept) == 4
     assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
-    stored = [(row.config, row.round) for row in store.rows()]
+    stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
     assert len(stored) == len(set(stored)) == len(new) + len(kept)
 
 

@@ -39,8 +39,14 @@ assert measure, scipy.stats  # imported here once, instead of in every worker
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "50"))
 FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
 WISH = session.Wish(
-    kernels=(FAULTS,), shapes=("tiny",), grid=("num_warps=1,2,4,8,16,32",), timer="simulated:5", command="fp8tune sweep"
+    kernels=(FAULTS,),
+    shapes=("tiny",),
+    grid=("num_warps=1,2,4,8,16,32",),
+    timer="simulated:5",
+    quick=True,
+    command="fp8tune sweep",
 )
+WITH_FINALS = replace(WISH, grid=("num_warps=1,2",), quick=False)
 
 
 class Forked:
@@ -116,7 +122,9 @@ def run_sweep(path: Path, wish: session.Wish = WISH) -> Callable[[], None]:
         with Store.open(str(path), create=True) as store:
             for event in sweep.sweep(store, request):
                 if isinstance(event, sweep.TrialDone):
-                    say(json.dumps([str(event.row.problem.shape), str(event.row.config), event.row.round]))
+                    row = event.row
+                    process = row.process if row.stage != "screen" else ""
+                    say(json.dumps([str(row.problem.shape), str(row.config), row.round, row.stage, process]))
 
     return go
 
@@ -127,9 +135,11 @@ def announced(output: str) -> set[tuple[object, ...]]:
 
 
 STORED = """
-    SELECT problems.shape, configs.items, trials.round, trials.status, trials.time_us FROM trials
+    SELECT problems.shape, configs.items, trials.round, trials.stage,
+        CASE trials.stage WHEN 'screen' THEN '' ELSE workers.process END, trials.status, trials.time_us
+    FROM trials JOIN workers ON workers.id = trials.worker_id
     JOIN candidates ON candidates.id = trials.candidate_id JOIN problems ON problems.id = candidates.problem_id
-    JOIN configs ON configs.id = candidates.config_id ORDER BY 1, 2, 3, 4
+    JOIN configs ON configs.id = candidates.config_id ORDER BY 1, 2, 3, 4, 5, 6
 """
 
 
@@ -157,8 +167,11 @@ def shown(path: Path) -> str:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The database of a sweep that nothing disturbed, and how long that took."""
-    path = tmp_path_factory.mktemp("unbroken") / "results.db"
-    running = run_sweep(path)
+    return swept_whole(tmp_path_factory.mktemp("unbroken") / "results.db", WISH)
+
+
+def swept_whole(path: Path, wish: session.Wish) -> tuple[Path, float]:
+    running = run_sweep(path, wish)
     begun = time.monotonic()
     code, output = Forked(running).wait()
     assert code == 0, output
@@ -171,49 +184,55 @@ def stored_when_killed(path: Path, scratch: Path) -> Counter[tuple[object, ...]]
         if not file.name.endswith("-shm"):  # memory of the dead process
             shutil.copy(file, scratch / file.name)
     try:
-        return Counter((shape, config, number) for shape, config, number, *_ in stored(scratch / path.name))
+        return Counter(row[:5] for row in stored(scratch / path.name))
     except sqlite3.OperationalError as error:  # killed before there was a database
         assert "no such table" in str(error)
         return Counter()
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_run_again(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wish", "count"), [(WISH, MOMENTS), (WITH_FINALS, MOMENTS // 5)], ids=["screen", "finals"])
+def test_killed_at_any_moment_and_run_again(wish: session.Wish, count: int, tmp_path: Path) -> None:
     """Each moment: kill -9, look at what is there, run again to the end, compare with the unbroken sweep."""
-    whole, seconds = unbroken
+    (tmp_path / "unbroken").mkdir()
+    whole, seconds = swept_whole(tmp_path / "unbroken" / "results.db", wish)
     table = shown(whole)
     moments, in_the_middle = random.Random(0), 0
-    for number in range(MOMENTS):
+    for number in range(count):
         folder, scratch = tmp_path / f"{number}", tmp_path / f"copy of {number}"
         folder.mkdir()
         scratch.mkdir()
         path = folder / "results.db"
-        running = Forked(run_sweep(path))
+        running = Forked(run_sweep(path, wish))
         time.sleep(moments.uniform(0, seconds))
         told = announced(running.kill())
         found = stored_when_killed(path, scratch)
         assert told <= set(found)
         assert max(found.values(), default=1) == 1
         in_the_middle += 0 < len(found) < len(stored(whole))
-        code, _ = Forked(run_sweep(path)).wait()
+        code, _ = Forked(run_sweep(path, wish)).wait()
         assert code == 0
         assert stored(path) == stored(whole)
         assert shown(path) == table
         assert list(folder.iterdir()) == [path]
-    assert in_the_middle > MOMENTS / 4
+    assert in_the_middle > count / 4
 
 
 # Two at once
 
 
-def test_two_that_run_the_same_sweep_double_nothing(unbroken: tuple[Path, float], tmp_path: Path) -> None:
-    path = tmp_path / "results.db"
-    both = [Forked(run_sweep(path)) for _ in range(2)]
+@pytest.mark.parametrize("wish", [WISH, WITH_FINALS], ids=["screen", "finals"])
+def test_two_that_run_the_same_sweep_double_nothing(wish: session.Wish, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    whole, _ = swept_whole(tmp_path / "alone" / "results.db", wish)
+    path = tmp_path / "both" / "results.db"
+    path.parent.mkdir()
+    both = [Forked(run_sweep(path, wish)) for _ in range(2)]
     ended = [running.wait() for running in both]
     assert [code for code, _ in ended] == [0, 0], ended
-    assert stored(path) == stored(unbroken[0])
-    assert shown(path) == shown(unbroken[0])
-    assert list(tmp_path.iterdir()) == [path]
+    assert stored(path) == stored(whole)
+    assert shown(path) == shown(whole)
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_two_different_sweeps_store_all_rows_of_both(unbroken: tuple[Path, float], tmp_path: Path) -> None:

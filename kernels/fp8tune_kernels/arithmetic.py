@@ -13,8 +13,6 @@ casts differ in its sign.
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
@@ -64,8 +62,16 @@ def magnitude_to_float32(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 @triton.constexpr_function
 def float32_bits(value: float) -> int:
-    """The bits of a positive float32 as an integer: they order like the values, and subtract like the exponents."""
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+    """The bits of a positive, normal float32, cut off after its mantissa: they order like the values.
+
+    In plain arithmetic, because Triton 3.6 refuses a constexpr function that calls into ``struct``.
+    """
+    exponent = 0
+    while value >= 2:
+        value, exponent = value / 2, exponent + 1
+    while value < 1:
+        value, exponent = value * 2, exponent - 1
+    return (exponent + 127 << 23) + int((value - 1) * 2**23)
 
 
 @triton.jit

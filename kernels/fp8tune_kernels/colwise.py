@@ -23,18 +23,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.arithmetic import (
-    FP8_MAX,
-    magnitude_to_float32,
-    quantize,
-    reference_cast,
-    reference_scale,
-    scale_of,
-)
+from fp8tune_kernels import panels
+from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.panels import quantize_columns
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from fp8tune_kernels.tiles import fold, folded_rows, of_any_layout
 
 __all__ = ["SPEC", "quantize_colwise"]
 
@@ -45,6 +40,7 @@ def colwise_kernel(
     offs_ptr: tl.tensor,  # (G,)
     q_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
     scales_ptr: tl.tensor,  # (G * K,), group-major
+    work_ptr: tl.tensor,  # see fp8tune_kernels.panels
     M: tl.tensor,
     K: tl.tensor,
     G: tl.tensor,
@@ -52,104 +48,31 @@ def colwise_kernel(
     POWER_OF_TWO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
     num_warps: tl.constexpr,
     num_stages: tl.constexpr,
 ) -> None:
-    """A program for every BLOCK_SIZE columns of every group, and of the padding rows after the last one."""
-    quantize_group_columns(
+    """Either form of :mod:`fp8tune_kernels.panels`."""
+    quantize_columns(
         x_ptr,
         offs_ptr,
         q_ptr,
         scales_ptr,
+        work_ptr,
         M,
         K,
         G,
         tl.cdiv(M, 16) * 16,
+        0,
         tl.program_id(0),
         FP8_MAX,
         POWER_OF_TWO,
         BLOCK_SIZE,
         BLOCK_SIZE_ITER,
+        LEAD,
         num_warps,
         num_stages,
     )
-
-
-@triton.jit
-def quantize_group_columns(
-    x_ptr: tl.tensor,  # (M, K), row-major
-    offs_ptr: tl.tensor,  # (G,)
-    q_ptr: tl.tensor,  # (M, K), strides (1, q_stride)
-    scales_ptr: tl.tensor,  # (G * K,), group-major
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    program: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
-    num_warps: tl.constexpr,
-    num_stages: tl.constexpr,
-) -> None:
-    """One program of ``cdiv(K, BLOCK_SIZE) * (G + 1)``: BLOCK_SIZE columns of one group, or (``group == G``) of the
-    padding rows.
-
-    It walks the rows twice, BLOCK_SIZE_ITER at a time: for the maxima, then backwards for the cast, so that the rows
-    read last are found in the cache. Tiles start at multiples of 16 rows wherever the group starts, which makes
-    16-byte stores where q_stride is a multiple of 16.
-    """
-    blocks = tl.cdiv(K, BLOCK_SIZE)
-    group = program // blocks
-    columns = program % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    in_columns = (columns < K)[None, :]
-    x_columns = x_ptr + columns[None, :]
-
-    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
-    end = tl.load(offs_ptr + group, mask=group < G, other=M)
-    read_end = tl.where(group < G, end, start)  # the padding rows are not read: they become the code of 0
-    first = start // 16 * 16
-    tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)
-
-    largest = tl.zeros((folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps), BLOCK_SIZE), tl.int32)
-    for tile in tl.range(0, tl.cdiv(read_end - first, BLOCK_SIZE_ITER), num_stages=num_stages):
-        rows = first + tile * BLOCK_SIZE_ITER + tl.arange(0, BLOCK_SIZE_ITER)
-        largest = fold(largest, _load_rows(x_columns, rows, K, start, read_end, in_columns))
-    amax = magnitude_to_float32(tl.max(largest, 0), x_ptr.dtype.element_ty)
-    scale = scale_of(amax, FP8_MAX, POWER_OF_TWO)
-    tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=columns < tl.where(group < G, K, 0))
-
-    scale = of_any_layout(scale)
-    # Whole chunks of 16 rows first: a mask that is constant over each keeps the stores 16 bytes wide.
-    aligned = q_stride % 16 == 0
-    q_columns = q_ptr + columns.to(tl.int64)[None, :] * (q_stride // 16 * 16)
-    for tile in tl.range(0, tl.where(aligned, tiles, 0), num_stages=num_stages):
-        rows = first + (tiles - 1 - tile) * BLOCK_SIZE_ITER + tl.arange(0, BLOCK_SIZE_ITER)
-        x = _load_rows(x_columns, rows, K, start, read_end, in_columns)
-        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-        chunks = rows // 16 * 16
-        whole = (chunks >= start) & (chunks + 16 <= end)
-        tl.store(q_columns + rows[:, None], q, mask=whole[:, None] & in_columns)
-    # Then byte by byte the chunks shared with a neighbour, at most one at either end; all where columns are unaligned.
-    if (start % 16 != 0) | (end % 16 != 0) | (q_stride % 16 != 0):
-        q_bytes = q_ptr + columns.to(tl.int64)[None, :] * q_stride
-        chunks = tl.cdiv(end - first, 16)
-        for chunk in tl.range(0, chunks, tl.where(aligned, tl.maximum(chunks - 1, 1), 1)):
-            rows = first + chunk * 16 + tl.arange(0, 16)
-            x = _load_rows(x_columns, rows, K, start, read_end, in_columns)
-            q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-            inside = (rows >= start) & (rows < end)
-            tl.store(q_bytes + rows[:, None], q, mask=inside[:, None] & in_columns)
-
-
-@triton.jit
-def _load_rows(
-    x_columns: tl.tensor, rows: tl.tensor, K: tl.tensor, start: tl.tensor, end: tl.tensor, in_columns: tl.tensor
-) -> tl.tensor:
-    """The tile of x in these rows, zero outside [start, end)."""
-    inside = ((rows >= start) & (rows < end))[:, None] & in_columns
-    return tl.load(x_columns + rows.to(tl.int64)[:, None] * K, mask=inside, other=0.0)
 
 
 def quantize_colwise(
@@ -205,13 +128,13 @@ def outputs(
 
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """One launch: a program for every block of columns of every group, and of the padding rows."""
+    """One launch; where panels are asked for, after one that zeroes what they count in."""
     x, offs, float8_dtype, power_of_two = inputs
-    M, K = x.shape
-    G = offs.shape[0]
-    programs = -(-K // config["BLOCK_SIZE"]) * (G + 1)
-    if programs:
-        colwise_kernel[(programs,)](x, offs, *outputs, M, K, G, FP8_MAX[float8_dtype], power_of_two, **config)
+    (M, K), G = x.shape, offs.shape[0]
+    if programs := panels.programs(config, K, G, x.device):
+        tensors = (x, offs, *outputs, panels.work_for(config, K, G, x))
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -236,32 +159,13 @@ def bytes_moved(shape: Mapping[str, int]) -> int:
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
-    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE']} columns a block for {shape['K']}: half of the threads idle"
-    return None
+    return panels.invalid(config, shape["K"], limits)
 
 
 SPEC = KernelSpec(
     name="colwise",
-    axes={
-        "BLOCK_SIZE": (16, 32, 64, 128, 256),
-        "BLOCK_SIZE_ITER": (32, 64, 128, 256, 512),
-        "num_warps": (2, 4, 8),
-        "num_stages": (1, 2, 4),
-    },
-    default=NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4, num_stages=1),
+    axes=panels.AXES,
+    default=NamedInts(panels.DEFAULT),
     key=("M_bucket", "K", "G"),
     problems=problems,
     inputs=inputs,

@@ -60,9 +60,8 @@ def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> t
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """One launch: a program for every BLOCK_SIZE_N columns, whichever experts they belong to."""
     w, float8_dtype, power_of_two = inputs
-    q, scales = outputs
-    rows = _columns_as_rows(w), float8_dtype, power_of_two
-    rowwise_2d.launch(_of_rows(config), rows, (_columns_as_rows(q), scales))
+    E, K, N = w.shape
+    rowwise_2d.launch_rows(_of_rows(config), (w, *outputs), E * N, K, float8_dtype, power_of_two)
 
 
 def scaled_down(problem: Problem) -> Problem:
@@ -73,12 +72,6 @@ def scaled_down(problem: Problem) -> Problem:
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return rowwise_2d.invalid(_of_rows(config), shape, limits)
-
-
-def _columns_as_rows(w: torch.Tensor) -> torch.Tensor:
-    """``(E, K, N)``, strides ``(K*N, 1, K)`` -> the same memory as ``(E*N, K)``, row-major."""
-    E, K, N = w.shape
-    return w.as_strided((E * N, K), (K, 1))
 
 
 def _of_rows(config: Mapping[str, int]) -> dict[str, int]:

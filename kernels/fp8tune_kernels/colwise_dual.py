@@ -22,11 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import colwise
+from fp8tune_kernels import colwise, panels
 from fp8tune_kernels.arithmetic import FP8_MAX
-from fp8tune_kernels.colwise import quantize_group_columns
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.panels import quantize_columns
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
@@ -41,6 +42,8 @@ def colwise_dual_kernel(
     scales_x_ptr: tl.tensor,  # (G * N,), group-major
     q_y_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
     scales_y_ptr: tl.tensor,  # (G * K,), group-major
+    work_x_ptr: tl.tensor,  # see fp8tune_kernels.panels
+    work_y_ptr: tl.tensor,
     M: tl.tensor,
     N: tl.tensor,
     K: tl.tensor,
@@ -49,34 +52,41 @@ def colwise_dual_kernel(
     POWER_OF_TWO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
     num_warps: tl.constexpr,
     num_stages: tl.constexpr,
 ) -> None:
-    """The programs of ``colwise`` for x, then those for y: the branch only chooses which, the code exists once."""
-    program = tl.program_id(0)
+    """Either form of :mod:`fp8tune_kernels.panels`, for x and then y: in panels, a program that finds no ticket of x
+    left goes on to y; walking twice, one program works for either. The loop only chooses which: the code exists once.
+    """
     programs_of_x = tl.cdiv(N, BLOCK_SIZE) * (G + 1)
-    if program < programs_of_x:
-        matrix_ptr, q_ptr, scales_ptr, columns = x_ptr, q_x_ptr, scales_x_ptr, N
-    else:
-        matrix_ptr, q_ptr, scales_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, K
-        program -= programs_of_x
-    quantize_group_columns(
-        matrix_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
-        M,
-        columns,
-        G,
-        tl.cdiv(M, 16) * 16,
-        program,
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        num_warps,
-        num_stages,
-    )
+    is_of_y = tl.program_id(0) >= programs_of_x
+    for matrix in tl.range(
+        tl.where(LEAD == 0, is_of_y.to(tl.int32), 0), tl.where(LEAD == 0, is_of_y.to(tl.int32), 1) + 1
+    ):
+        matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = x_ptr, q_x_ptr, scales_x_ptr, work_x_ptr, N
+        if matrix == 1:
+            matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, work_y_ptr, K
+        quantize_columns(
+            matrix_ptr,
+            offs_ptr,
+            q_ptr,
+            scales_ptr,
+            work_ptr,
+            M,
+            columns,
+            G,
+            tl.cdiv(M, 16) * 16,
+            0,
+            tl.program_id(0) - matrix * programs_of_x,
+            FP8_MAX,
+            POWER_OF_TWO,
+            BLOCK_SIZE,
+            BLOCK_SIZE_ITER,
+            LEAD,
+            num_warps,
+            num_stages,
+        )
 
 
 def quantize_colwise_dual(
@@ -129,14 +139,15 @@ def outputs(
 
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """One launch: a program for every block of columns of either matrix, in every group and in the padding rows."""
+    """One launch; where panels are asked for, after two that zero what they count in."""
     x, y, offs, float8_dtype, power_of_two = inputs
     (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
-    blocks = -(-N // config["BLOCK_SIZE"]) + -(-K // config["BLOCK_SIZE"])
-    if blocks:
-        colwise_dual_kernel[(blocks * (G + 1),)](
-            x, y, offs, *outputs, M, N, K, G, FP8_MAX[float8_dtype], power_of_two, **config
-        )
+    programs = [panels.programs(config, columns, G, x.device) for columns in (N, K)]
+    work = [panels.work_for(config, columns, G, x) for columns in (N, K)]
+    if count := max(programs) if config["LEAD"] else sum(programs):
+        tensors = (x, y, offs, *outputs, *work)
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(colwise_dual_kernel, count, tensors, (M, N, K, G), constants, panels.options(config))
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -168,8 +179,10 @@ SPEC = KernelSpec(
     axes={
         "BLOCK_SIZE": (16, 32, 64, 128),
         "BLOCK_SIZE_ITER": (128, 256, 512),
+        "LEAD": panels.AXES["LEAD"],
         "num_warps": (2, 4, 8),
-        "num_stages": (1, 2, 4),
+        "num_stages": (1, 2),
+        "maxnreg": panels.AXES["maxnreg"],
     },
     default=colwise.SPEC.default,
     key=("M_bucket", "N", "K", "G"),

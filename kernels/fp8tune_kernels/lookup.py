@@ -1,7 +1,8 @@
 """Which config a wrapper launches: the exported table of the running arch, else the kernel's declared default.
 
-Order: rows of this very device for the key; rows of its arch for the key; then the row for any shape, device before
-arch; then the default. Nothing here waits for the device, and every answer is computed once.
+Order: the row of the key; for the kernels that the table names, the row of the nearest key; the row for any shape; the
+default. At each step rows of this very device come before those of its arch (of the nearest keys: among those as near).
+Nothing here waits for the device, and every answer is computed once.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row
+from fp8tune_kernels.tables import Row, Table
 
 __all__ = ["config_for", "device_name", "pick", "running_arch", "table"]
 
@@ -28,38 +30,40 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
     found = _configs.get((spec.name, device, key))
     if found is None:
-        rows = table(running_arch(device))
-        found = pick(spec, dict(zip(spec.key, key, strict=True)), rows, device_name(device))
+        exported = table(running_arch(device))
+        found = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
         _configs[spec.name, device, key] = found
     return found
 
 
-def pick(spec: KernelSpec, key: Mapping[str, int], rows: Iterable[Row], device: str) -> dict[str, int]:
-    """The config of ``key`` among a table's rows; an axis that the row leaves out has the default's value."""
+def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
+    """The config of ``key`` by a table; an axis that the row leaves out has the default's value."""
     wanted = tuple(sorted(key.items()))
-    ranks = {(device, wanted): 0, ("", wanted): 1, (device, None): 2, ("", None): 3}
-    matches = [
-        (ranks[name, row_key], config)
-        for kernel, name, row_key, config in rows
-        if kernel == spec.name and (name, row_key) in ranks
-    ]
-    config = min(matches, key=lambda match: match[0])[1] if matches else ()
-    return {**spec.default, **dict(config)}
+    rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
+    near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
+    row = nearest(wanted, near) or _for_any_shape(rows)
+    return {**spec.default, **dict(row[3] if row else ())}
+
+
+def _for_any_shape(rows: Iterable[Row]) -> Row | None:
+    return max(
+        (row for row in rows if row[2] is None), key=lambda row: row[1], default=None
+    )  # a device's, if it has one
 
 
 @functools.cache
-def table(arch: str) -> tuple[Row, ...]:
-    """The rows exported for an arch; none where there is no table. A table that cannot be imported raises."""
-    module = f"fp8tune_kernels.tables.{arch}"
+def table(arch: str) -> Table:
+    """What was exported for an arch; empty where there is no table. A table that cannot be imported raises."""
+    name = f"fp8tune_kernels.tables.{arch}"
     if not re.fullmatch(r"\w+", arch):
-        return ()
+        return Table()
     try:
-        rows: tuple[Row, ...] = importlib.import_module(module).ROWS
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if error.name != name:
             raise
-        return ()
-    return rows
+        return Table()
+    return Table(module.ROWS, getattr(module, "NEAREST", ()))
 
 
 @functools.cache

@@ -42,6 +42,7 @@ __all__ = [
     "e8m0_of",
     "quantize_block",
     "reference_blocks",
+    "reference_codes",
 ]
 
 MX_BLOCK = 32
@@ -90,12 +91,18 @@ def _reciprocal_of(code: tl.tensor) -> tl.tensor:
 
 def reference_blocks(x: torch.Tensor, dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize along the last dim in torch: ``(..., K)`` -> q ``(..., K)`` and scales ``(..., ceil(K / 32))``."""
+    q, codes = reference_codes(x, dtype, scale_mode)
+    return q, codes.view(torch.float8_e8m0fnu)
+
+
+def reference_codes(x: torch.Tensor, dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`reference_blocks` with scales as the uint8 they are in memory."""
     length = x.shape[-1]
     blocks = -(-length // MX_BLOCK)
     padded = torch.nn.functional.pad(x, (0, blocks * MX_BLOCK - length)).unflatten(-1, (blocks, MX_BLOCK))
     codes = _reference_e8m0(padded.abs().amax(-1).float(), dtype, scale_mode)
     q = reference_cast(padded, _reference_reciprocal(codes)[..., None], dtype)
-    return q.flatten(-2)[..., :length], codes.to(torch.uint8).view(torch.float8_e8m0fnu)
+    return q.flatten(-2)[..., :length], codes.to(torch.uint8)
 
 
 def _reference_e8m0(amax: torch.Tensor, dtype: torch.dtype, scale_mode: str) -> torch.Tensor:

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from fp8tune_kernels.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
 from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
@@ -113,17 +114,9 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     M, K = x.shape
     programs = -(-M // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"])
     if programs:
-        mxfp8_dim0_kernel[(programs,)](
-            x,
-            q,
-            scales.view(torch.uint8),  # Triton has no E8M0 pointers
-            M,
-            K,
-            FP8_MAX[float8_dtype],
-            FP8_MAX_BITS[float8_dtype],
-            scale_mode == "rceil",
-            **config,
-        )
+        constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil")
+        tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
+        launch_kernel(mxfp8_dim0_kernel, programs, tensors, (M, K), constants, config)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:

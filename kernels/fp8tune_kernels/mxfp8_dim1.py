@@ -25,6 +25,7 @@ import triton.language as tl
 
 from fp8tune_kernels.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
 from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
@@ -134,19 +135,10 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     matrices = x.shape[0] if x.dim() == 3 else 1
     programs = matrices * -(-M // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"])
     if programs:
-        mxfp8_dim1_kernel[(programs,)](
-            x,
-            q,
-            scales.view(torch.uint8),  # Triton has no E8M0 pointers
-            M,
-            K,
-            q.stride(-1),
-            FP8_MAX[float8_dtype],
-            FP8_MAX_BITS[float8_dtype],
-            scale_mode == "rceil",
-            q.stride(-1) % 16 == 0,
-            **config,
-        )
+        stride = q.stride(-1)
+        constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil", stride % 16 == 0)
+        tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
+        launch_kernel(mxfp8_dim1_kernel, programs, tensors, (M, K, stride), constants, config)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:

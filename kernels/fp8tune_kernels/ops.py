@@ -63,13 +63,16 @@ def register(spec: KernelSpec, schema: str, prepare: Prepare, key: Callable[...,
     return getattr(torch.ops.fp8tune, name).default
 
 
-def check_matrix(name: str, matrix: torch.Tensor) -> None:
-    """Raise ValueError unless ``matrix`` is two-dimensional, row-major, and of a dtype that kernels read."""
+def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False) -> None:
+    """Raise ValueError unless ``matrix`` is two-dimensional, row-major, and of a dtype that kernels read.
+
+    ``or_transposed``: the ``.t()`` view of a row-major matrix is taken, too.
+    """
     if matrix.dim() != 2:
         raise ValueError(f"{name} has shape {tuple(matrix.shape)}, wanted two dimensions")
     if matrix.dtype not in IN_DTYPES:
         raise ValueError(f"{name} is {matrix.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    if not matrix.is_contiguous():
+    if not (matrix.is_contiguous() or (or_transposed and matrix.t().is_contiguous())):
         raise ValueError(f"{name} has strides {matrix.stride()}, wanted row-major ({matrix.shape[1]}, 1)")
 
 

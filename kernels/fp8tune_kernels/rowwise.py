@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import panels
 from fp8tune_kernels.arithmetic import (
     FP8_MAX,
     magnitude,
@@ -32,9 +33,10 @@ from fp8tune_kernels.arithmetic import (
     reference_scale,
     scale_of,
 )
-from fp8tune_kernels.colwise import quantize_group_columns
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.panels import quantize_columns
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
@@ -132,6 +134,7 @@ def rowwise_transposed_kernel(
     offs_ptr: tl.tensor,  # (G,)
     q_ptr: tl.tensor,  # (N, M), row-major
     scales_ptr: tl.tensor,  # (G * N,), group-major
+    work_ptr: tl.tensor,  # see fp8tune_kernels.panels
     M: tl.tensor,
     N: tl.tensor,
     G: tl.tensor,
@@ -139,24 +142,28 @@ def rowwise_transposed_kernel(
     POWER_OF_TWO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
     num_warps: tl.constexpr,
     num_stages: tl.constexpr,
 ) -> None:
-    """A program of ``colwise`` for every BLOCK_SIZE rows of q, which are columns in memory, and every group."""
-    quantize_group_columns(
+    """Either form of :mod:`fp8tune_kernels.panels`: rows of q are columns in memory."""
+    quantize_columns(
         x_ptr,
         offs_ptr,
         q_ptr,
         scales_ptr,
+        work_ptr,
         M,
         N,
         G,
         M,
+        0,
         tl.program_id(0),
         FP8_MAX,
         POWER_OF_TWO,
         BLOCK_SIZE,
         BLOCK_SIZE_ITER,
+        LEAD,
         num_warps,
         num_stages,
     )
@@ -216,14 +223,30 @@ def outputs(
 
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """One launch: a program for every block of rows of every group, and of the padding columns."""
+    """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
+    if _is_transposed(inputs[0]):
+        _launch_transposed(config, inputs, outputs)
+    else:
+        _launch_contiguous(config, inputs, outputs)
+
+
+def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """A program for every block of rows of every group, and of the padding columns."""
     x, offs, float8_dtype, power_of_two = inputs
-    N, M = x.shape
-    G = offs.shape[0]
-    programs = -(-N // config["BLOCK_SIZE"]) * (G + 1)
-    kernel = rowwise_transposed_kernel if _is_transposed(x) else rowwise_kernel
-    if programs:
-        kernel[(programs,)](x, offs, *outputs, M, N, G, FP8_MAX[float8_dtype], power_of_two, **config)
+    (N, M), G = x.shape, offs.shape[0]
+    if programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):
+        taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
+
+
+def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    x, offs, float8_dtype, power_of_two = inputs
+    (N, M), G = x.shape, offs.shape[0]
+    if programs := panels.programs(config, N, G, x.device):
+        tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
 
 
 def _is_transposed(x: torch.Tensor) -> bool:
@@ -251,22 +274,8 @@ def bytes_moved(shape: Mapping[str, int]) -> int:
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay in either layout, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
-    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * shape["N"]:
-        return f"{config['BLOCK_SIZE']} rows a block for {shape['N']}: half of the threads idle"
-    return None
+    """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
+    return panels.invalid(config, shape["N"], limits)
 
 
 SPEC = KernelSpec(
@@ -274,10 +283,12 @@ SPEC = KernelSpec(
     axes={
         "BLOCK_SIZE": (1, 4, 16, 64),
         "BLOCK_SIZE_ITER": (128, 256, 512, 1024, 2048, 4096, 16384),
+        "LEAD": panels.AXES["LEAD"],
         "num_warps": (2, 4, 8, 16),
         "num_stages": (1, 3),
+        "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, LEAD=0, num_warps=8, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "G", "input_layout_transposed"),
     problems=problems,
     inputs=inputs,
@@ -295,7 +306,7 @@ SPEC = KernelSpec(
 def _arguments(
     x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
 ) -> tuple[Any, ...]:
-    check_matrix("x", x.t() if x.dim() == 2 and x.t().is_contiguous() else x)
+    check_matrix("x", x, or_transposed=True)
     check_offsets(offs, x.device)
     return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
 

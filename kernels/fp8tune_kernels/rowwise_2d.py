@@ -31,6 +31,7 @@ from fp8tune_kernels.arithmetic import (
     scale_of,
 )
 from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, fp8_dtype_for, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
@@ -116,20 +117,31 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
 
 def outputs(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Uninitialised ``q`` and ``scales``."""
-    q = torch.empty(x.shape, dtype=float8_dtype, device=x.device)
-    return q, torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+    q = torch.empty_like(x, dtype=float8_dtype, memory_format=torch.contiguous_format)
+    return q, x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """One launch: a program for every BLOCK_SIZE rows, a tile no wider than the row needs."""
     x, float8_dtype, power_of_two = inputs
-    M, K = x.shape
+    launch_rows(config, (x, *outputs), *x.shape, float8_dtype, power_of_two)  # type: ignore[call-arg]  # two sizes
+
+
+def launch_rows(
+    config: Mapping[str, int],
+    tensors: tuple[torch.Tensor, ...],
+    M: int,
+    K: int,
+    float8_dtype: torch.dtype,
+    power_of_two: bool,
+) -> None:
+    """The same on x, q and scales of any shape that lie in memory as M rows of K."""
     programs = -(-M // config["BLOCK_SIZE"])
     width = _tile_width(config, K)
     if programs:
-        rowwise_2d_kernel[(programs,)](
-            x, *outputs, M, K, FP8_MAX[float8_dtype], power_of_two, width >= K, **{**config, "BLOCK_SIZE_ITER": width}
-        )
+        constants = (FP8_MAX[float8_dtype], power_of_two, width >= K)
+        tile = {**config, "BLOCK_SIZE_ITER": width}
+        launch_kernel(rowwise_2d_kernel, programs, tensors, (M, K), constants, tile)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:

@@ -14,6 +14,9 @@ from typing import Any
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu")
 """Axes that Triton's compiler takes, as opposed to block sizes: the interpreter ignores them."""
 
+LAYOUT_FLAG = "input_layout_transposed"
+"""The name in a lookup key that is no size but tells the input layouts apart: 0 or 1."""
+
 ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
 """Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
 
@@ -102,7 +105,7 @@ class KernelSpec:
     """The declared default config: always in the sweep, and what the wrapper launches where the table has nothing."""
     key: tuple[str, ...]
     """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (that dim rounded down to a power of
-    two; see :func:`bucket`) or ``input_layout_transposed`` (0 or 1). Never the exact M: it changes every step."""
+    two; see :func:`bucket`) or :data:`LAYOUT_FLAG`. Never the exact M: it changes every step."""
     problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
     """One row of a shape set (``M``, ``K``, ``N``, ``E``) -> the shapes of this kernel in it. May repeat itself; the
     plan drops duplicates. A row of activations alone has no ``N``: yield what needs none first, and let the
@@ -135,7 +138,7 @@ class KernelSpec:
         return NamedInts([(name, self._key_value(name, problem)) for name in self.key])
 
     def _key_value(self, name: str, problem: Problem) -> int:
-        if name == "input_layout_transposed":
+        if name == LAYOUT_FLAG:
             return int(problem.input_layout == "transposed")
         if name.endswith("_bucket"):
             return bucket(problem.shape[name.removesuffix("_bucket")])

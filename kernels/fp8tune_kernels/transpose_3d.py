@@ -1,4 +1,4 @@
-"""What the two ``transpose-3d`` kernels share: their contract, its plain torch reference, and how a tile is handled.
+"""What the two ``transpose-3d`` kernels share: their contract, its plain torch reference, and the kernel.
 
     amax[e, k]      = max over n of |w[e, k, n]|
     scales[e, 0, k] = scale of amax[e, k]                      see :mod:`fp8tune_kernels.arithmetic`
@@ -8,40 +8,75 @@
     q       (E, N, K), strides (N*K, 1, N): the column-major right operand of the input gradient's scaled grouped GEMM
     scales  (E, 1, K), float32; a GEMM is given the reciprocals
 
-K is contiguous in w and N in q, so a tile is read along one and written along the other. The maxima are over the
-strided axis: unlike ``colwise`` on E groups of N rows, no group straddles a tile.
+In memory this is ``colwise`` of E groups of N rows, but that each expert is transposed for itself.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.arithmetic import quantize, reference_cast, reference_scale
+from fp8tune_kernels import panels
+from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast, reference_scale
+from fp8tune_kernels.launching import launch_kernel
+from fp8tune_kernels.panels import quantize_columns
 
-__all__ = ["cast_tile", "load_tile", "outputs", "reference"]
-
-
-@triton.jit
-def load_tile(w_columns: tl.tensor, rows: tl.tensor, N: tl.tensor, K: tl.tensor, in_columns: tl.tensor) -> tl.tensor:
-    """These rows of ``w_columns``, pointers to a block of one expert's columns of K; zero outside the expert."""
-    return tl.load(w_columns + rows.to(tl.int64)[:, None] * K, mask=(rows < N)[:, None] & in_columns, other=0.0)
+__all__ = ["launch_columns", "outputs", "reference"]
 
 
 @triton.jit
-def cast_tile(
-    q_columns: tl.tensor,
-    rows: tl.tensor,
-    w: tl.tensor,
-    scale: tl.tensor,
+def transpose_3d_kernel(
+    w_ptr: tl.tensor,  # (E, K, N), strides (K*N, 1, K)
+    q_ptr: tl.tensor,  # (E, N, K), strides (N*K, 1, N)
+    scales_ptr: tl.tensor,  # (E, 1, K)
+    work_ptr: tl.tensor,  # see fp8tune_kernels.panels
+    E: tl.tensor,
     N: tl.tensor,
-    in_columns: tl.tensor,
+    K: tl.tensor,
     FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
 ) -> None:
-    """Quantize a tile and write it transposed; ``q_columns`` points to the first row of its columns."""
-    q = quantize(w, scale[None, :], q_columns.dtype.element_ty, FP8_MAX)
-    tl.store(q_columns + rows[:, None], q, mask=(rows < N)[:, None] & in_columns)
+    """Either form of :mod:`fp8tune_kernels.panels`: E groups of N rows, each transposed within its own N*K codes."""
+    quantize_columns(
+        w_ptr,
+        None,
+        q_ptr,
+        scales_ptr,
+        work_ptr,
+        E * N,
+        K,
+        E,
+        N,
+        N.to(tl.int64) * (K - 1),
+        tl.program_id(0),
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE_K,
+        BLOCK_SIZE_N,
+        LEAD,
+        num_warps,
+        num_stages,
+    )
+
+
+def launch_columns(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch; where panels are asked for, after one that zeroes what they count in."""
+    w, float8_dtype, power_of_two = inputs
+    E, K, N = w.shape
+    named = {"BLOCK_SIZE": config["BLOCK_SIZE_K"], "LEAD": config["LEAD"]}
+    if programs := panels.programs(named, K, E, w.device):
+        tensors = (w, *outputs, panels.work_for(named, K, E, w))
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
 
 
 def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """``transpose-3d-reduction``: quantize and transpose expert weights in one launch, without atomics.
 
 The contract is in :mod:`fp8tune_kernels.transpose_3d`: one scale per expert and row of K, reduced over N, which is
-strided in memory; the codes are written with N contiguous.
+strided in memory; the codes are written with N contiguous. Each program walks the rows of its own columns twice
+(:mod:`fp8tune_kernels.panels`); the first tile stays in registers, and where it holds all rows, they are read once.
 """
 
 from __future__ import annotations
@@ -10,62 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from fp8tune_kernels import weights
-from fp8tune_kernels.arithmetic import FP8_MAX, magnitude_to_float32, scale_of
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
-from fp8tune_kernels.tiles import fold, folded_rows, of_any_layout
-from fp8tune_kernels.transpose_3d import cast_tile, load_tile, outputs, reference
+from fp8tune_kernels.transpose_3d import launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
-
-
-@triton.jit
-def transpose_3d_reduction_kernel(
-    w_ptr: tl.tensor,  # (E, K, N), strides (K*N, 1, K)
-    q_ptr: tl.tensor,  # (E, N, K), strides (N*K, 1, N)
-    scales_ptr: tl.tensor,  # (E, 1, K)
-    N: tl.tensor,
-    K: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    BLOCK_SIZE_K: tl.constexpr,
-    num_warps: tl.constexpr,
-    num_stages: tl.constexpr,
-) -> None:
-    """One program: BLOCK_SIZE_K columns of K of one expert, all its N rows.
-
-    It walks the rows BLOCK_SIZE_N at a time for the maxima, and then backwards for the cast, so that the rows read
-    last are found in the cache. The first tile, which would be the surest to miss, stays in registers: where it holds
-    all rows, they are read once.
-    """
-    blocks = tl.cdiv(K, BLOCK_SIZE_K)
-    expert = (tl.program_id(0) // blocks).to(tl.int64)
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
-    in_columns = (columns < K)[None, :]
-    w_columns = w_ptr + expert * N * K + columns[None, :]
-    q_columns = q_ptr + (expert * K + columns)[None, :] * N
-    rows = tl.arange(0, BLOCK_SIZE_N)
-    tiles = tl.cdiv(N, BLOCK_SIZE_N)
-
-    first = load_tile(w_columns, rows, N, K, in_columns)
-    folded: tl.constexpr = folded_rows(BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps)
-    largest = fold(tl.zeros((folded, BLOCK_SIZE_K), tl.int32), first)
-    for tile in tl.range(1, tiles, num_stages=num_stages):
-        largest = fold(largest, load_tile(w_columns, tile * BLOCK_SIZE_N + rows, N, K, in_columns))
-    scale = scale_of(magnitude_to_float32(tl.max(largest, 0), w_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
-    tl.store(scales_ptr + expert * K + columns, scale, mask=columns < K)
-    scale = of_any_layout(scale)
-
-    for back in tl.range(1, tiles, num_stages=num_stages):
-        lower = (tiles - back) * BLOCK_SIZE_N + rows
-        w = load_tile(w_columns, lower, N, K, in_columns)
-        cast_tile(q_columns, lower, w, scale, N, in_columns, FP8_MAX)
-    cast_tile(q_columns, rows, first, scale, N, in_columns, FP8_MAX)
 
 
 def quantize_transpose_3d_reduction(
@@ -83,13 +35,9 @@ def quantize_transpose_3d_reduction(
 
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """One launch: a program for every block of columns of every expert, a tile no longer than the expert needs."""
-    w, float8_dtype, power_of_two = inputs
-    E, K, N = w.shape
-    programs = -(-K // config["BLOCK_SIZE_K"]) * E
-    if programs:
-        tile = {**config, "BLOCK_SIZE_N": _tile_rows(config, N)}
-        transpose_3d_reduction_kernel[(programs,)](w, *outputs, N, K, FP8_MAX[float8_dtype], power_of_two, **tile)
+    """One launch, of a tile no longer than the expert needs."""
+    N = inputs[0].shape[2]
+    launch_columns({**config, "BLOCK_SIZE_N": _tile_rows(config, N), "LEAD": 0}, inputs, outputs)
 
 
 def scaled_down(problem: Problem) -> Problem:

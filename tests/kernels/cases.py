@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.lookup import running_arch
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, KernelSpec, NamedInts, Problem
 
 ROWS = {
@@ -19,19 +21,55 @@ ROWS = {
 CONTENTS = ("random", "zeros", "zero slices", "tiny", "huge", "infinite", "nan")
 
 
+SHORT_LEAD = 1
+"""What the interpreter takes for every ``LEAD`` above 0. The grid's are longer than all pieces of a problem that it can
+run: no turn would then take maxima and cast as well, and each would be waited for with hundreds of idle turns."""
+
+
 def block_sizes(spec: KernelSpec) -> list[NamedInts]:
-    """Every combination of block sizes in the grid, with the default's launch options."""
-    names = [name for name in spec.axes if name not in LAUNCH_OPTIONS]
-    configs = [dict(spec.default)]
+    """Every combination of block sizes in the grid, with the rest of the default."""
+    return varied(spec, spec.default, [name for name in spec.axes if name not in (*LAUNCH_OPTIONS, "LEAD")])
+
+
+def leads(spec: KernelSpec) -> tuple[int, ...]:
+    """Whether to walk twice or to work on panels: what the interpreter takes for the values of ``LEAD``, if any."""
+    return tuple(sorted({min(lead, SHORT_LEAD) for lead in spec.axes.get("LEAD", ())}))
+
+
+def with_lead(config: NamedInts, lead: int | None) -> NamedInts:
+    """The config with another ``LEAD``; as it is for a kernel without that axis."""
+    return config if lead is None else NamedInts({**config, "LEAD": lead})
+
+
+def varied(spec: KernelSpec, config: NamedInts, names: list[str]) -> list[NamedInts]:
+    """The config with every combination of these axes' values."""
+    configs = [config]
     for name in names:
-        configs = [{**config, name: value} for config in configs for value in spec.axes[name]]
-    return [NamedInts(config) for config in configs]
+        configs = [NamedInts({**each, name: value}) for each in configs for value in spec.axes[name]]
+    return configs
+
+
+def configs(spec: KernelSpec) -> list[NamedInts]:
+    """Every combination of block sizes. Where kernels are compiled: with every ``LEAD``, those that the spec does not
+    rule out there, each with other launch options, which the interpreter ignores."""
+    if not torch.cuda.is_available():
+        return block_sizes(spec)
+    limits = ARCHES[running_arch(torch.device("cuda", 0))].limits()
+    shape = next(spec.problems({"M": 131072, "K": 8192, "N": 8192, "E": 4}))
+    options = [name for name in spec.axes if name in LAUNCH_OPTIONS]
+    sizes = varied(spec, spec.default, [name for name in spec.axes if name not in options])
+    found = []
+    for number, blocks in enumerate(sizes):
+        valid = [config for config in varied(spec, blocks, options) if spec.invalid(config, shape, limits) is None]
+        found += valid[number % len(valid) :][:1] if valid else []
+    return found
 
 
 def factors(spec: KernelSpec) -> dict[str, Any]:
-    """What the checks vary, for a covering array."""
+    """What the checks vary, for a covering array: every pair of values occurs, and so every config with every lead."""
     return {
-        "config": block_sizes(spec),
+        "config": configs(spec),
+        "lead": (not torch.cuda.is_available() and leads(spec)) or (None,),
         "routing": ROUTINGS if spec.routed else ("none",),
         "rows": tuple(ROWS),
         "content": CONTENTS,

@@ -4,11 +4,11 @@ import functools
 import itertools
 
 import pytest
-from cases import assert_same_bits, block_sizes, factors, inputs_of, poisoned, problem
+from cases import assert_same_bits, block_sizes, factors, inputs_of, leads, poisoned, problem, with_lead
 from covering import covering_array
 
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 CHUNKS = 8
 """Tests a kernel, so that workers share them."""
@@ -22,8 +22,8 @@ def cases_of(kernel: str) -> list[dict]:
 
 
 def check(spec: KernelSpec, case: dict, device: str) -> None:
-    config, content = case["config"], case["content"]
-    one = problem(spec, **{name: value for name, value in case.items() if name not in ("config", "content")})
+    config, content = with_lead(case["config"], case["lead"]), case["content"]
+    one = problem(spec, **{name: value for name, value in case.items() if name not in ("config", "lead", "content")})
     inputs = inputs_of(spec, one, content, device)
     expected = spec.reference(*inputs)
     outputs = poisoned(spec, inputs, expected)
@@ -49,14 +49,32 @@ def test_the_cases_cover_every_pair_of_values(kernel: str) -> None:
         assert seen == set(itertools.product(varied[one], varied[other]))
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
-def test_block_sizes_below_the_grid_work_too(kernel: str, device: str) -> None:
+PLAIN = {"rows": "no block divides", "in_dtype": "bfloat16", "content": "random"}
+LEADS = [(kernel, lead) for kernel in catalog.KERNELS for lead in leads(catalog.load(kernel)) or (None,)]
+
+
+def plain_case(spec: KernelSpec, config: NamedInts, lead: int | None, **fields: str) -> dict:
+    routing = "ragged" if spec.routed else "none"
+    modes = {"scale_mode": spec.scale_modes[0], "input_layout": spec.input_layouts[-1]}
+    return {**PLAIN, "config": config, "lead": lead, "routing": routing, **modes, **fields}
+
+
+@pytest.mark.parametrize(("kernel", "lead"), LEADS)
+def test_block_sizes_below_the_grid_work_too(kernel: str, lead: int | None, device: str) -> None:
     spec = catalog.load(kernel)
     least = 32 if spec.name.startswith("mxfp8") else 8  # a scale's block is not split
-    smallest = {name: min(least, *values) if "BLOCK" in name else 1 for name, values in spec.axes.items()}
-    case = {"rows": "blocks divide", "in_dtype": "bfloat16", "scale_mode": spec.scale_modes[0]}
-    routing = "ragged" if spec.routed else "none"
-    check(spec, {**case, "routing": routing, "config": type(spec.default)(smallest), "content": "random"}, device)
+    smallest = {name: min(least, *values) for name, values in spec.axes.items() if "BLOCK" in name}
+    config = NamedInts({**spec.default, **smallest, "num_warps": 1, "num_stages": 1})
+    check(spec, plain_case(spec, config, lead, rows="blocks divide"), device)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lead"),
+    [(kernel, lead) for kernel in catalog.KERNELS for lead in catalog.load(kernel).axes.get("LEAD", ())],
+)
+def test_the_grids_own_leads_give_the_reference_bytes(kernel: str, lead: int, device: str) -> None:
+    spec = catalog.load(kernel)
+    check(spec, plain_case(spec, spec.default, lead), device)
 
 
 def test_block_sizes_hold_the_default() -> None:

@@ -1,19 +1,23 @@
+import random
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fp8tune_kernels import catalog, lookup
-from fp8tune_kernels.tables import Row
+from fp8tune_kernels.tables import Key, Row, Table
 
 SPEC = catalog.load("colwise")
 KEY = {"M_bucket": 16384, "K": 5120, "G": 64}
 ITEMS = tuple(sorted(KEY.items()))
 OTHER = tuple(sorted({**KEY, "K": 7168}.items()))
+FAR = tuple(sorted({**KEY, "K": 1024}.items()))
 
 
-def row(warps: int, device: str, key: tuple[tuple[str, int], ...] | None, kernel: str = "colwise") -> Row:
+def row(warps: int, device: str, key: Key | None, kernel: str = "colwise") -> Row:
     return (kernel, device, key, (("num_warps", warps),))
 
 
@@ -35,19 +39,64 @@ ROWS = (row(2, "H200", ITEMS), row(4, "", ITEMS), row(8, "H200", None), row(16, 
 )
 def test_the_most_specific_row_wins(rows: tuple[Row, ...], device: str, warps: int) -> None:
     for order in (rows, rows[::-1]):
-        assert lookup.pick(SPEC, KEY, order, device) == {**SPEC.default, "num_warps": warps}
+        assert lookup.pick(SPEC, KEY, Table(order), device) == {**SPEC.default, "num_warps": warps}
+        assert lookup.pick(SPEC, KEY, Table(order, ("rowwise",)), device) == {**SPEC.default, "num_warps": warps}
+
+
+@pytest.mark.parametrize(
+    ("rows", "device", "warps"),
+    [
+        pytest.param(ROWS, "H200", 2, id="this device, this key"),
+        pytest.param(ROWS[1:], "H200", 4, id="the key before the device"),
+        pytest.param(ROWS[2:], "H200", 32, id="another key before any shape"),
+        pytest.param((*ROWS[2:], row(64, "H200", OTHER)), "H200", 64, id="as near, of this device"),
+        pytest.param((*ROWS[2:], row(64, "H200", OTHER)), "H100", 32, id="as near, of another device"),
+        pytest.param((*ROWS[2:], row(64, "H200", FAR)), "H200", 32, id="of this device, but further"),
+        pytest.param(ROWS[2:4], "H200", 8, id="no key, this device"),
+        pytest.param((), "H200", SPEC.default["num_warps"], id="no row"),
+        pytest.param((row(2, "", OTHER, "rowwise"),), "", SPEC.default["num_warps"], id="another kernel"),
+    ],
+)
+def test_a_kernel_that_the_table_names_takes_the_nearest_key(rows: tuple[Row, ...], device: str, warps: int) -> None:
+    for order in (rows, rows[::-1]):
+        assert lookup.pick(SPEC, KEY, Table(order, ("colwise",)), device) == {**SPEC.default, "num_warps": warps}
+
+
+SIZES = st.fixed_dictionaries({"M_bucket": st.integers(0, 2**20), "K": st.integers(0, 2**20), "G": st.integers(0, 512)})
+
+
+@given(st.lists(SIZES, min_size=1, max_size=6), SIZES, st.randoms(use_true_random=False))
+def test_any_key_has_one_nearest_row_whatever_the_order(
+    keys: list[dict[str, int]], wanted: dict[str, int], generator: random.Random
+) -> None:
+    rows = [row(place, "", tuple(sorted(key.items()))) for place, key in enumerate(keys)]
+    found = lookup.pick(SPEC, wanted, Table(tuple(rows), ("colwise",)), "H100")
+    generator.shuffle(rows)
+    assert lookup.pick(SPEC, wanted, Table(tuple(rows), ("colwise",)), "H100") == found
+    assert found["num_warps"] in range(len(keys))
+    for key in keys:
+        own = lookup.pick(SPEC, key, Table(tuple(rows), ("colwise",)), "H100")["num_warps"]
+        assert keys[own] == key
 
 
 def test_a_generated_table_is_found_by_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fp8tune_kernels.tables.sm_999")
     module.ROWS = ROWS  # type: ignore[attr-defined]
+    module.NEAREST = ("colwise",)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert lookup.table("sm_999") == ROWS
+    assert lookup.table("sm_999") == Table(ROWS, ("colwise",))
+
+
+def test_a_table_of_an_older_export_names_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("fp8tune_kernels.tables.sm_996")
+    module.ROWS = ROWS  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert lookup.table("sm_996") == Table(ROWS, ())
 
 
 @pytest.mark.parametrize("arch", ["sm_998", "interpreter", "../x", "a.b", ""])
 def test_an_arch_without_a_table_has_no_rows(arch: str) -> None:
-    assert lookup.table(arch) == ()
+    assert lookup.table(arch) == Table()
 
 
 def test_a_broken_table_is_no_missing_table(monkeypatch: pytest.MonkeyPatch) -> None:

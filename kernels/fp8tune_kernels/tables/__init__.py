@@ -2,10 +2,24 @@
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
 sorted by name, or None for any shape; the config's items. An axis that a row leaves out has the kernel's declared
-default.
+default. ``NEAREST`` names the kernels whose unseen keys take the row of the nearest key before that for any shape.
 """
 
 from __future__ import annotations
 
-Row = tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]]
+from dataclasses import dataclass
+
+Key = tuple[tuple[str, int], ...]
+"""The items of a lookup key, sorted by name."""
+
+Row = tuple[str, str, Key | None, tuple[tuple[str, int], ...]]
 """kernel, device name, key items, config items."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a generated module holds."""
+
+    rows: tuple[Row, ...] = ()
+    nearest: tuple[str, ...] = ()
+    """Kernels; none in a module that an older export wrote."""

@@ -1,0 +1,168 @@
+"""``compare``'s error rates on the simulated GPU: false alarms of A..A, and how many slowdowns of 2 % it finds.
+
+    python -m benchmarks.compare_targets [--runs 2000] [--seed 0]
+
+Prints the tables of docs/compare.md. The noise, the order of blocks and the statistics are fp8tune's own; workers,
+checkouts and samples are left out (a block's value is drawn with the scatter that its trimmed mean would have).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from fp8tune import verdicts
+from fp8tune.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
+from fp8tune.simulated import Noise
+from fp8tune.verdicts import Verdict
+
+ROWS = 20
+SLOWDOWN = 0.02
+PROCESS_SDS = (0.001, 0.002, 0.003, 0.004, 0.006)
+DRIFT_SDS = (0.0, 0.012)
+BIMODAL_SHARES = (0.0, 0.05)
+"""Of rows whose kernel has a second mode, 1.5 % slower, that 30 % of processes are in."""
+TRIMMED_SPREAD = 1.1
+"""Standard error of the 25 % trimmed mean of normal samples, over that of their mean."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one simulated comparison ended."""
+
+    verdicts: tuple[Verdict, ...]
+    quiet: bool
+
+
+def run(random: Generator, noise: Noise, changes: Floats) -> Run:
+    """One comparison whose rows really change by ``changes``, (row,) log ratios: stage 1, stage 2, verdicts."""
+    bimodal = random.random(len(changes)) < noise.bimodal_share
+    first = Rounds(random, noise, bimodal, changes).play(range(verdicts.STAGE_ONE_ROUNDS))
+    effects = [verdicts.paired(logs) for logs in first[0]]
+    contested = [row for row, effect in enumerate(effects) if verdicts.contested(effect)]
+    numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.stage_two_rounds(len(contested)))
+    second = Rounds(random, noise, bimodal[contested], changes[contested]).play(numbers)
+    final = dict(zip(contested, [verdicts.paired(logs) for logs in second[0]], strict=True))
+    ended = [
+        verdicts.judge(final[row], len(contested)) if row in final else verdicts.judge(effect)
+        for row, effect in enumerate(effects)
+    ]
+    cleared = [logs for row, logs in enumerate(first[1]) if row not in final]
+    stages = [stage for stage in (cleared, list(second[1])) if stage]
+    arms = [*cleared, *second[1]]
+    each = all(verdicts.quiet(verdicts.paired(logs), len(first[1]) + len(second[1])) for logs in arms)
+    return Run(tuple(ended), each and verdicts.quiet(verdicts.geomean(stages)))
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Rounds of some rows, drawn."""
+
+    random: Generator
+    noise: Noise
+    bimodal: NDArray[np.bool_]
+    changes: Floats
+
+    def play(self, numbers: range) -> tuple[list[list[float]], list[list[float]]]:
+        """Log ratios of change and control: for each row a list, a round an entry."""
+        arms = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
+        change, control = arms[:, AFTER] - arms[:, BEFORE], arms[:, CONTROL] - arms[:, BEFORE]
+        return change.T.tolist(), control.T.tolist()
+
+    def _round(self, number: int) -> Floats:
+        """The mean log time of each arm on each row, (arm, row)."""
+        noise, random, rows = self.noise, self.random, len(self.changes)
+        logs = np.zeros((3, rows))
+        logs[AFTER] = self.changes
+        for process in logs:
+            process += noise.process_effect(random, rows) + noise.mode_effect(random, self.bimodal)
+        orders = np.array([ORDERS[(number + row) % len(ORDERS)] for row in range(rows)]).reshape(rows, 3)
+        turns = np.concatenate([orders, orders[:, ::-1]], axis=1)
+        drift = noise.wall(random)(noise.block_s * np.arange(turns.size)).reshape(turns.shape)
+        sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
+        sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
+        blocks = drift + sd * random.standard_normal(turns.shape)
+        for arm in (BEFORE, AFTER, CONTROL):
+            logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
+        return logs
+
+
+# The targets
+
+
+def noises() -> Iterator[Noise]:
+    """The grid of noise."""
+    for bimodal in BIMODAL_SHARES:
+        for drift in DRIFT_SDS:
+            for process in PROCESS_SDS:
+                yield replace(Noise(), process_sd=process, drift_sd=drift, bimodal_share=bimodal)
+
+
+def false_alarms(noise: Noise, runs: int, random: Generator, rows: int = ROWS) -> list[Run]:
+    """Comparisons of a revision with itself."""
+    return [run(random, noise, np.zeros(rows)) for _ in range(runs)]
+
+
+def injections(noise: Noise, runs: int, random: Generator, rows: int = ROWS) -> list[Run]:
+    """Comparisons whose first row is 2 % slower, the others unchanged."""
+    changes = np.zeros(rows)
+    changes[0] = math.log1p(SLOWDOWN)
+    return [run(random, noise, changes) for _ in range(runs)]
+
+
+def is_alarm(ended: Run) -> bool:
+    """Whether a run of unchanged rows called one a regression, or an improvement."""
+    return bool({Verdict.REGRESSION, Verdict.IMPROVEMENT} & set(ended.verdicts))
+
+
+def is_found(ended: Run) -> bool:
+    """Whether the slowed row was called a regression."""
+    return ended.verdicts[0] is Verdict.REGRESSION
+
+
+def share(hits: int, runs: int) -> str:
+    """``7 of 2,000: 0.35 % (0.14-0.72 %)``, with the exact (Clopper-Pearson) 95 % interval."""
+    low, high = binomtest(hits, runs).proportion_ci(0.95, "exact")
+    return f"{hits:,} of {runs:,}: {100 * hits / runs:.2f} % ({100 * low:.2f}-{100 * high:.2f} %)"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2000, help="of each target, spread over the grid of noise")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    random = np.random.default_rng(options.seed)
+    grid = list(noises())
+    each = -(-options.runs // len(grid))
+    print(f"{ROWS} rows a run, seed {options.seed}; 95 % Clopper-Pearson intervals\n")
+    print("| process sd | drift sd | bimodal rows | A..A runs with an alarm | all settled and quiet | +2 % found |")
+    print("|---:|---:|---:|---|---:|---|")
+    same: list[Run] = []
+    slowed: list[Run] = []
+    for noise in grid:
+        same_here, slowed_here = false_alarms(noise, each, random), injections(noise, each, random)
+        settled = sum(ended.quiet and set(ended.verdicts) == {Verdict.CLEAR} for ended in same_here)
+        print(
+            f"| {100 * noise.process_sd:.1f} % | {100 * noise.drift_sd:.1f} % | {100 * noise.bimodal_share:.0f} % | "
+            f"{share(sum(map(is_alarm, same_here)), each)} | {100 * settled / each:.0f} % | "
+            f"{share(sum(map(is_found, slowed_here)), each)} |",
+            flush=True,
+        )
+        same, slowed = same + same_here, slowed + slowed_here
+    alarms, found = sum(map(is_alarm, same)), sum(map(is_found, slowed))
+    settled = sum(ended.quiet and set(ended.verdicts) == {Verdict.CLEAR} for ended in same)
+    print(f"| all | | | {share(alarms, len(same))} | {100 * settled / len(same):.0f} % | {share(found, len(slowed))} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The README's performance table, written from the results database: no figure in it is typed by hand.
+
+python -m benchmarks.readme_table            # after rows were added: writes README.md where it changed
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fp8tune import ranking
+from fp8tune.ranking import Winner
+from fp8tune.records import Kind
+from fp8tune.render import microseconds, share
+from fp8tune.store import Store
+from fp8tune_kernels.catalog import KERNELS
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN = "<!-- begin: python -m benchmarks.readme_table -->"
+END = "<!-- end -->"
+
+
+def winners(db: Path) -> list[Winner]:
+    """The measured best of every problem that was swept to the end."""
+    with Store.open(str(db), writable=False) as store:
+        evidence = store.evidence(kinds=[Kind.MEASURED], keep=ranking.competing)
+    return [winner for winner in ranking.winners(evidence) if winner.complete and winner.bytes_moved]
+
+
+def markdown(winners: Iterable[Winner]) -> str:
+    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes."""
+    groups: dict[tuple[str, str], list[Winner]] = {}
+    for winner in winners:
+        groups.setdefault((winner.device.name, winner.problem.kernel), []).append(winner)
+    order = {name: number for number, name in enumerate(KERNELS)}
+    header = "| device | kernel | problems | of ceiling: least | median | most | of them the largest | us | GB/s |"
+    lines = [header, "|---|---|---:|---:|---:|---:|---|---:|---:|"]
+    for device, kernel in sorted(groups, key=lambda group: (group[0], order.get(group[1], len(order)), group[1])):
+        lines.append(f"| {device} | `{kernel}` | {' | '.join(_cells(groups[device, kernel]))} |")
+    return "\n".join(lines)
+
+
+def _cells(group: Sequence[Winner]) -> list[str]:
+    shares = [winner.ceiling_share for winner in group if winner.ceiling_share is not None]
+    largest = max(group, key=lambda winner: (winner.bytes_moved or 0, str(winner.problem)))
+    layout = "" if largest.problem.input_layout == "contiguous" else f" {largest.problem.input_layout}"
+    rate = (largest.bytes_moved or 0) / largest.time_us / 1e3  # bytes/us = MB/s
+    spread = [share(pick(shares)) for pick in (min, statistics.median, max)] if shares else ["", "", ""]
+    return [str(len(group)), *spread, f"{largest.problem.shape}{layout}", microseconds(largest.time_us), f"{rate:,.0f}"]
+
+
+def updated(readme: str, table: str) -> str:
+    """The README with this table between the two markers. Raises ValueError where it has not exactly one pair."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
+        raise ValueError(f"README.md wants one pair of {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the README where its table is not what the database gives."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__.splitlines()[0])
+    parser.add_argument("--db", type=Path, default=ROOT / "results.db")
+    given = parser.parse_args(arguments)
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    wanted = updated(text, markdown(winners(given.db)))
+    if wanted != text:
+        readme.write_text(wanted, encoding="utf-8")
+    print(f"{readme}: {'unchanged' if wanted == text else 'written'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Sweeps of made-up problems on the simulated GPU, without database or workers: thousands of them in minutes.
+
+The true times, the noise and the choosing are fp8tune's own; only the bookkeeping between them is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fp8tune.choosing import Block, Decision, Protocol, decide, finalists, needs_more, process_values
+from fp8tune.records import NamedInts
+from fp8tune.simulated import Noise, log_slowdown, near_share
+
+AXES = (
+    ("BLOCK_SIZE", (32, 64, 128, 256)),
+    ("BLOCK_SIZE_ITER", (64, 128, 256, 512)),
+    ("num_warps", (1, 2, 4, 8)),
+    ("num_stages", (1, 2)),
+)
+CONFIGS = tuple(
+    NamedInts(tuple(zip((name for name, _ in AXES), values, strict=True)))
+    for values in itertools.product(*(values for _, values in AXES))
+)
+PLACES = {config: place for place, config in enumerate(CONFIGS)}
+CONTENDER_RATIO = 1.3
+"""As :data:`fp8tune.sweep.CONTENDER_RATIO`."""
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """One problem: what its configs really take."""
+
+    logs: NDArray[np.float64]
+    """(config,): true log microseconds, the mean over processes."""
+    bimodal: NDArray[np.bool_]
+    default: NamedInts
+    noise: Noise
+
+    @classmethod
+    def draw(cls, random: Generator, noise: Noise) -> World:
+        """Its best at 20-1,000 us; the declared default anywhere in the faster third."""
+        slowdowns = log_slowdown(random.random(len(CONFIGS)), near_share(random.random()))
+        bimodal = random.random(len(CONFIGS)) < noise.bimodal_share
+        logs = math.log(20) + random.random() * math.log(50) + slowdowns + noise.mean_mode(bimodal)
+        default = CONFIGS[np.argsort(logs)[random.integers(len(CONFIGS) // 3)]]
+        return cls(logs, bimodal, default, noise)
+
+    def slowdown(self, config: NamedInts, rival: NamedInts | None = None) -> float:
+        """How much slower than ``rival`` (than the best of all) a config is in truth: 0.01 is one percent."""
+        best = self.logs.min() if rival is None else self.logs[PLACES[rival]]
+        return math.expm1(self.logs[PLACES[config]] - best)
+
+
+class Process:
+    """A worker process that times blocks of one problem, its wall clock running on."""
+
+    def __init__(self, world: World, random: Generator) -> None:
+        noise = world.noise
+        self.world, self.random = world, random
+        mode = noise.mode_effect(random, world.bimodal) - noise.mean_mode(world.bimodal)
+        self.logs = world.logs + noise.process_effect(random, len(CONFIGS)) + mode
+        self.wall = noise.wall(random)
+        self.carry_over = noise.carry_over_sd * random.standard_normal(len(CONFIGS))
+        self.blocks = 0
+
+    def round_us(self, configs: NDArray[np.intp]) -> NDArray[np.float64]:
+        """One block of each config (places in CONFIGS), in random order; block values in the order given."""
+        noise, count = self.world.noise, len(configs)
+        order = self.random.permutation(count)
+        drift = self.wall(noise.block_s * np.arange(self.blocks, self.blocks + count, dtype=np.float64))
+        after = self.carry_over[configs[np.roll(order, 1)]]
+        own = noise.block_sd * self.random.standard_normal(count)
+        self.blocks += count
+        logs = np.empty(count)
+        logs[order] = self.logs[configs[order]] + drift + after + own
+        times_us: NDArray[np.float64] = noise.tick_us * np.round(np.exp(logs) / noise.tick_us)
+        return times_us
+
+
+def sweep(world: World, incumbent: NamedInts | None, random: Generator, protocol: Protocol = Protocol()) -> Decision:
+    """Screen, finals in as many processes as it takes, pick."""
+    keepers = [config for config in (incumbent, world.default) if config is not None]
+    chosen = finalists(screen(world, random, protocol), AXES, keepers, protocol)
+    blocks: list[Block] = []
+    for processes in (protocol.processes, *protocol.more_processes):
+        while (number := len(blocks) // (protocol.rounds * len(chosen))) < processes:
+            blocks.extend(finals(world, chosen, str(number), random, protocol))
+        values = process_values(blocks)
+        decision = decide(values, incumbent=incumbent, default=world.default, axes=AXES, protocol=protocol)
+        if not needs_more(decision):
+            break
+    return decision
+
+
+def screen(world: World, random: Generator, protocol: Protocol) -> Mapping[NamedInts, Sequence[float]]:
+    """All configs once, then those that may be the best, in one process."""
+    process = Process(world, random)
+    places = np.arange(len(CONFIGS))
+    times_us: dict[NamedInts, list[float]] = {config: [] for config in CONFIGS}
+    for _ in range(protocol.screen_rounds):
+        for place, time_us in zip(places, process.round_us(places), strict=True):
+            times_us[CONFIGS[place]].append(float(time_us))
+        typical = np.array([np.median(times) for times in times_us.values()])
+        places = np.flatnonzero(typical <= CONTENDER_RATIO * typical.min())
+    return times_us
+
+
+def finals(
+    world: World, chosen: Sequence[NamedInts], name: str, random: Generator, protocol: Protocol
+) -> Iterator[Block]:
+    """One fresh process' blocks."""
+    process = Process(world, random)
+    places = np.array([PLACES[config] for config in chosen])
+    for number in range(protocol.rounds):
+        for config, time_us in zip(chosen, process.round_us(places), strict=True):
+            yield Block(name, number, config, float(time_us))

@@ -1,0 +1,161 @@
+"""What the exported table is worth on shapes it has no row for: the config a lookup gives against the shape's own best.
+
+    fp8tune sweep --shapes unseen --db unseen.db
+    python -m benchmarks.unseen --db unseen.db
+
+Needs no GPU. A problem whose key has a row in the table is seen, and not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8tune import ranking
+from fp8tune.loading import load_spec
+from fp8tune.ranking import Contest, contests, usable
+from fp8tune.records import Kind, NamedInts, Problem
+from fp8tune.render import microseconds, notice, print_json, table
+from fp8tune.stats import geomean
+from fp8tune.store import Store
+from fp8tune_kernels import lookup
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.tables import Table
+
+TARGET = 1.05
+"""A lookup may lose so much on unseen shapes, in the geometric mean."""
+FEWEST_SHAPES = 10
+"""Fewer say nothing."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One unseen problem. Times in microseconds."""
+
+    problem: Problem
+    device: str
+    config: NamedInts
+    """What a lookup gives."""
+    best: NamedInts
+    best_us: float
+    time_us: float | None
+    slowdown: float | None
+    """What the lookup loses, at least 1. None, as is the time, where its config does not run."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All unseen problems of a database."""
+
+    judged: tuple[Judged, ...]
+    seen: int
+    """Problems that the table has a row for."""
+
+    @property
+    def shapes(self) -> int:
+        """Different shapes among the problems, of whatever kernel."""
+        return len({judged.problem.shape for judged in self.judged})
+
+    def geomean(self, kernel: str | None = None) -> float | None:
+        """Of the slowdowns there are, of one kernel or all."""
+        chosen = [judged for judged in self.judged if kernel in (None, judged.problem.kernel)]
+        slowdowns = [judged.slowdown for judged in chosen if judged.slowdown is not None]
+        return geomean(slowdowns) if slowdowns else None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the target is met, 1 where it is not or a config does not run, 3 with too few shapes."""
+        mean = self.geomean()
+        if mean is None or self.shapes < FEWEST_SHAPES:
+            return 3
+        return 0 if mean <= TARGET and all(judged.slowdown for judged in self.judged) else 1
+
+
+def judge(found: Iterable[Contest], specs: Mapping[str, KernelSpec], exported: Table) -> Verdict:
+    """Every problem that was swept to the end, by what was exported."""
+    keys = {(kernel, key) for kernel, _, key, _ in exported.rows}
+    judged, seen = [], 0
+    for contest in usable(found):
+        spec = specs[contest.problem.kernel]
+        if (spec.name, tuple(sorted(spec.lookup_key(contest.problem).items()))) in keys:
+            seen += 1
+        else:
+            judged.append(_judged(contest, spec, exported))
+    return Verdict(tuple(judged), seen)
+
+
+def _judged(contest: Contest, spec: KernelSpec, exported: Table) -> Judged:
+    config = NamedInts(lookup.pick(spec, spec.lookup_key(contest.problem), exported, contest.device.name))
+    best = contest.named[0].config or NamedInts()
+    times_us = contest.times_us
+    slowdown = contest.slowdown(config) if config in times_us else None
+    return Judged(contest.problem, contest.device.name, config, best, times_us[best], times_us.get(config), slowdown)
+
+
+def show(verdict: Verdict) -> None:
+    """A table a kernel, and the geometric means."""
+    columns = [("shape", "left"), ("device", "left"), ("looked up", "left"), ("us", "right"), ("best there", "left")]
+    columns += [("us", "right"), ("slower", "right")]
+    kernels = dict.fromkeys(judged.problem.kernel for judged in verdict.judged)
+    for kernel in kernels:
+        table(kernel, columns, [_cells(judged) for judged in verdict.judged if judged.problem.kernel == kernel])
+    means = {**{kernel: verdict.geomean(kernel) for kernel in kernels}, "all": verdict.geomean()}
+    for name, mean in means.items():
+        if mean is not None:
+            print(f"{name}: {100 * (mean - 1):.1f} % slower in the geometric mean")
+
+
+def _cells(judged: Judged) -> list[str]:
+    layout = "" if judged.problem.input_layout == "contiguous" else f" {judged.problem.input_layout}"
+    slower = "does not run" if judged.slowdown is None else f"{100 * (judged.slowdown - 1):+.1f} %"
+    cells = [f"{judged.problem.shape}{layout}", judged.device, str(judged.config), microseconds(judged.time_us)]
+    return [*cells, str(judged.best), microseconds(judged.best_us), slower]
+
+
+def as_json(verdict: Verdict) -> Mapping[str, object]:
+    """The same for a machine."""
+    rows = [
+        {
+            "kernel": judged.problem.kernel,
+            "shape": dict(judged.problem.shape),
+            "input_layout": judged.problem.input_layout,
+            "device": judged.device,
+            "config": dict(judged.config),
+            "time_us": judged.time_us,
+            "best_config": dict(judged.best),
+            "best_us": judged.best_us,
+            "slowdown": judged.slowdown,
+        }
+        for judged in verdict.judged
+    ]
+    return {"geomean": verdict.geomean(), "shapes": verdict.shapes, "seen": verdict.seen, "rows": rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the database, judge, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.unseen", description=__doc__.splitlines()[0])
+    parser.add_argument("--db", required=True, help="the database that the unseen shapes were swept into")
+    parser.add_argument("--arch", default="sm_90", help="whose table and rows")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    given = parser.parse_args(arguments)
+    kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
+    with Store.open(given.db, writable=False) as store:
+        found = contests(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
+    specs = {kernel: load_spec(kernel) for kernel in KERNELS}
+    verdict = judge([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
+    if given.json:
+        print_json(as_json(verdict))
+    else:
+        show(verdict)
+    if verdict.seen:
+        notice(f"{verdict.seen} problems are not judged: the table of {given.arch} has a row for their key")
+    if verdict.shapes < FEWEST_SHAPES:
+        sweep = f"fp8tune sweep --shapes unseen --db {given.db}"
+        notice(f"{verdict.shapes} unseen shapes, and {FEWEST_SHAPES} are wanted: {sweep}")
+    return verdict.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

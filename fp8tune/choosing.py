@@ -1,0 +1,346 @@
+"""From finals to a pick: which configs are timed again, when that is enough, and what the numbers then allow to say.
+
+The process is the unit of replication: a config's times in one process agree far better with each other than with those
+of the next process, so nothing here computes a confidence from the blocks or samples of one process. Pure functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8tune.records import NamedInts
+from fp8tune.stats import TRIMMED_SHARE, t_quantile
+
+Axes = Sequence[tuple[str, Sequence[int]]]
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How much is measured and how sure a pick must be; a device's calibration may say otherwise."""
+
+    screen_rounds: int = 3
+    screen_band: float = 0.04
+    """Finalists lie within this share of the apparent best, or within ``screen_sigmas``, whichever is more."""
+    screen_sigmas: float = 4.0
+    finalists: int = 8
+    processes: int = 6
+    rounds: int = 6
+    more_processes: tuple[int, ...] = (12, 24)
+    """How many processes a row gets in all while it is ambiguous."""
+    tie_band: float = 0.01
+    keep_band: float = 0.015
+    """The incumbent keeps its place until it is proven to be slower than another by more than this."""
+    alpha: float = 0.025
+    fastest: int = 2
+    """Finalists that are in for their times alone; the others are the likeliest to be the pick."""
+    screen_error: float = 0.005
+    """Standard deviation of a screened log time: of one process, with what drifts within a round."""
+    edge_sigmas: float = 1.5
+    """So many standard errors from the edge of the tie band, the next sweep might find a config on its other side."""
+
+    @property
+    def looks(self) -> int:
+        """How often a row may be judged: each look is a chance to be wrong, and is paid for."""
+        return 1 + len(self.more_processes)
+
+
+class Verdict(StrEnum):
+    """What is known of a pick."""
+
+    CERTIFIED = "certified"
+    """Proven faster than every other finalist."""
+    NEAR_TIE = "near-tie"
+    """Proven to lose at most the keep band to any finalist; the first in canonical order of those that tie."""
+    AMBIGUOUS = "ambiguous"
+    """It may lose more than the keep band: measured too little, or too noisy."""
+    KEPT_INCUMBENT = "kept-incumbent"
+    """A new table would hold another config, which is not proven faster by more than the keep band."""
+    UNRESOLVABLE = "unresolvable"
+    """The timer cannot tell the configs apart."""
+    QUICK = "quick"
+    """Screened only."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One timed block of the finals."""
+
+    process: str
+    round: int
+    config: NamedInts
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The pick of one problem, with its bounds. Slowdowns are shares: 0.01 is one percent slower."""
+
+    config: NamedInts
+    verdict: Verdict
+    time_us: float
+    """Geometric mean over processes."""
+    runner_up: NamedInts | None = None
+    """The fastest other finalist; it may be faster than the pick."""
+    ratio: float | None = None
+    """runner-up / pick."""
+    lower: float = -math.inf
+    """Lower bound of the pick's slowdown against the runner-up."""
+    upper: float = math.inf
+    """Upper bound of the pick's slowdown against every other finalist."""
+    processes: int = 0
+    contested: bool = False
+    """A config that comes before the pick, or the pick, lies so near the edge of the tie band that it may be on the
+    other side."""
+
+
+def finalists(
+    screen_us: Mapping[NamedInts, Sequence[float]],
+    axes: Axes,
+    always: Sequence[NamedInts] = (),
+    protocol: Protocol = Protocol(),
+) -> tuple[NamedInts, ...]:
+    """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two, and
+    those likeliest to be the first in canonical order within the tie band. A fast config is no pick where an earlier
+    one ties with it, so taking the fastest alone would leave out the pick of the next sweep.
+
+    ``screen_us`` holds each config's block values in microseconds, one a round, the rounds in order; a config that was
+    left out of later rounds has fewer. At most ``protocol.finalists``, and more only if ``always`` alone has more.
+    """
+    if not screen_us:
+        return ()
+    ordered = sorted(screen_us, key=lambda config: canonical_order(config, axes))
+    logs = _round_centred([screen_us[config] for config in ordered])
+    slowdowns = logs - logs.min()
+    band = max(math.log1p(protocol.screen_band), protocol.screen_sigmas * _screen_sigma(screen_us.values()))
+    chances = np.where(slowdowns <= band, _chances(slowdowns, protocol), 0.0)
+    likely = [place for place in np.argsort(-chances, kind="stable") if chances[place] > 0]
+    fastest = np.argsort(slowdowns, kind="stable")[: protocol.fastest]
+    kept = {place for place, config in enumerate(ordered) if config in always}
+    for place in (*fastest, *likely):
+        if len(kept) < protocol.finalists:
+            kept.add(int(place))
+    return tuple(ordered[place] for place in sorted(kept))
+
+
+def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:
+    """Config -> process -> log microseconds: the trimmed mean of the process' round-centred log times.
+
+    A round's centre is its mean over configs, so drift from round to round cancels; a quarter of the rounds is cut at
+    each end. The process' own level is added back: differences within the process do not see it. Of a process that was
+    stopped half-way, only the largest set of configs times rounds without a gap counts.
+    """
+    processes: dict[str, dict[int, dict[NamedInts, float]]] = {}
+    for block in blocks:
+        processes.setdefault(block.process, {}).setdefault(block.round, {})[block.config] = math.log(block.time_us)
+    values: dict[NamedInts, dict[str, float]] = {}
+    for process in sorted(processes):
+        rounds = processes[process]
+        configs, numbers = _complete(rounds)
+        logs = np.array([[rounds[number][config] for config in configs] for number in numbers])
+        centres = logs.mean(axis=1, keepdims=True)
+        for config, value in zip(configs, centres.mean() + _trimmed_mean(logs - centres), strict=True):
+            values.setdefault(config, {})[process] = float(value)
+    return values
+
+
+def decide(
+    values: Mapping[NamedInts, Mapping[str, float]],
+    *,
+    incumbent: NamedInts | None,
+    default: NamedInts | None,
+    axes: Axes,
+    looks: int | None = None,
+    protocol: Protocol = Protocol(),
+) -> Decision:
+    """The pick from one value a process and config (:func:`process_values`), and how sure it is.
+
+    The incumbent (the committed table's entry, or None) stays unless another config is proven to be faster by more than
+    the keep band, at ``alpha / (challengers x looks)``: the finals both choose the challenger and test it. Otherwise
+    the first within the tie band of the best, the default before all others and those in canonical order; and nothing
+    replaces the default that is not proven faster. What has gaps, such as a config that failed in a process, is left
+    out: the largest block of configs times processes counts. ``looks``: how often the row may be judged; None for as
+    often as the protocol allows.
+
+    Raises ValueError for no values.
+    """
+    finals = _Finals.of(values, default, axes, protocol.alpha / (looks or protocol.looks))
+    place = {config: number for number, config in enumerate(finals.configs)}
+    tie, keep = math.log1p(protocol.tie_band), math.log1p(protocol.keep_band)
+    fresh = finals.first_tied(tie)
+    if default in place and finals.lower[place[default], fresh] <= 0:
+        fresh = place[default]
+    if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
+        return finals.decision(place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+    contested = finals.is_contested(fresh, tie, protocol.edge_sigmas)
+    return replace(finals.decision(fresh, keep, is_fresh=True), contested=contested)
+
+
+def needs_more(decision: Decision) -> bool:
+    """Whether more processes could settle the row: the caller knows how many it has had."""
+    return decision.verdict is Verdict.AMBIGUOUS or decision.contested
+
+
+def canonical_order(config: NamedInts, axes: Axes) -> tuple[object, ...]:
+    """Fewer stages, fewer warps, then the declared order of each axis' values, then the text."""
+    places = [
+        (list(values).index(config[name]) if config[name] in values else len(values), config[name])
+        for name, values in axes
+        if name in config
+    ]
+    return config.get("num_stages", 0), config.get("num_warps", 0), tuple(places), config.canonical
+
+
+@dataclass(frozen=True, eq=False)
+class _Finals:
+    """All pairs of finalists, in the order in which they are preferred. Log slowdowns of a config against a rival."""
+
+    configs: Sequence[NamedInts]
+    logs: NDArray[np.float64]
+    """(config, process): log microseconds."""
+    mean: NDArray[np.float64]
+    """(config, rival)."""
+    error: NDArray[np.float64]
+    """(config, rival): standard error of the mean, paired over processes; infinite with one process."""
+    quantile: float
+    """Standard errors from the mean to its one-sided bound."""
+
+    @classmethod
+    def of(
+        cls, values: Mapping[NamedInts, Mapping[str, float]], default: NamedInts | None, axes: Axes, alpha: float
+    ) -> _Finals:
+        """``alpha`` is shared out over the rivals of one config."""
+        timed: dict[str, dict[NamedInts, float]] = {}
+        for config, of_config in values.items():
+            for process, value in of_config.items():
+                timed.setdefault(process, {})[config] = value
+        chosen, processes = _complete(timed)
+        configs = sorted(chosen, key=lambda config: (config != default, canonical_order(config, axes)))
+        logs = np.array([[timed[process][config] for process in processes] for config in configs])
+        differences, count = logs[:, None, :] - logs[None, :, :], len(processes)
+        if count < 2:
+            return cls(configs, logs, differences[..., 0], np.where(np.eye(len(configs)), 0.0, np.inf), 1.0)
+        error = differences.std(axis=2, ddof=1) / math.sqrt(count)
+        quantile = t_quantile(1 - alpha / max(1, len(configs) - 1), count - 1)
+        return cls(configs, logs, differences.mean(axis=2), error, quantile)
+
+    @property
+    def lower(self) -> NDArray[np.float64]:
+        """(config, rival): it is at least this much slower."""
+        return self.mean - self.quantile * self.error
+
+    @property
+    def upper(self) -> NDArray[np.float64]:
+        """(config, rival): it is at most this much slower."""
+        return self.mean + self.quantile * self.error
+
+    @property
+    def fastest(self) -> int:
+        """The first of the fastest."""
+        return int(self.mean.max(axis=1).argmin())
+
+    def first_tied(self, band: float) -> int:
+        """The first that is within ``band`` of the fastest with a standard error to spare."""
+        return int(np.argmax((self.mean + self.error)[:, self.fastest] <= band))
+
+    def is_contested(self, pick: int, band: float, sigmas: float) -> bool:
+        """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""
+        distance = np.abs(self.mean[: pick + 1, self.fastest] - band)
+        return bool((distance < sigmas * self.error[: pick + 1, self.fastest]).any())
+
+    def decision(self, pick: int, keep_band: float, *, is_fresh: bool) -> Decision:
+        """The pick beside its runner-up; ``is_fresh``: whether a new table would hold it, too."""
+        time_us, count = math.exp(self.logs[pick].mean()), self.logs.shape[1]
+        rivals = [number for number in range(len(self.configs)) if number != pick]
+        if not rivals:
+            return Decision(self.configs[pick], Verdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
+        runner_up = min(rivals, key=lambda rival: self.mean[rival, pick])
+        upper = float(self.upper[pick, rivals].max())
+        return Decision(
+            config=self.configs[pick],
+            verdict=_verdict(upper, is_fresh, keep_band),
+            time_us=time_us,
+            runner_up=self.configs[runner_up],
+            ratio=math.exp(self.mean[runner_up, pick]),
+            lower=math.expm1(self.lower[pick, runner_up]),
+            upper=math.expm1(upper),
+            processes=count,
+        )
+
+
+def _verdict(upper: float, is_fresh: bool, keep_band: float) -> Verdict:
+    """What an upper bound of the pick's log slowdown against every rival allows to say."""
+    if upper <= 0:
+        return Verdict.CERTIFIED
+    if upper > keep_band:
+        return Verdict.AMBIGUOUS
+    return Verdict.NEAR_TIE if is_fresh else Verdict.KEPT_INCUMBENT
+
+
+def _complete(cells: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:
+    """The largest block of configs times keys without a gap: what failed now and then, or was stopped half-way, is out.
+
+    Looked for among the sets that occur and what any two of them share.
+    """
+    if not cells:
+        raise ValueError("no values")
+    sets = {frozenset(configs) for configs in cells.values()}
+    sets |= {first & second for first, second in itertools.combinations(sets, 2)} - {frozenset()}
+    found = {chosen: sorted(key for key, configs in cells.items() if chosen <= set(configs)) for chosen in sets}
+    blocks = [(sorted(chosen, key=lambda config: config.canonical), keys) for chosen, keys in found.items()]
+    return min(blocks, key=lambda block: (-len(block[0]) * len(block[1]), -len(block[0]), str(block[0])))
+
+
+def _trimmed_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the rows of (round, config). As ``scipy.stats.trim_mean``, which takes a second to import."""
+    cut = int(TRIMMED_SHARE * len(logs))
+    mean: NDArray[np.float64] = np.sort(logs, axis=0)[cut : len(logs) - cut].mean(axis=0)
+    return mean
+
+
+def _chances(slowdowns: NDArray[np.float64], protocol: Protocol) -> NDArray[np.float64]:
+    """For configs in canonical order with these screened log slowdowns: each one's chance to be within the tie band
+    while none before it is.
+    """
+    from scipy.special import ndtr
+
+    tied = ndtr((math.log1p(protocol.tie_band) - slowdowns) / protocol.screen_error)
+    none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
+    chances: NDArray[np.float64] = tied * none_before
+    return chances
+
+
+def _round_centred(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64]:
+    """Mean log microseconds of each config over its rounds, each round moved to the mean level of all.
+
+    A round's level is the mean over the configs that every round has, so a config that was left out of later rounds
+    (it was slow) is compared with the others' whole record.
+    """
+    whole = _whole(screen_us)
+    shifts = whole.mean(axis=0) - whole.mean()
+    return np.array([(np.log(values) - shifts[: len(values)]).mean() for values in screen_us])
+
+
+def _screen_sigma(screen_us: Collection[Sequence[float]]) -> float:
+    """Standard deviation of a config's round-centred mean, pooled over the configs that every round has."""
+    whole = _whole(screen_us)
+    degrees = (whole.shape[0] - 1) * (whole.shape[1] - 1)
+    if not degrees:
+        return 0.0
+    residuals = whole - whole.mean(axis=0) - whole.mean(axis=1, keepdims=True) + whole.mean()
+    return float(math.sqrt((residuals**2).sum() / degrees / whole.shape[1]))
+
+
+def _whole(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64]:
+    """(config, round): log microseconds of the configs that every round has."""
+    rounds = max(map(len, screen_us))
+    logs: NDArray[np.float64] = np.log(np.array([values for values in screen_us if len(values) == rounds]))
+    return logs

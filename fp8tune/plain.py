@@ -1,0 +1,106 @@
+"""Each kernel's formulas in plain torch, as one graph: what ``fp8tune bench`` has ``torch.compile`` compile.
+
+The kernels' references are written to be read, and to fit in memory: they go group by group or expert by expert, and
+read group ends on the host. Here all groups and experts are done at once, groups by a search for each row's own and a
+scattered maximum. Bytes are the reference's for finite inputs. E8M0 scales stay uint8: TorchInductor has no such dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fp8tune_kernels.spec import KernelSpec
+
+__all__ = ["expression"]
+
+Tensors = tuple[Any, ...]
+
+
+def expression(spec: KernelSpec) -> Callable[..., Tensors]:
+    """A kernel's inputs -> its outputs, without a loop and without a wait; the reference, where that is so already."""
+    return _EXPRESSIONS.get(spec.name, spec.reference)
+
+
+def _colwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    codes, scales = _by_group_of_rows(x, offs, dtype, power_of_two)
+    return _column_major(codes), scales
+
+
+def _rowwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    codes, scales = _by_group_of_rows(x.t(), offs, dtype, power_of_two)
+    return codes.t().contiguous(), scales
+
+
+def _colwise_dual(x: Any, y: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    return *_colwise(x, offs, dtype, power_of_two), *_colwise(y, offs, dtype, power_of_two)
+
+
+def _by_group_of_rows(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    """``(M, K)`` -> codes of the same shape, in no layout in particular, and scales ``(G * K,)``."""
+    import torch
+
+    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+
+    (M, K), G = x.shape, offs.shape[0]
+    rows = torch.arange(M, dtype=torch.int32, device=x.device)
+    group = torch.searchsorted(offs, rows, right=True)  # G in the padding rows
+    amax = torch.zeros(G + 1, K, dtype=torch.float32, device=x.device)
+    amax = amax.scatter_reduce(0, group[:, None].expand(M, K), x.abs().float(), "amax")
+    scale = reference_scale(amax[:G], dtype, power_of_two)
+    codes = reference_cast(x, scale[group.clamp(max=G - 1)], dtype).view(torch.uint8)
+    return codes.masked_fill((group == G)[:, None], 0).view(dtype), scale.flatten()
+
+
+def _colwise_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+
+    scale = reference_scale(w.abs().amax(1, keepdim=True).float(), dtype, power_of_two)
+    return reference_cast(w, scale, dtype).mT.contiguous().mT, scale
+
+
+def _transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+
+    scale = reference_scale(w.abs().amax(2, keepdim=True).float(), dtype, power_of_two)
+    return reference_cast(w, scale, dtype).contiguous().mT, scale.mT
+
+
+def _mxfp8_dim0(x: Any, dtype: Any, scale_mode: str) -> Tensors:
+    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+
+    return reference_codes(x, dtype, scale_mode)
+
+
+def _mxfp8_dim1(x: Any, dtype: Any, scale_mode: str) -> Tensors:
+    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+
+    codes, scales = reference_codes(x.t(), dtype, scale_mode)
+    return _column_major(codes.t()), scales
+
+
+def _mxfp8_dim1_3d(w: Any, dtype: Any, scale_mode: str) -> Tensors:
+    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+
+    codes, scales = reference_codes(w.mT, dtype, scale_mode)
+    return codes.contiguous().mT, scales
+
+
+def _column_major(codes: Any) -> Any:
+    """In the layout of a kernel's output wherever M is a multiple of 16; else the columns are not padded."""
+    return codes.t().contiguous().t()
+
+
+_EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
+    "colwise": _colwise,
+    "rowwise": _rowwise,
+    "colwise-dual": _colwise_dual,
+    "colwise-3d": _colwise_3d,
+    "transpose-3d-atomic": _transpose_3d,
+    "transpose-3d-reduction": _transpose_3d,
+    "mxfp8-dim0": _mxfp8_dim0,
+    "mxfp8-dim1": _mxfp8_dim1,
+    "mxfp8-dim1-3d": _mxfp8_dim1_3d,
+    "mxfp8-dim1-3d-via-2d": _mxfp8_dim1_3d,
+}
+"""Kernels whose reference has a loop, copies into a layout step by step, or names E8M0."""

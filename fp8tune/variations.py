@@ -1,0 +1,62 @@
+"""What a lookup key leaves out: a problem again and again, each time with another value of one argument the key lacks.
+
+Whatever a kernel's key does not name is shared by all problems under it, and so must not change which config wins.
+Dtypes are left alone: a table is made for one input and one FP8 dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels.spec import LAYOUT_FLAG, ROUTINGS, KernelSpec, bucket
+
+STEP = 32
+"""Varied sizes are multiples of this, where they are larger: what MXFP8 blocks over groups ask of M."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A problem that differs from another in one argument."""
+
+    argument: str
+    """A dim of the shape, or another field of :class:`~fp8tune_kernels.spec.Problem`."""
+    problem: Problem
+
+
+def key_faults(spec: KernelSpec, problem: Problem) -> list[str]:
+    """What is wrong with the key as it is declared, one line each: names of nothing, and the exact M."""
+    faults = []
+    for name in spec.key:
+        if name == "M":
+            faults.append("M is in the key as it is, and changes every step: name M_bucket")
+        elif name != LAYOUT_FLAG and name.removesuffix("_bucket") not in problem.shape:
+            faults.append(f"{name} is in the key, and no size of {spec.name} has that name: {', '.join(problem.shape)}")
+    return faults
+
+
+def variations(spec: KernelSpec, problem: Problem) -> list[Variation]:
+    """The problem with every argument that the key lacks varied, one at a time; every one has the same lookup key."""
+    found = [*_sizes(spec, problem), *_layouts(spec, problem)]
+    return [variation for variation in dict.fromkeys(found) if variation.problem != problem]
+
+
+def _sizes(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
+    """Both ends and the middle of a bucket; half and double of a dim that the key does not know at all."""
+    for dim, size in problem.shape.items():
+        if dim in spec.key:
+            continue
+        least = bucket(size)
+        within = (least, 3 * least // 2, 2 * least - STEP if least > STEP else 2 * least - 1)
+        for other in within if f"{dim}_bucket" in spec.key else (max(1, size // 2), 2 * size):
+            yield Variation(dim, replace(problem, shape=NamedInts({**problem.shape, dim: other})))
+
+
+def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
+    if spec.routed:
+        yield from (Variation("routing", replace(problem, routing=routing)) for routing in ROUTINGS)
+    if LAYOUT_FLAG not in spec.key:
+        yield from (Variation("input_layout", replace(problem, input_layout=name)) for name in spec.input_layouts)
+    yield from (Variation("scale_mode", replace(problem, scale_mode=mode)) for mode in spec.scale_modes)
+    yield Variation("seed", replace(problem, seed=problem.seed + 1))

@@ -1,0 +1,95 @@
+"""Launch a kernel again without having Triton find out again which binary it is.
+
+``kernel[grid](...)`` binds and specializes every argument and turns the options into text at each call: half of the
+host time of an operator. Here a binary is remembered by all that Triton chose it by, and goes to the very launcher that
+Triton gives it to; pointers go as integers, which spares the driver a question for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+
+__all__ = ["launch_kernel"]
+
+_REMEMBERS = torch.version.cuda is not None
+"""On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
+
+_binaries: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+"""Key -> (the compiled kernel, its arguments that follow the sizes)."""
+
+
+def launch_kernel(
+    kernel: Any,
+    programs: int,
+    tensors: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    constants: tuple[Any, ...],
+    config: Mapping[str, int],
+) -> None:
+    """``kernel[(programs,)](*tensors, *sizes, *constants, **config)``, faster from the second time on.
+
+    ``tensors``, ``sizes`` and ``constants`` are the kernel's first parameters in this order, ``config`` its other
+    constants and the launch options. All tensors are on the current device. An argument keeps its type from call to
+    call: ``True`` and ``1`` count as the same.
+    """
+    if not (_REMEMBERS and tensors[0].is_cuda) or _hooked():
+        kernel[(programs,)](*tensors, *sizes, *constants, **config)
+        return
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    device = tensors[0].get_device()
+    key = (device, *_specialization(kernel, tensors, pointers, sizes, constants, config))
+    found = _binaries.get(key)
+    if found is None:
+        compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
+        _binaries[key] = compiled, _arguments_after_sizes(kernel, len(tensors) + len(sizes), constants, config)
+        return
+    compiled, rest = found
+    stream = driver.active.get_current_stream(device)
+    compiled.run(
+        programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *sizes, *rest
+    )
+
+
+def _specialization(
+    kernel: Any,
+    tensors: Sequence[torch.Tensor],
+    pointers: Sequence[int],
+    sizes: Sequence[int],
+    constants: tuple[Any, ...],
+    config: Mapping[str, int],
+) -> tuple[Any, ...]:
+    """At least as fine as Triton's choice of a binary: dtypes, alignment to 16 bytes, sizes that are 1, multiples of 16
+    or wider than int32, every constant and option."""
+    return (
+        kernel.fn,
+        constants,
+        tuple(config.items()),
+        *[tensor.dtype for tensor in tensors],
+        *[pointer & 15 == 0 for pointer in pointers],
+        *[(size == 1, size & 15 == 0, size >> 31) for size in sizes],
+    )
+
+
+def _hooked() -> bool:
+    """Whether a profiler or a debugger listens to launches or changes compilation: Triton's own way serves them."""
+    runtime = knobs.runtime
+    return bool(
+        runtime.launch_enter_hook.calls
+        or runtime.launch_exit_hook.calls
+        or runtime.add_stages_inspection_hook
+        or runtime.debug
+        or knobs.compilation.instrumentation_mode
+    )
+
+
+def _arguments_after_sizes(
+    kernel: Any, before: int, constants: tuple[Any, ...], config: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """Constants are compiled in, but the launcher counts them."""
+    names = kernel.arg_names[before + len(constants) :]
+    return (*constants, *(config[name] for name in names))

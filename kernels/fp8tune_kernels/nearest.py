@@ -1,0 +1,44 @@
+"""Which measured key is nearest to one that nobody measured. Imports no torch: the tuner judges by this very code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fp8tune_kernels.spec import LAYOUT_FLAG
+from fp8tune_kernels.tables import Key, Row
+
+__all__ = ["distance", "nearest"]
+
+
+def nearest(key: Key, rows: Iterable[Row]) -> Row | None:
+    """The row of the key least far from ``key``, whatever the order of ``rows``; None where none can be compared.
+
+    Of rows as far, those of a device come before those of its arch, then the key that sorts first. ``rows`` are of one
+    kernel and one device or its arch; those for any shape are passed over.
+    """
+    ranked = [
+        (row[2] != key, far, row[1] == "", row[2], row[3], row)  # sizes beyond 2**53 can round to a distance of 0
+        for row in rows
+        if row[2] is not None and math.isfinite(far := distance(key, row[2]))
+    ]
+    return min(ranked)[-1] if ranked else None
+
+
+def distance(first: Key, second: Key) -> float:
+    """The sum over all sizes of (log2 of their ratio) squared; infinite between other names or input layouts.
+
+    Of ratios, so that 1024 is as far from 2048 as 8192 from 16384, and equal ratios tie to the last bit.
+    """
+    if [name for name, _ in first] != [name for name, _ in second]:
+        return math.inf
+    return math.fsum(_squared_log(name, one, other) for (name, one), (_, other) in zip(first, second, strict=True))
+
+
+def _squared_log(name: str, one: int, other: int) -> float:
+    if one == other:
+        return 0.0
+    if name == LAYOUT_FLAG:
+        return math.inf
+    smaller, larger = sorted((one, other))
+    return math.log2(larger / (smaller or 0.5)) ** 2  # 0 is as far from 1 as 1 from 2

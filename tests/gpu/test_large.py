@@ -1,0 +1,151 @@
+"""On a GPU with the memory: inputs of more than 2^31 elements, every output byte compared with the reference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from fp8tune.measure import difference
+from fp8tune_kernels import catalog
+from fp8tune_kernels.arches import default_fp8_dtype
+from fp8tune_kernels.lookup import config_for, running_arch
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+
+WORKING_BYTES = 12 << 30
+"""What a reference takes on one slice, and what other test processes hold."""
+
+SLICE_ELEMENTS = 1 << 26
+"""Of one matrix: what is compared at once."""
+
+
+@dataclass(frozen=True)
+class Large:
+    """A problem of more than 2^31 elements, and how it falls into parts that do not depend on each other."""
+
+    shape: NamedInts
+    axis: int
+    """Of the matrices in and out."""
+    scales_axis: int
+    """Of the scales; with groups, of the scales as ``(G, columns)``."""
+
+
+WEIGHTS = NamedInts(E=33, N=8192, K=8200)
+LARGE = {
+    "rowwise-2d": Large(NamedInts(M=262_208, K=8200), axis=0, scales_axis=0),
+    "colwise": Large(NamedInts(M=262_200, K=8200, G=5), axis=1, scales_axis=1),
+    "rowwise": Large(NamedInts(N=8200, M=262_200, G=5), axis=0, scales_axis=1),
+    "colwise-dual": Large(NamedInts(M=262_200, N=8200, K=8200, G=5), axis=1, scales_axis=1),
+    "mxfp8-dim0": Large(NamedInts(M=262_208, K=8200), axis=0, scales_axis=0),
+    "mxfp8-dim1": Large(NamedInts(M=262_208, K=8200), axis=1, scales_axis=0),
+    "colwise-3d": Large(WEIGHTS, axis=0, scales_axis=0),
+    "transpose-3d-atomic": Large(WEIGHTS, axis=0, scales_axis=0),
+    "transpose-3d-reduction": Large(WEIGHTS, axis=0, scales_axis=0),
+    "mxfp8-dim1-3d": Large(WEIGHTS, axis=0, scales_axis=0),
+    "mxfp8-dim1-3d-via-2d": Large(WEIGHTS, axis=0, scales_axis=0),
+}
+
+
+@pytest.fixture
+def whole_gpu() -> Iterator[None]:
+    """One large test at a time, however many processes run tests."""
+    with FileLock(str(Path(tempfile.gettempdir()) / "fp8tune-large-tests.lock")):
+        yield
+        torch.cuda.empty_cache()
+
+
+def large_problem(spec: KernelSpec, layout: str) -> Problem:
+    arch = running_arch(torch.device("cuda", torch.cuda.current_device()))
+    return Problem(
+        spec.name,
+        LARGE[spec.name].shape,
+        routing="ragged" if spec.routed else "none",
+        input_layout=layout,
+        fp8_dtype=default_fp8_dtype(arch),
+        scale_mode=spec.scale_modes[-1],
+    )
+
+
+def parts(
+    large: Large, inputs: tuple[Any, ...], outputs: tuple[Any, ...], elements: int = SLICE_ELEMENTS
+) -> Iterator[tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]]:
+    """(inputs, outputs) of one slice after the other, each of about so many elements a matrix."""
+    length = inputs[0].shape[large.axis]
+    step = max(1, elements * length // inputs[0].numel())
+    for start in range(0, length, step):
+        count = min(step, length - start)
+        yield (
+            tuple(_narrowed(value, large.axis, start, count) for value in inputs),
+            tuple(
+                output.narrow(large.scales_axis if index % 2 else large.axis, start, count)
+                for index, output in enumerate(outputs)
+            ),
+        )
+
+
+def _narrowed(value: Any, axis: int, start: int, count: int) -> Any:
+    """Matrices only: offsets, dtypes and modes are for every slice the same."""
+    matrix = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.narrow(axis, start, count) if matrix else value
+
+
+def by_group(shape: NamedInts, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The outputs with group-major scales as ``(G, columns)``."""
+    groups = shape.get("G")
+    return tuple(output.view(groups, -1) if groups and output.dim() == 1 else output for output in outputs)
+
+
+def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> None:
+    large, outputs = LARGE[spec.name], spec.outputs(*inputs)
+    key = tuple(spec.lookup_key(problem).values())
+    exported = NamedInts(config_for(spec, key, inputs[0].device))
+    for config in {spec.default, exported}:
+        for output in outputs:
+            output.view(torch.uint8).fill_(0x5A)
+        spec.launch(config, inputs, outputs)
+        for given, found in parts(large, inputs, by_group(problem.shape, outputs)):
+            expected = by_group(problem.shape, spec.reference(*given))
+            for index, (output, right) in enumerate(zip(found, expected, strict=True)):
+                assert difference(output, right) is None, f"output {index}, {config}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kernel", "layout"),
+    [(kernel, layout) for kernel in catalog.KERNELS for layout in catalog.load(kernel).input_layouts],
+)
+@pytest.mark.usefixtures("whole_gpu")
+def test_more_elements_than_an_int32_counts(kernel: str, layout: str) -> None:
+    spec = catalog.load(kernel)
+    problem = large_problem(spec, layout)
+    meta = spec.inputs(problem, "meta")
+    assert all(value.numel() > 2**31 for value in meta if isinstance(value, torch.Tensor) and value.is_floating_point())
+    tensors = [value for value in (*meta, *spec.outputs(*meta)) if isinstance(value, torch.Tensor)]
+    needed = sum(tensor.nbytes for tensor in tensors) + WORKING_BYTES
+    free, _ = torch.cuda.mem_get_info()
+    if free < needed:
+        pytest.skip(f"needs {needed >> 30} GiB of GPU memory, {free >> 30} are free")
+    check_all(spec, problem, spec.inputs(problem, "cuda"))
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
+    """Each part's reference is the whole's, and together they have every element: so nothing escapes the comparison."""
+    spec = catalog.load(kernel)
+    shape = NamedInts({dim: min(size, 70 if dim in "MNK" else 3) for dim, size in LARGE[kernel].shape.items()})
+    inputs = spec.inputs(
+        Problem(kernel, shape, "ragged" if spec.routed else "none", scale_mode=spec.scale_modes[-1]), "cpu"
+    )
+    whole = spec.reference(*inputs)
+    counts = [0] * len(whole)
+    for given, right in parts(LARGE[kernel], inputs, by_group(shape, whole), elements=900):
+        for index, (one, other) in enumerate(zip(by_group(shape, spec.reference(*given)), right, strict=True)):
+            assert difference(one, other) is None
+            counts[index] += one.numel()
+    assert counts == [output.numel() for output in whole]

@@ -1,0 +1,90 @@
+import math
+import random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fp8tune_kernels.nearest import distance, nearest
+from fp8tune_kernels.spec import LAYOUT_FLAG
+from fp8tune_kernels.tables import Key, Row
+
+
+def key(**sizes: int) -> Key:
+    return tuple(sorted(sizes.items()))
+
+
+def row(of: Key | None, device: str = "", warps: int = 4) -> Row:
+    return "colwise", device, of, (("num_warps", warps),)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "far"),
+    [
+        pytest.param(key(G=4, K=2048), key(G=4, K=2048), 0.0, id="the same"),
+        pytest.param(key(G=4, K=2048), key(G=4, K=8192), 4.0, id="two doublings"),
+        pytest.param(key(G=4, K=2048), key(G=8, K=1024), 2.0, id="a doubling and a halving"),
+        pytest.param(key(K=5120), key(K=7168), math.log2(1.4) ** 2, id="no power of two"),
+        pytest.param(key(G=0), key(G=1), 1.0, id="0 before 1 as 1 before 2"),
+        pytest.param(key(G=0), key(G=0), 0.0, id="nothing and nothing"),
+        pytest.param(key(G=0), key(G=4), 9.0, id="nothing and something"),
+        pytest.param(key(K=64, **{LAYOUT_FLAG: 1}), key(K=64, **{LAYOUT_FLAG: 1}), 0.0, id="one layout"),
+        pytest.param(key(K=64, **{LAYOUT_FLAG: 1}), key(K=64, **{LAYOUT_FLAG: 0}), math.inf, id="two layouts"),
+        pytest.param(key(K=64), key(N=64), math.inf, id="other names"),
+        pytest.param(key(K=64), key(K=64, N=64), math.inf, id="more names"),
+        pytest.param((), (), 0.0, id="no names"),
+    ],
+)
+def test_distance_is_of_ratios(first: Key, second: Key, far: float) -> None:
+    assert distance(first, second) == distance(second, first) == pytest.approx(far)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        pytest.param([row(key(K=2560)), row(key(K=10240))], 0, id="as far: the key that sorts first"),
+        pytest.param([row(key(K=2560)), row(key(K=10240), "H200")], 1, id="as far: the device"),
+        pytest.param([row(key(K=4096)), row(key(K=10240), "H200")], 0, id="nearer than the device's"),
+        pytest.param([row(None), row(key(K=1 << 40))], 1, id="however far"),
+    ],
+)
+def test_the_least_far_then_the_device_then_the_order_of_keys(rows: list[Row], found: int) -> None:
+    assert nearest(key(K=5120), rows) == nearest(key(K=5120), rows[::-1]) == rows[found]
+
+
+def test_where_nothing_can_be_compared_there_is_no_nearest() -> None:
+    assert nearest(key(K=5120), []) is None
+    assert nearest(key(K=5120), [row(None), row(key(N=5120)), row(key(K=5120, G=1))]) is None
+    assert nearest(key(**{LAYOUT_FLAG: 1}), [row(key(**{LAYOUT_FLAG: 0}))]) is None
+
+
+sizes = st.one_of(st.integers(0, 8), st.integers(0, 2**63 - 1))
+keys = st.builds(key, G=sizes, K=sizes, M_bucket=sizes)
+rows = st.lists(st.builds(row, keys, st.sampled_from(["", "H200"]), st.sampled_from([2, 4, 8])), min_size=1, max_size=8)
+
+
+@given(rows)
+@example([row(key(G=1, K=2**62, M_bucket=1)), row(key(G=1, K=2**62 + 1, M_bucket=1))])  # their ratio rounds to 1
+def test_a_key_that_has_a_row_is_its_own_nearest(rows: list[Row]) -> None:
+    for one in rows:
+        assert one[2] is not None
+        found = nearest(one[2], rows)
+        assert found is not None
+        assert found[2] == one[2]
+
+
+@given(keys, rows, st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter_and_none_is_nearer(
+    wanted: Key, rows: list[Row], generator: random.Random
+) -> None:
+    found = nearest(wanted, rows)
+    assert nearest(wanted, generator.sample(rows, len(rows))) == found
+    assert found is not None
+    assert found[2] is not None
+    far = distance(wanted, found[2])
+    assert all(far <= distance(wanted, other) for _, _, other, _ in rows if other is not None)
+
+
+@given(keys, keys)
+def test_a_distance_is_the_same_both_ways_and_never_negative(first: Key, second: Key) -> None:
+    assert 0.0 <= distance(first, second) == distance(second, first) < math.inf
