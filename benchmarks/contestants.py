@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.course import KERNEL, ROW, Course
+from benchmarks.course import GRID, KERNEL, ROW, Course
 from fp8tune.records import NamedInts
 from fp8tune.stats import median
 
@@ -48,7 +48,8 @@ def fp8tune_quick(course: Course) -> Search:
     folder = Path(tempfile.mkdtemp())
     sizes = "\n".join(f"{dim} = {size}" for dim, size in ROW.items())
     (folder / "race.toml").write_text(f"[[rows]]\n{sizes}\n")
-    wish = session.Wish((KERNEL,), (str(folder / "race.toml"),), timer=course.timer, quick=True, command="race")
+    shapes = (str(folder / "race.toml"),)
+    wish = session.Wish((KERNEL,), shapes, grid=GRID, timer=course.timer, quick=True, command="race")
 
     def search() -> Found:
         job = session.take(wish)
@@ -82,7 +83,7 @@ def helion_finite(course: Course) -> Search:
     """Helion's FiniteSearch over the very list, with its check of the outputs."""
     import helion
 
-    configs = [helion.Config(**config) for config in course.configs]
+    configs = [helion.Config(**{axis: config[axis] for axis in course.tunables}) for config in course.configs]
     return _helion(course, "FiniteSearch", configs=configs)
 
 
@@ -126,7 +127,7 @@ def compile_in_threads(course: Course, threads: int) -> None:
 
     with ThreadPoolExecutor(threads) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
         for config in course.configs:
-            colwise_kernel.warmup(*course.arguments, grid=course.grid(config), **config)
+            colwise_kernel.warmup(*course.arguments, grid=course.grid(config), **course.settings(config))
 
 
 def _short_bench_ms(course: Course, config: NamedInts) -> float | None:
@@ -146,7 +147,7 @@ def _triton_configs(course: Course) -> list[Any]:
     options = ("num_warps", "num_stages")
     return [
         triton.Config(
-            {axis: value for axis, value in config.items() if axis not in options},
+            {axis: value for axis, value in course.settings(config).items() if axis not in options},
             **{option: config[option] for option in options},
         )
         for config in course.configs
@@ -181,7 +182,7 @@ def _helion(course: Course, algorithm: str, **options: Any) -> Search:
         return run
 
     default = course.spec.default
-    tunables = {axis: PowerOfTwoFragment(min(v), max(v), default[axis]) for axis, v in course.spec.axes.items()}
+    tunables = {axis: PowerOfTwoFragment(min(v), max(v), default[axis]) for axis, v in course.tunables.items()}
     inputs, tensors = course.inputs, course.inputs[:2]
 
     def reference(*_: Any) -> tuple[Any, ...]:

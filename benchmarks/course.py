@@ -16,6 +16,9 @@ from fp8tune_kernels.spec import KernelSpec
 KERNEL = "colwise"
 ROW = NamedInts(M=16640, K=5120, E=64)
 """A row of a shape set. It has no N, and so holds one problem: 16640 x 5120 in 64 jagged groups."""
+GRID = ("BLOCK_SIZE_ITER=32,64,128,256,512", "LEAD=0", "maxnreg=0")
+"""The kernel's grid, but for this: every tuner launches one function with the same tensors, and so nothing that has
+zeroes written first (panels), and no option that is left out rather than 0. A short tile makes up for the number."""
 ARCH_WITHOUT_GPU = "sm_90"
 
 
@@ -40,9 +43,15 @@ class Course:
         problem = plan.problems(spec, [ROW])[0]
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
-        trials = plan.trials(spec, problem, spec.axes, limits)
+        trials = plan.trials(spec, problem, plan.parse_grid(GRID, spec.axes), limits)
         configs = tuple(trial.config for trial in trials if trial.pruned is None)
         return cls(spec, problem, configs[:limit], "cuda" if torch.cuda.is_available() else "meta")
+
+    @cached_property
+    def tunables(self) -> dict[str, tuple[int, ...]]:
+        """The axes that have a choice of values."""
+        axes = plan.parse_grid(GRID, self.spec.axes)
+        return {axis: values for axis, values in axes.items() if len(values) > 1}
 
     @cached_property
     def inputs(self) -> tuple[Any, ...]:
@@ -64,13 +73,23 @@ class Course:
         from fp8tune_kernels.arithmetic import FP8_MAX
 
         x, offs, fp8_dtype, power_of_two = self.inputs
-        return x, offs, *self.outputs, *x.shape, offs.shape[0], FP8_MAX[fp8_dtype], power_of_two
+        unused = x  # without panels nothing counts in it
+        return x, offs, *self.outputs, unused, *x.shape, offs.shape[0], FP8_MAX[fp8_dtype], power_of_two
 
     def grid(self, config: Mapping[str, Any]) -> tuple[int]:
         """The programs that ``launch`` starts: one a block of columns of each group, and of the rows after the last."""
+        from fp8tune_kernels import panels
+
         x, offs, *_ = self.inputs
-        return (-(-x.shape[1] // config["BLOCK_SIZE"]) * (offs.shape[0] + 1),)
+        return (panels.programs(config, x.shape[1], offs.shape[0], x.device),)
+
+    def settings(self, config: Mapping[str, int]) -> dict[str, int]:
+        """What ``launch`` makes of a config: the kernel's constants and the launch options."""
+        from fp8tune_kernels import panels
+
+        return panels.options(config)
 
     def as_config(self, settings: Mapping[str, Any]) -> NamedInts:
-        """The config in a tuner's launch settings, in the order of the axes."""
-        return NamedInts([(axis, int(settings[axis])) for axis in self.spec.axes])
+        """The config in a tuner's launch settings, in the order of the axes; what has no choice is the default's."""
+        chosen = {axis: int(settings[axis]) for axis in self.tunables}
+        return NamedInts([(axis, chosen.get(axis, self.spec.default[axis])) for axis in self.spec.axes])

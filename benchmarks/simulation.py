@@ -14,8 +14,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.choosing import Block, Decision, Protocol, decide, finalists, needs_more, process_values
+from fp8tune.choosing import Block, Decision, Protocol, decide, needs_more, process_values
 from fp8tune.records import NamedInts
+from fp8tune.screening import finalists
 from fp8tune.simulated import Noise, log_slowdown, near_share
 
 AXES = (

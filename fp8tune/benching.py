@@ -57,7 +57,7 @@ def time_cast(reference: str, problem: Problem, timer_name: str) -> Timing:
     """The copy ceiling: a plain cast of as many elements as the problem has, from its input dtype to its FP8 dtype."""
     count = elements(load_spec(reference), problem)
     timer = make_timer(timer_name)
-    return _guarded(lambda: _cast_us(timer, count, problem.in_dtype, problem.fp8_dtype))
+    return guarded(lambda: _cast_us(timer, count, problem.in_dtype, problem.fp8_dtype))
 
 
 def time_contender(name: str, reference: str, problem: Problem, timer_name: str) -> Timing:
@@ -68,7 +68,7 @@ def time_contender(name: str, reference: str, problem: Problem, timer_name: str)
     timer = make_timer(timer_name)
     spec = load_spec(reference)
     trial = Trial(f"{name} {problem}", 0, spec.bytes_moved(problem.shape))
-    timing = _guarded(lambda: _block_us(timer, trial, lambda: _launcher(name, reference, problem)))
+    timing = guarded(lambda: block_us(timer, trial, lambda: _launcher(name, reference, problem)))
     if name != OURS:
         return timing
     return replace(timing, config=_exported_config(spec, problem, "cuda" if timer.runs_kernels else "cpu"))
@@ -82,8 +82,8 @@ def time_host(name: str, reference: str, timer_name: str) -> Timing:
     timer = make_timer(timer_name)
     spec = load_spec(reference)
     if not timer.runs_kernels:
-        return _guarded(lambda: _block_us(timer, Trial(f"host {name} {spec.name}", 0, 0), lambda: _nothing))
-    return _guarded(lambda: host_us(_host_call(name, spec)))
+        return guarded(lambda: block_us(timer, Trial(f"host {name} {spec.name}", 0, 0), lambda: _nothing))
+    return guarded(lambda: host_us(_host_call(name, spec)))
 
 
 def warm_up(name: str, reference: str, problem: Problem) -> None:
@@ -162,7 +162,7 @@ def bytes_cast(count: int, problem: Problem) -> int:
 # Clocks
 
 
-def _block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) -> float:
+def block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) -> float:
     """The value of one block. Where kernels run, the launch is made and run once: nothing compiles on the clock."""
     launch: Callable[[], Any] = _nothing
     if timer.runs_kernels:
@@ -182,7 +182,7 @@ def _cast_us(timer: Timer, count: int, in_dtype: str, fp8_dtype: str) -> float:
     key = (count, in_dtype, fp8_dtype)
     if key not in _cast_times_us:
         trial = Trial(f"cast {key}", 0, 3 * count)
-        _cast_times_us[key] = _block_us(timer, trial, lambda: _cast(*key))
+        _cast_times_us[key] = block_us(timer, trial, lambda: _cast(*key))
     return _cast_times_us[key]
 
 
@@ -249,7 +249,7 @@ def _nothing() -> None:
 # Failures
 
 
-def _guarded(measure_us: Callable[[], float]) -> Timing:
+def guarded(measure_us: Callable[[], float]) -> Timing:
     """A time, or the reason why there is none; the border where foreign failures become cells."""
     try:
         return Timing(measure_us())

@@ -1,4 +1,4 @@
-"""From finals to a pick: which configs are timed again, when that is enough, and what the numbers then allow to say.
+"""From finals to a pick: when enough is measured, and what the numbers then allow to say.
 
 The process is the unit of replication: a config's times in one process agree far better with each other than with those
 of the next process, so nothing here computes a confidence from the blocks or samples of one process. Pure functions.
@@ -42,7 +42,7 @@ class Protocol:
     alpha: float = 0.025
     fastest: int = 2
     """Finalists that are in for their times alone; the others are the likeliest to be the pick."""
-    screen_error: float = 0.005
+    screen_error: float = 0.006
     """Standard deviation of a screened log time: of one process, with what drifts within a round."""
     edge_sigmas: float = 1.5
     """So many standard errors from the edge of the tie band, the next sweep might find a config on its other side."""
@@ -65,7 +65,7 @@ class Verdict(StrEnum):
     KEPT_INCUMBENT = "kept-incumbent"
     """A new table would hold another config, which is not proven faster by more than the keep band."""
     UNRESOLVABLE = "unresolvable"
-    """The timer cannot tell the configs apart."""
+    """Too short for the timer or the host to tell configs apart, or timed from a cache."""
     QUICK = "quick"
     """Screened only."""
 
@@ -100,35 +100,6 @@ class Decision:
     contested: bool = False
     """A config that comes before the pick, or the pick, lies so near the edge of the tie band that it may be on the
     other side."""
-
-
-def finalists(
-    screen_us: Mapping[NamedInts, Sequence[float]],
-    axes: Axes,
-    always: Sequence[NamedInts] = (),
-    protocol: Protocol = Protocol(),
-) -> tuple[NamedInts, ...]:
-    """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two, and
-    those likeliest to be the first in canonical order within the tie band. A fast config is no pick where an earlier
-    one ties with it, so taking the fastest alone would leave out the pick of the next sweep.
-
-    ``screen_us`` holds each config's block values in microseconds, one a round, the rounds in order; a config that was
-    left out of later rounds has fewer. At most ``protocol.finalists``, and more only if ``always`` alone has more.
-    """
-    if not screen_us:
-        return ()
-    ordered = sorted(screen_us, key=lambda config: canonical_order(config, axes))
-    logs = _round_centred([screen_us[config] for config in ordered])
-    slowdowns = logs - logs.min()
-    band = max(math.log1p(protocol.screen_band), protocol.screen_sigmas * _screen_sigma(screen_us.values()))
-    chances = np.where(slowdowns <= band, _chances(slowdowns, protocol), 0.0)
-    likely = [place for place in np.argsort(-chances, kind="stable") if chances[place] > 0]
-    fastest = np.argsort(slowdowns, kind="stable")[: protocol.fastest]
-    kept = {place for place, config in enumerate(ordered) if config in always}
-    for place in (*fastest, *likely):
-        if len(kept) < protocol.finalists:
-            kept.add(int(place))
-    return tuple(ordered[place] for place in sorted(kept))
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:
@@ -304,43 +275,3 @@ def _trimmed_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     cut = int(TRIMMED_SHARE * len(logs))
     mean: NDArray[np.float64] = np.sort(logs, axis=0)[cut : len(logs) - cut].mean(axis=0)
     return mean
-
-
-def _chances(slowdowns: NDArray[np.float64], protocol: Protocol) -> NDArray[np.float64]:
-    """For configs in canonical order with these screened log slowdowns: each one's chance to be within the tie band
-    while none before it is.
-    """
-    from scipy.special import ndtr
-
-    tied = ndtr((math.log1p(protocol.tie_band) - slowdowns) / protocol.screen_error)
-    none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
-    chances: NDArray[np.float64] = tied * none_before
-    return chances
-
-
-def _round_centred(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64]:
-    """Mean log microseconds of each config over its rounds, each round moved to the mean level of all.
-
-    A round's level is the mean over the configs that every round has, so a config that was left out of later rounds
-    (it was slow) is compared with the others' whole record.
-    """
-    whole = _whole(screen_us)
-    shifts = whole.mean(axis=0) - whole.mean()
-    return np.array([(np.log(values) - shifts[: len(values)]).mean() for values in screen_us])
-
-
-def _screen_sigma(screen_us: Collection[Sequence[float]]) -> float:
-    """Standard deviation of a config's round-centred mean, pooled over the configs that every round has."""
-    whole = _whole(screen_us)
-    degrees = (whole.shape[0] - 1) * (whole.shape[1] - 1)
-    if not degrees:
-        return 0.0
-    residuals = whole - whole.mean(axis=0) - whole.mean(axis=1, keepdims=True) + whole.mean()
-    return float(math.sqrt((residuals**2).sum() / degrees / whole.shape[1]))
-
-
-def _whole(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64]:
-    """(config, round): log microseconds of the configs that every round has."""
-    rounds = max(map(len, screen_us))
-    logs: NDArray[np.float64] = np.log(np.array([values for values in screen_us if len(values) == rounds]))
-    return logs

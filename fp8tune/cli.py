@@ -54,6 +54,20 @@ class BenchFormat(enum.StrEnum):
     JSON = "json"
 
 
+class Operation(enum.StrEnum):
+    """What ``bench`` times beside single kernels."""
+
+    GROUPED_MM = "grouped-mm"
+
+
+class OperationFormat(enum.StrEnum):
+    """What ``bench`` prints."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 class CompareFormat(enum.StrEnum):
     """What ``compare`` prints."""
 
@@ -180,9 +194,15 @@ def sweep(
 @app.command()
 def bench(
     kernel: KernelOption = None,
+    op: Annotated[
+        Optional[Operation],  # noqa: UP045 - as above
+        typer.Option("--op", help="The whole grouped GEMM, forward and backward, instead of single kernels."),
+    ] = None,
     shapes: Annotated[
         Optional[list[str]],  # noqa: UP045 - as above
-        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line"),
+        typer.Option(
+            "--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line, or grouped-mm"
+        ),
     ] = None,
     routing: Annotated[str, typer.Option(help="How rows spread over groups, as for sweep.")] = "jagged",
     seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
@@ -199,9 +219,21 @@ def bench(
         Optional[float],  # noqa: UP045 - as above
         typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
     ] = None,
-    format: Annotated[BenchFormat, typer.Option("--format", help="table or json.")] = BenchFormat.TABLE,
+    format: Annotated[
+        OperationFormat, typer.Option("--format", help="table or json; with --op also markdown.")
+    ] = OperationFormat.TABLE,
 ) -> None:
-    """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU."""
+    """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
+
+    With --op grouped-mm: FP8 beside bf16 and torchao, forward and backward, and the parts of the step.
+    """
+    if op is not None:
+        if kernel or (against and "torch.compile" in against):
+            raise UsageError("--op is timed as a whole, beside bf16 and torchao: leave out --kernel and torch.compile")
+        _bench_operation(tuple(shapes or (str(op),)), routing, seed, not alone, timer, time_budget, str(format))
+        return
+    if format is OperationFormat.MARKDOWN:
+        raise UsageError("single kernels are printed as a table or JSON: use --format json, or --op grouped-mm")
     from fp8tune import bench as benchmark
     from fp8tune import render, render_bench, session
 
@@ -229,6 +261,33 @@ def bench(
     if done < len(request.problems):
         render.notice(f"{len(request.problems) - done} problems left out by the time budget")
     render_bench.print_bench(kernels, rivals, str(format))
+
+
+def _bench_operation(
+    shapes: tuple[str, ...],
+    routing: str,
+    seed: int,
+    with_torchao: bool,
+    timer: str | None,
+    time_budget_s: float | None,
+    output_format: str,
+) -> None:
+    from fp8tune import bench_grouped, published_grouped, render, render_grouped, session
+    from fp8tune.shapes import sweeps_dir
+
+    wish = bench_grouped.Wish(shapes, routing, seed, with_torchao, time_budget_s)
+    laboratory, notices = session.choose_laboratory(None, timer)
+    problems = bench_grouped.prepare(wish, laboratory)
+    for line in notices:
+        render.notice(line)
+    rows = []
+    for row in bench_grouped.run(wish, laboratory, problems):
+        rows.append(row)
+        render_grouped.show_row(row, len(rows), len(problems))
+    if len(rows) < len(problems):
+        render.notice(f"{len(problems) - len(rows)} problems left out by the time budget")
+    published = published_grouped.read(sweeps_dir() / "published" / "grouped_mm.csv")
+    render_grouped.print_grouped(rows, published, output_format)
 
 
 @app.command()
@@ -344,7 +403,8 @@ def export(
     """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU.
 
     Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
-    held out; the JSON beside the module has it shape by shape.
+    held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key.
+    The JSON beside the module has both shape by shape.
     """
     from fp8tune import export as exporting
     from fp8tune import incumbents, names, render, render_trust, selecting
@@ -450,7 +510,7 @@ def import_(
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep has run there again")
-        if report.added and file.suffix == ".csv":
+        if file.suffix == ".csv":  # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:
                 for event in session.compile_published(store):
                     progress.show(event)

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.calibration import floor_us, is_calibrated, protocol_of
-from fp8tune.choosing import finalists, needs_more
+from fp8tune.choosing import needs_more
 from fp8tune.clock import Slot
 from fp8tune.events import Event, FinalsStarted, NoFinals, Request, TrialDone
 from fp8tune.judging import judge
 from fp8tune.laboratory import Batch, OpenLaboratory
 from fp8tune.records import Evidence, NamedInts, Outcome, Problem, Row, Session, Status, Visit
+from fp8tune.screening import finalists
 from fp8tune.store import Store
 from fp8tune.visits import Timed
 

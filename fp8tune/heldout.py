@@ -7,7 +7,7 @@ unseen ones, so nothing new is timed. Pure functions on contests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fp8tune.ranking import Contest, Shared, choose, usable
@@ -15,9 +15,6 @@ from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import geomean
 from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.tables import Key, Row
-
-Losses = Sequence[tuple[float, float]]
-"""One config's slowdown and its logarithm on each contest; NaN where it has no time there."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,68 @@ class HeldOut:
     """By the row of the nearest key; by the row for any shape where no key can be compared."""
 
 
+@dataclass(frozen=True)
+class _Losses:
+    """One config on all contests, made once and not for every shape again."""
+
+    config: NamedInts
+    logs: Sequence[float]
+    """Of its slowdowns, by place; 0 where it has no time."""
+    largest: Sequence[tuple[float, int]]
+    """Its slowdowns with their places, in falling order."""
+    untimed: frozenset[int]
+
+    @classmethod
+    def of(cls, config: NamedInts, contests: Sequence[Contest]) -> _Losses:
+        """All that is needed of a config."""
+        places = {place: c.slowdown(config) for place, c in enumerate(contests) if config in c.times_us}
+        logs = [math.log(places.get(place, 1.0)) for place in range(len(contests))]
+        largest = sorted(((slowdown, place) for place, slowdown in places.items()), reverse=True)
+        return cls(config, logs, largest, frozenset(range(len(contests))) - places.keys())
+
+    def without(self, left_out: frozenset[int]) -> Shared | None:
+        """What it loses on the other contests; None unless it has a time on all of them."""
+        if not self.untimed <= left_out:
+            return None
+        total = math.fsum([*self.logs, *(-self.logs[place] for place in left_out)])  # exact: the sum of the others
+        worst = next(slowdown for slowdown, place in self.largest if place not in left_out)
+        return Shared(self.config, math.exp(total / (len(self.logs) - len(left_out))), worst, ())
+
+
+@dataclass(frozen=True)
+class _Known:
+    """All that a kernel's lookups can rest on."""
+
+    contests: Sequence[Contest]
+    keys: Sequence[Key]
+    """Of the contests."""
+    losses: Sequence[_Losses]
+    rows: Sequence[Row]
+
+    @classmethod
+    def of(cls, contests: Sequence[Contest], rows: Sequence[Row]) -> _Known:
+        """The contests with what every config loses on them, and the rows that have a key."""
+        configs = dict.fromkeys(config for contest in contests for config in contest.times_us)
+        losses = [_Losses.of(config, contests) for config in configs]
+        return cls(contests, [_key(contest) for contest in contests], losses, rows)
+
+    def judge_without(self, own: Sequence[Contest]) -> list[tuple[LeftOut, LeftOut]]:
+        """The problems of one shape, by the row for any shape and by the nearest, both as the rest has them."""
+        own_keys = {_key(contest) for contest in own}
+        left_out = frozenset(place for place, key in enumerate(self.keys) if key in own_keys)
+        if len(left_out) == len(self.contests):
+            return []
+        robust = self._robust_without(left_out) or _default(own[0])
+        rows = [row for row in self.rows if row[2] not in own_keys]
+        return [(_judged(contest, robust), _judged(contest, _nearest(contest, rows) or robust)) for contest in own]
+
+    def _robust_without(self, left_out: frozenset[int]) -> NamedInts | None:
+        rest = [contest for place, contest in enumerate(self.contests) if place not in left_out]
+        candidates = (losses.without(left_out) for losses in self.losses)
+        chosen = choose([candidate for candidate in candidates if candidate], rest)
+        return chosen.config if chosen else None
+
+
 def leave_one_shape_out(
     contests: Sequence[Contest], rows: Sequence[Row], others: Sequence[Contest] = ()
 ) -> HeldOut | None:
@@ -78,12 +137,11 @@ def leave_one_shape_out(
     """
     chosen_from = usable(contests)
     judged = [*chosen_from, *usable(others)]
-    configs = dict.fromkeys(config for contest in chosen_from for config in contest.times_us)
-    table = {config: _losses(config, chosen_from) for config in configs}  # once, and not for every shape again
+    known = _Known.of(chosen_from, rows)
     by_shape: dict[NamedInts, list[Contest]] = {}
     for contest in judged:
         by_shape.setdefault(contest.problem.shape, []).append(contest)
-    pairs = [pair for own in by_shape.values() for pair in _left_out(own, chosen_from, table, rows)]
+    pairs = [pair for own in by_shape.values() for pair in known.judge_without(own)]
     if not pairs:
         return None
     robust, near = zip(*pairs, strict=True)
@@ -103,36 +161,10 @@ def nearest_loses_less(held_out: Iterable[HeldOut]) -> bool:
     return geomean(near for _, near in timed) < geomean(robust for robust, _ in timed)
 
 
-def _losses(config: NamedInts, contests: Sequence[Contest]) -> Losses:
-    slowdowns = [contest.slowdown(config) if config in contest.times_us else math.nan for contest in contests]
-    return [(slowdown, math.log(slowdown)) for slowdown in slowdowns]
-
-
-def _left_out(
-    own: Sequence[Contest], contests: Sequence[Contest], table: Mapping[NamedInts, Losses], rows: Sequence[Row]
-) -> list[tuple[LeftOut, LeftOut]]:
-    """The problems of one shape, judged by what is chosen from the rest."""
-    keys = {_key(contest) for contest in own}
-    rest = [place for place, contest in enumerate(contests) if _key(contest) not in keys]
-    if not rest:
-        return []
-    candidates = [_shared(config, [losses[place] for place in rest]) for config, losses in table.items()]
-    covering = [candidate for candidate in candidates if math.isfinite(candidate.mean_slowdown)]
-    chosen = choose(covering, [contests[place] for place in rest])
-    robust = chosen.config if chosen else _default(own[0])
-    kept = [row for row in rows if row[2] not in keys]
-    return [(_judged(contest, robust), _judged(contest, _nearest(contest, kept) or robust)) for contest in own]
-
-
 def _nearest(contest: Contest, rows: Sequence[Row]) -> NamedInts | None:
     """What a lookup gives on the contest's device."""
     row = nearest(_key(contest), [row for row in rows if row[1] in (contest.device.name, "")])
     return NamedInts(row[3]) if row else None
-
-
-def _shared(config: NamedInts, losses: Losses) -> Shared:
-    mean = math.exp(math.fsum(log for _, log in losses) / len(losses))  # as geomean has it, to the last bit
-    return Shared(config, mean, max(slowdown for slowdown, _ in losses), ())
 
 
 def _judged(contest: Contest, config: NamedInts) -> LeftOut:

@@ -1,7 +1,7 @@
 """What the committed tables hold: the configs that must be beaten before a table changes.
 
-A key that a table leaves out has the kernel's declared default for an incumbent, whatever the row for any other shape
-says: that row was chosen without it. Imports no torch, as the tables do not.
+A key that a table leaves out has the kernel's declared default for an incumbent, whatever a lookup gives there: that
+was chosen without it. Imports no torch, as the tables do not.
 """
 
 from __future__ import annotations

@@ -201,7 +201,9 @@ class Bench:
     def refusal(self) -> str | None:
         """Why these inputs must not be timed; None where they may."""
         constant = next((index for index, given in enumerate(self.inputs) if is_constant(given)), None)
-        return None if constant is None else f"input {constant} has one value throughout: a GPU runs faster on such data"
+        if constant is None:
+            return None
+        return f"input {constant} has one value throughout: a GPU runs faster on such data"
 
     def launch(self, config: NamedInts) -> None:
         """Enqueue the kernel with this config on the current stream."""

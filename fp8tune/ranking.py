@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fp8tune.choosing import Protocol, canonical_order
 from fp8tune.contest import TIE_BAND, Contest, Winner, value_us
-from fp8tune.records import Device, Evidence, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
 from fp8tune.stats import geomean
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "canonical_order",
     "choose",
     "competing",
+    "completed",
     "contests",
     "least_mean_slowdown",
     "no_incumbent",
@@ -97,7 +98,13 @@ def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
     key = contest.entries[0].lookup_key
     if key is None:
         return contest
-    return replace(contest, incumbent=incumbents(contest.problem.kernel, contest.device, key))
+    incumbent = incumbents(contest.problem.kernel, contest.device, key)
+    return replace(contest, incumbent=completed(incumbent, contest.entries[0].version))
+
+
+def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
+    """A table's config with the declared default of every axis that its row leaves out, as a lookup completes it."""
+    return config if config is None or version is None else NamedInts({**version.default, **config})
 
 
 def robust(
@@ -110,7 +117,8 @@ def robust(
     band of the best and of the bound.
     """
     judged = usable(contests)
-    return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, incumbent)
+    kept = completed(incumbent, judged[0].entries[0].version) if judged else None
+    return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, kept)
 
 
 def choose(
@@ -139,8 +147,11 @@ def _steady(
     """The incumbent within the keep band of the least loss, else the config of least loss."""
     least = min(map(loss, shared))
     kept = [c for c in shared if c.config == incumbent and loss(c) <= least * (1 + KEEP_BAND)]
-    ranked = sorted(shared, key=lambda c: (loss(c), c.mean_slowdown, _config_rank(c.config, judged)))
-    return [*kept, *ranked][0]
+    if kept:
+        return kept[0]
+    best = min((loss(c), c.mean_slowdown) for c in shared)
+    tied = [c for c in shared if (loss(c), c.mean_slowdown) == best]
+    return min(tied, key=lambda c: _config_rank(c.config, judged))
 
 
 def usable(contests: Iterable[Contest]) -> list[Contest]:

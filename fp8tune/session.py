@@ -205,7 +205,10 @@ def winners(store: Store, laboratory: Laboratory, problems: Collection[Problem])
 
 
 def _incumbents(batches: Iterable[Batch], target: Device) -> dict[Problem, NamedInts]:
-    found = {b.problem: incumbents.committed(b.version.kernel, target, b.lookup_key) for b in batches}
+    found = {
+        b.problem: ranking.completed(incumbents.committed(b.version.kernel, target, b.lookup_key), b.version)
+        for b in batches
+    }
     return {problem: config for problem, config in found.items() if config is not None}
 
 

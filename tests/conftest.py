@@ -1,6 +1,8 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,3 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> str:
     """The torch device kernels run on in this session."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def quantizers_in_plain_torch() -> Iterator[None]:
+    """Without a GPU, quantize in plain torch, to the same bytes: Triton's interpreter takes ten seconds a step."""
+    from fp8tune_kernels import catalog
+
+    library = torch.library.Library("fp8tune", "IMPL")
+    for kernel in catalog.KERNELS:
+        library.impl(f"quantize_{kernel.replace('-', '_')}", _in_plain_torch(kernel), "CPU", allow_override=True)
+    yield
+    library._destroy()
+
+
+def _in_plain_torch(kernel: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def quantize(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        from fp8tune_kernels import catalog
+
+        *tensors, dtype, mode = arguments
+        results: tuple[torch.Tensor, ...] = catalog.load(kernel).reference(*tensors, dtype or torch.float8_e4m3fn, mode)
+        return results
+
+    return quantize

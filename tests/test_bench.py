@@ -161,7 +161,7 @@ def test_a_failure_is_its_first_line() -> None:
     def fail() -> float:
         raise RuntimeError("\nno such thing\n  a listing")
 
-    assert benching._guarded(fail) == Timing(reason="RuntimeError: no such thing")
+    assert benching.guarded(fail) == Timing(reason="RuntimeError: no such thing")
 
 
 def test_a_device_error_ends_the_worker() -> None:
@@ -169,7 +169,7 @@ def test_a_device_error_ends_the_worker() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(Poisoned) as poisoned:
-        benching._guarded(fail)
+        benching.guarded(fail)
     assert isinstance(poisoned.value.value, Timing)
     assert "illegal memory access" in poisoned.value.value.reason
 

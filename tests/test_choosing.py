@@ -18,11 +18,11 @@ from fp8tune.choosing import (
     Verdict,
     canonical_order,
     decide,
-    finalists,
     needs_more,
     process_values,
 )
 from fp8tune.records import NamedInts
+from fp8tune.screening import finalists
 
 FIRST, SECOND, THIRD = (config(block) for block in (32, 64, 128))
 """In canonical order."""

@@ -119,6 +119,15 @@ def test_the_committed_table_s_config_is_the_incumbent():
     assert (winner.config, winner.verdict) == (SLOW, Verdict.KEPT_INCUMBENT)
 
 
+def test_an_axis_that_a_committed_row_leaves_out_has_the_default_s_value():
+    entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, config(32, 4, 2))]
+    (winner,) = ranking.winners(entries, lambda kernel, device, key: NamedInts(BLOCK_SIZE=32))
+    assert winner.config == config(32, DEFAULT["num_warps"], DEFAULT["num_stages"])
+    shared = ranking.robust(ranking.contests(entries), incumbent=NamedInts(BLOCK_SIZE=32))
+    assert shared is not None
+    assert shared.config == winner.config
+
+
 def test_slowdowns_compare_finals_with_finals_and_the_screen_with_the_screen():
     entries = [entry(100.0, FAST, screen_us=90.0), entry(110.0, DEFAULT, screen_us=99.0), evidence(108.0, config=SLOW)]
     (contest,) = ranking.contests(entries)

@@ -97,8 +97,14 @@ def test_tuners_launch_what_a_sweep_launches(course: Course, monkeypatch: pytest
         course.launch(config)
         grid, arguments, settings = launched.pop()
         assert grid == course.grid(config)
-        assert settings == dict(config)
+        assert settings == course.settings(config)
         assert all(one is other or one == other for one, other in zip(arguments, course.arguments, strict=True))
+
+
+def test_a_tuners_settings_are_the_config_again(course: Course) -> None:
+    for config in course.configs:
+        assert course.as_config(course.settings(config)) == config
+        assert course.as_config({axis: config[axis] for axis in course.tunables}) == config
 
 
 def test_fp8tune_sweeps_the_course_and_no_other_config(course: Course) -> None:

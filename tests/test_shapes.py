@@ -44,7 +44,15 @@ def expected(weights, sizes):
 
 
 def test_the_sets_hold_what_they_promise():
-    assert shapes.list_sets() == ("deepseek-moe-16b", "deepseek-v3", "llama4", "starting-line", "tiny", "unseen")
+    assert shapes.list_sets() == (
+        "deepseek-moe-16b",
+        "deepseek-v3",
+        "grouped-mm",
+        "llama4",
+        "starting-line",
+        "tiny",
+        "unseen",
+    )
     assert rows_of("llama4") == expected((5120, 8192), [(16640, (1, 4, 16, 64, 128)), (131072, (8,))])
     assert rows_of("deepseek-v3") == expected((7168, 2048), [(16640, (4, 8, 32)), (131072, (8,))])
     activations = {(("M", 16640), ("K", 5120), ("E", experts)) for experts in (64, 128)}

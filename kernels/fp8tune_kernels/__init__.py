@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.colwise_dual import quantize_colwise_dual
     from fp8tune_kernels.grouped_mm import fp8_grouped_mm
+    from fp8tune_kernels.grouped_mxfp8 import mxfp8_grouped_mm
     from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
     from fp8tune_kernels.mxfp8_dim1 import quantize_mxfp8_dim1
     from fp8tune_kernels.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "fp8_grouped_mm",
+    "mxfp8_grouped_mm",
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
@@ -37,7 +39,11 @@ __all__ = [
     "quantize_transpose_3d_reduction",
 ]
 
-_MODULES = {name: name.removeprefix("quantize_").removeprefix("fp8_") for name in __all__}
+_MODULES = {
+    **{name: name.removeprefix("quantize_") for name in __all__},
+    "fp8_grouped_mm": "grouped_mm",
+    "mxfp8_grouped_mm": "grouped_mxfp8",
+}
 
 
 def __getattr__(name: str) -> Any:

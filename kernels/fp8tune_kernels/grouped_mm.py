@@ -16,7 +16,8 @@ device, so that CUDA graphs capture it. What is kept for the backward pass is A 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ from fp8tune_kernels.colwise_dual import quantize_colwise_dual
 from fp8tune_kernels.ops import IN_DTYPES, check_matrix, check_offsets
 from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
-from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction
+from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction as quantize_transposed
 
-__all__ = ["autocast", "check_operands", "fp8_grouped_mm"]
+__all__ = ["autocast", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
@@ -62,9 +63,9 @@ def fp8_grouped_mm(
     check_operands(A, B_t, offs, out_dtype, GROUP_ALIGNMENT)
     _check_float8_dtype(float8_dtype)
     if not pad_token_groups:
-        return cast(torch.Tensor, _Fp8GroupedMM.apply(A, B_t, offs, float8_dtype))
+        return _apply(A, B_t, offs, float8_dtype)
     padded, padded_offs = token_groups.pad(A, offs, GROUP_ALIGNMENT)
-    out = _Fp8GroupedMM.apply(padded, B_t, padded_offs, float8_dtype)
+    out = _apply(padded, B_t, padded_offs, float8_dtype)
     return token_groups.unpad(out, offs, A.shape[0], GROUP_ALIGNMENT)
 
 
@@ -82,7 +83,7 @@ class _Fp8GroupedMM(torch.autograd.Function):
         return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         A, B_t, offs = ctx.saved_tensors
         grad = grad.contiguous()
         grad_A = grad_B_t = None
@@ -93,12 +94,15 @@ class _Fp8GroupedMM(torch.autograd.Function):
         return grad_A, grad_B_t, None, None
 
 
+_apply: Callable[..., torch.Tensor] = _Fp8GroupedMM.apply
+
+
 def _input_gradient(
     grad: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None
 ) -> torch.Tensor:
     """``grad @ B`` of each expert: (M, N) and (E, K, N) -> (M, K), bfloat16."""
     q_grad, scales_grad = quantize_rowwise_2d(grad, float8_dtype=float8_dtype)
-    q_B, scales_B = quantize_transpose_3d_reduction(B_t, float8_dtype=float8_dtype)
+    q_B, scales_B = quantize_transposed(B_t, float8_dtype=float8_dtype)
     return scaled_grouped_gemm(q_grad, q_B, scales_grad.squeeze(1), scales_B.squeeze(1), offs)
 
 
@@ -125,7 +129,7 @@ def autocast(A: torch.Tensor, B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def check_operands(
     A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype, multiple: int
 ) -> None:
-    """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes; K and N: multiples of ``multiple``."""
+    """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes. K and N are such multiples."""
     check_matrix("A", A)
     _check_weights(B_t, A)
     if offs.device != A.device:

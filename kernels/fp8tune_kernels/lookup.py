@@ -46,9 +46,8 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
 
 
 def _for_any_shape(rows: Iterable[Row]) -> Row | None:
-    return max(
-        (row for row in rows if row[2] is None), key=lambda row: row[1], default=None
-    )  # a device's, if it has one
+    found = [row for row in rows if row[2] is None]
+    return min(found, key=lambda row: (row[1] == "", row[3]), default=None)
 
 
 @functools.cache

@@ -11,16 +11,16 @@
     out      bfloat16, accumulated in float32; what the rows past ``offs[-1]`` hold is not specified on a GPU
 
 On GPUs it is ``torch._scaled_grouped_mm``, which wants the reciprocals: both are taken in one launch, and exactly where
-scales are powers of two. It contracts over groups only if their sizes are positive multiples of 16, and asserts that on the
-device. The CPU has no such GEMM: there a loop over groups multiplies the same codes in float32, and holds the caller to
-the same rule.
+scales are powers of two. It contracts over groups only if their sizes are positive multiples of 16, and asserts that on
+the device. The CPU has no such GEMM: there a loop over groups multiplies the same codes in float32, and holds the
+caller to the same rule.
 """
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["GROUP_ALIGNMENT", "scaled_grouped_gemm"]
+__all__ = ["GROUP_ALIGNMENT", "multiply", "scaled_grouped_gemm"]
 
 GROUP_ALIGNMENT = 16
 """Rows: the groups of a contraction start at 16 bytes of FP8."""
@@ -46,28 +46,33 @@ def _out(a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
     return torch.empty(shape, dtype=torch.bfloat16, device=a.device)
 
 
-def _on_gpu(
+def _invert_and_multiply(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
 ) -> torch.Tensor:
     if 0 in a.shape:
         return _out(a, b, offs).zero_()
+    inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
+    return multiply(a, b, inverse_a, inverse_b, offs)
+
+
+def multiply(
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    """The GEMM alone, on the reciprocals of scales."""
+    if a.device.type == "cpu":
+        return _multiply_on_cpu(a, b, inverse_a, inverse_b, offs)
     if b.dim() == 2:  # whole groups end at a multiple of 16 rows, which the GEMM wants to see in the shape
         rows = b.shape[0] // GROUP_ALIGNMENT * GROUP_ALIGNMENT
         a, b = a[:, :rows], b[:rows]
-    inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
     return torch._scaled_grouped_mm(
         a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=FAST_ACCUMULATION
     )
 
 
-def _on_cpu(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
+def _multiply_on_cpu(
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
 ) -> torch.Tensor:
-    out = _out(a, b, offs).zero_()
-    if 0 in a.shape:
-        return out
-    inverse_a, inverse_b = scale_a.reciprocal(), scale_b.reciprocal()
-    start = 0
+    out, start = _out(a, b, offs).zero_(), 0
     with torch.autocast("cpu", enabled=False):  # else a caller's autocast multiplies in its own dtype
         for group, end in enumerate(offs.tolist()):
             if b.dim() == 3:
@@ -89,6 +94,6 @@ def _check_size(group: int, rows: int) -> None:
 
 _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
 _LIBRARY.define("scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor")
-_LIBRARY.impl("scaled_grouped_gemm", _on_gpu, "CUDA")
-_LIBRARY.impl("scaled_grouped_gemm", _on_cpu, "CPU")
+_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CUDA")
+_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CPU")
 torch.library.register_fake("fp8tune::scaled_grouped_gemm", _out, lib=_LIBRARY)

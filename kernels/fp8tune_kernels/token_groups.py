@@ -9,8 +9,9 @@
 
 A grouped GEMM that contracts over the rows of each group needs groups that start at 16 bytes, of FP8 at multiples of 16
 rows, and have rows at all: CUTLASS asserts both on the device. So an empty group becomes one of zeros. How many rows
-that takes only the device knows; the buffer is sized by its upper bound so that nobody waits to find out. Both directions are one launch, and each is the other's gradient. Rows past ``offs[-1]`` are no group's: they
-are not copied, and come back as zeros.
+that takes only the device knows; the buffer is sized by its upper bound so that nobody waits to find out. Both
+directions are one launch, and each is the other's gradient. Rows past ``offs[-1]`` are no group's: they are not copied,
+and come back as zeros.
 """
 
 from __future__ import annotations
@@ -26,34 +27,38 @@ from fp8tune_kernels import interpreter
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets
 
-__all__ = ["chunk_of_rows", "pad", "padded_rows", "unpad"]
+__all__ = ["group_of_row", "on_its_device", "pad", "padded_rows", "unpad"]
 
 CONFIG = {"BLOCK_SIZE": 512, "num_warps": 4}
 """Columns a program copies, of ALIGNMENT rows: four accesses of 16 bytes a thread at 16 rows of bfloat16."""
 
 
 @triton.jit
-def padded_size(size: tl.tensor, ALIGNMENT: tl.constexpr) -> tl.tensor:
-    """Rows of a group once it is padded."""
-    return tl.maximum(tl.cdiv(size, ALIGNMENT), 1) * ALIGNMENT
+def padded_size(size: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
+    """Rows of a group once it is padded: a multiple of ALIGNMENT, at least LEAST of those."""
+    return tl.maximum(tl.cdiv(size, ALIGNMENT), LEAST) * ALIGNMENT
 
 
 @triton.jit
-def chunk_of_rows(
-    offs_ptr: tl.tensor, G: tl.tensor, row: tl.tensor, ALIGNMENT: tl.constexpr, OFFS_UNIT: tl.constexpr
+def group_of_row(
+    offs_ptr: tl.tensor,
+    G: tl.tensor,
+    row: tl.tensor,
+    ALIGNMENT: tl.constexpr,
+    LEAST: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Of the group that owns padded ``row``, a multiple of ALIGNMENT: its start and end, and its padded start and end.
 
-    Offsets count in units of OFFS_UNIT rows. The padded ends up to ``row`` are those of the groups before, and ends
-    never decrease: the largest of them is where this group starts. After the last group, both ends are -1.
+    Offsets are given in UNITs of a row. The padded ends up to ``row`` are those of the groups before, and ends never
+    decrease: the largest of them is where this group starts. After the last group, both ends are -1.
     """
-    start, padded_start, end, padded_end = 0, 0, 0x7FFFFFFF, 0x7FFFFFFF
-    total = 0
+    start, padded_start, end, padded_end, total = 0, 0, 0x7FFFFFFF, 0x7FFFFFFF, 0
     for first in range(0, G, 128):
         groups = first + tl.arange(0, 128)
-        ends = tl.load(offs_ptr + groups, mask=groups < G, other=0) // OFFS_UNIT
-        starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0) // OFFS_UNIT
-        sizes = padded_size(ends - starts, ALIGNMENT)
+        ends = tl.load(offs_ptr + groups, mask=groups < G, other=0) // UNIT
+        starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0) // UNIT
+        sizes = padded_size(ends - starts, ALIGNMENT, LEAST)
         padded_ends = total + tl.cumsum(sizes, 0)
         before = (groups < G) & (padded_ends <= row)
         after = (groups < G) & (padded_ends > row)
@@ -82,7 +87,7 @@ def pad_kernel(
     store where the padded groups end."""
     blocks = tl.cdiv(K, BLOCK_SIZE)
     row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = chunk_of_rows(offs_ptr, G, row, ALIGNMENT, 1)
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
     columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     lanes = tl.arange(0, ALIGNMENT)
     rows = row - padded_start + start + lanes
@@ -104,7 +109,7 @@ def store_padded_ends(offs_ptr: tl.tensor, padded_offs_ptr: tl.tensor, G: tl.ten
         groups = first + tl.arange(0, 128)
         ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
         starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0)
-        sizes = padded_size(ends - starts, ALIGNMENT)
+        sizes = padded_size(ends - starts, ALIGNMENT, 1)
         tl.store(padded_offs_ptr + groups, total + tl.cumsum(sizes, 0), mask=groups < G)
         total += tl.sum(sizes, 0)
 
@@ -124,7 +129,7 @@ def unpad_kernel(
     rows as x has past its last group: those programs write its zeros."""
     blocks = tl.cdiv(K, BLOCK_SIZE)
     row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = chunk_of_rows(offs_ptr, G, row, ALIGNMENT, 1)
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
     columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     lanes = tl.arange(0, ALIGNMENT)
     rows = row - padded_start + start + lanes
@@ -225,7 +230,7 @@ def _copies(
     return copies
 
 
-def _on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
     """Triton launches on the current device, whatever its arguments live on."""
 
     def on_gpu(*arguments: Any) -> Any:
@@ -242,7 +247,7 @@ def _register(schema: str, launch: Any, reference: Any, fake: Any, backward: Any
     """Define ``fp8tune::<schema>`` with its gradient, and return the callable operator."""
     _LIBRARY.define(schema)
     name = schema.partition("(")[0]
-    _LIBRARY.impl(name, _on_its_device(launch), "CUDA")
+    _LIBRARY.impl(name, on_its_device(launch), "CUDA")
     _LIBRARY.impl(name, launch if interpreter.INTERPRETED else reference, "CPU")
     torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
     torch.library.register_autograd(f"fp8tune::{name}", backward, setup_context=setup_context, lib=_LIBRARY)

@@ -1,4 +1,4 @@
-"""Compile every kernel's default config for a GPU that is not here; print what the compilers made, as JSON.
+"""Compile every kernel's default config, and panels, for a GPU that is not here; print what came of it as JSON.
 
 Run as a script, ``compile_kernels.py ARCH``: interpreting and compiling cannot share a process.
 """
@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import KernelSpec, Problem
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 ROWS = (
     {"M": 16640, "K": 5120, "N": 8192, "E": 16},
@@ -59,7 +59,7 @@ class TargetDriver(DriverBase):
 def compile_for(arch: str) -> dict[str, Any]:
     """Kernel -> how many sets of binaries launches on :data:`ROWS` take, and the assembly of the first launch.
 
-    A kernel is named as it is, and once more, as ``NAME LAYOUT``, for each input layout but the first.
+    The labels are those of :func:`variants`.
     """
     record = ARCHES[arch]
     target = arch if record.backend == "hip" else int(arch.removeprefix("sm_"))
@@ -71,25 +71,37 @@ def compile_for(arch: str) -> dict[str, Any]:
     found = {}
     for name in catalog.KERNELS:
         spec = catalog.load(name)
-        for layout in spec.input_layouts:
+        for label, (layout, config) in variants(spec).items():
             launches = []
             for row in ROWS:
                 compiled.clear()
-                launch_on(
-                    spec, Problem(name, next(spec.problems(row)), input_layout=layout, fp8_dtype=record.fp8_dtype)
-                )
+                problem = Problem(name, next(spec.problems(row)), input_layout=layout, fp8_dtype=record.fp8_dtype)
+                launch_on(spec, problem, config)
                 launches.append([*compiled])
             texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]
             binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
-            label = name if layout == spec.input_layouts[0] else f"{name} {layout}"
             found[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
     return found
 
 
-def launch_on(spec: KernelSpec, problem: Problem) -> None:
-    """Launch the default config on tensors that have shapes and strides only."""
+def variants(spec: KernelSpec) -> dict[str, tuple[str, NamedInts]]:
+    """What has code of its own -> its input layout and config. A kernel's name is its default config on the first
+    layout; ``NAME LAYOUT`` stands for each other layout, ``NAME panels`` for panels where the default walks twice."""
+    first, *others = spec.input_layouts
+    found = {spec.name: (first, spec.default)}
+    for layout in others:
+        found[f"{spec.name} {layout}"] = layout, spec.default
+    if spec.default.get("LEAD") == 0:
+        longest = max(spec.axes["LEAD"])
+        blocks = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
+        found[f"{spec.name} panels"] = spec.input_layouts[-1], NamedInts({**spec.default, **blocks, "LEAD": longest})
+    return found
+
+
+def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
+    """Launch on tensors that have shapes and strides only."""
     inputs = spec.inputs(replace(problem, routing="jagged" if spec.routed else "none"), "meta")
-    spec.launch(spec.default, inputs, spec.outputs(*inputs))
+    spec.launch(config, inputs, spec.outputs(*inputs))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,84 @@
-"""Faults to plant in copies of the kernels, each in one file: masks, offsets, tails, what is never written."""
+"""Faults to plant in copies of the kernels, each in one file: masks, offsets, tails, counters, missing writes."""
 
 # The interpreter runs programs in order: what one writes into the next one's share is written over, and so not seen.
 # Scratch memory has no fences: no fault here writes past its end, or leaves in it what an earlier launch wrote.
 FAULTS = {
-    "colwise: a mask without the group's start": ("whole = (chunks >= start) &", "whole ="),
-    "colwise: a mask one row too early": ("rows >= start) & (", "rows >= start - 1) & ("),
-    "colwise: the group's scales elsewhere": ("group.to(tl.int64) * K + columns", "group.to(tl.int64) + columns"),
-    "colwise: a maximum one row too long": ("(rows < end))[:, None]", "(rows <= end))[:, None]"),
-    "colwise: rows read one too late": ("rows.to(tl.int64)[:, None] * K", "(rows.to(tl.int64)[:, None] + 1) * K"),
-    "colwise: a dropped tail of the maximum": ("tl.cdiv(read_end - first,", "((read_end - first) //"),
-    "colwise: a dropped tail of the cast": (
+    "colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
+    "colwise-dual: the second matrix at the first's programs": (
+        "tl.program_id(0) - matrix * programs_of_x",
+        "tl.program_id(0)",
+    ),
+    "colwise-dual: the second matrix without programs": ('max(programs) if config["LEAD"] else sum', "max"),
+    "colwise-dual: the second matrix in no panel": ("is_of_y.to(tl.int32), 1) + 1", "is_of_y.to(tl.int32), 0) + 1"),
+    "colwise-dual: pieces counted with the first matrix's": ("work_y_ptr, K", "work_x_ptr, K"),
+    # Walking twice
+    "colwise, panels: a dropped tail": (
         "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",
         "tiles = (end - first) // BLOCK_SIZE_ITER",
     ),
-    "colwise: padding rows left out": ("* (G + 1)\n", "* G\n"),
-    "colwise: scales unwritten": ("mask=columns < tl.where(group < G, K, 0)", "mask=columns < 0"),
-    "colwise: edges unwritten": ("if (start % 16 != 0) |", "if (start < 0) &"),
-    "colwise-dual: the second matrix at the first's programs": (
-        "program -= programs_of_x",
-        "program = tl.program_id(0)",
+    "colwise, panels: the second tile in no maximum": (
+        "tl.range(1, tl.where(group < G",
+        "tl.range(2, tl.where(group < G",
     ),
-    "colwise-dual: the second matrix left out": (' + -(-K // config["BLOCK_SIZE"])', ""),
+    "colwise, panels: padding rows left out": ("* (groups + 1)", "* groups"),
+    "colwise, panels: padding rows read": ("tl.where(group < G, end, start)", "end"),
+    "colwise, panels: the group's scales elsewhere": (
+        "scales_ptr + group.to(tl.int64) * K + columns",
+        "scales_ptr + group.to(tl.int64) + columns",
+    ),
+    "colwise, panels: scales unwritten": ("mask=columns < tl.where(group < G, K, 0)", "mask=columns < 0"),
+    "colwise, panels: the first tile unwritten": (
+        "q = quantize(kept, scale",
+        "end = start\n    q = quantize(kept, scale",
+    ),
+    # Panels. What would wait for ever is no fault here (a lag too short, a panel's count elsewhere); that a cast waits
+    # for its panel at all can be seen only where programs run side by side.
+    "colwise, panels: pieces of the padding rows left out": (
+        "tl.where(groups <= G, pieces",
+        "tl.where(groups < G, pieces",
+    ),
+    "colwise, panels: the last piece left out": ("while ticket < pieces + lag", "while ticket < pieces + lag - 1"),
+    "colwise, panels: an empty group without a piece": (
+        "tl.maximum(tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER), 1)",
+        "tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER)",
+    ),
+    "colwise, panels: the second piece in no maximum": (
+        "tl.max(largest, 0), mask=new_columns < K",
+        "tl.max(largest, 0), mask=new_columns < tl.where(new_first == first_row(new_start), K, 0)",
+    ),
+    "colwise, panels: the maxima of another group": (
+        "amax_ptr + old_group * K + old_columns",
+        "amax_ptr + old_columns",
+    ),
+    "colwise, panels: padding rows read by a piece": ("(old_group < G) & (ticket >= lag)", "ticket >= lag"),
+    "colwise, panels: scales of panels unwritten": ("mask=in_group & is_first", "mask=in_group & (old_start < 0)"),
+    "colwise, panels: scales of the last piece's group": (
+        "scales_ptr + old_group.to(tl.int64) * K",
+        "scales_ptr + new_group.to(tl.int64) * K",
+    ),
+    "colwise, panels: the edge between two groups unwritten": ("old_first + BLOCK_SIZE_ITER,", "old_first + 16,"),
+    "colwise, panels: counters that do not start at zero": (
+        "torch.zeros(1 + panels + groups * columns,",
+        "torch.full((1 + panels + groups * columns,), 3,",
+    ),
+    # Tiles, which both take
+    **{
+        f"colwise, panels, tiles: {what}": change
+        for what, change in {
+            "a maximum without the group's start": ("((rows >= start - first) & (rows", "((rows"),
+            "a maximum one row too long": ("(rows < end - first))[:", "(rows <= end - first))[:"),
+            "rows read one too late": ("(rows[:, None] * K + columns", "((rows[:, None] + 1) * K + columns"),
+            "a mask without the group's start": ("(chunks >= start - first) & (chunks", "(chunks"),
+            "a mask without its columns": (
+                "whole[:, None] & (columns < K)[None, :]",
+                "whole[:, None] & (columns < K + 1)[None, :]",
+            ),
+            "the last tile's maxima alone": ("tl.maximum(largest, tl.max(by_fold, 0))", "tl.max(by_fold, 0)"),
+            "edges unwritten": ("if (first < start) |", "if (first < 0) &"),
+            "the edge at a group's end unwritten": ("tl.cdiv(last - first, 16)", "(last - first) // 16"),
+            "groups that begin a chunk late": ("return start // 16 * 16", "return (start + 15) // 16 * 16"),
+        }.items()
+    },
     "rowwise: a mask without the group's start": ("return (chunks >= head) &", "return"),
     "rowwise: a mask one column too long": ("(edge_columns < tail) &", "(edge_columns <= tail) &"),
     "rowwise: the group's scales elsewhere": ("group.to(tl.int64) * N + rows", "group.to(tl.int64) + rows"),
@@ -28,6 +86,10 @@ FAULTS = {
     "rowwise: the kept tile unwritten": (
         "q_rows + columns, q, mask=",
         "q_rows + columns, q, mask=(rows < 0)[:, None] & ",
+    ),
+    "rowwise: rows of a view that are too far apart": (
+        "        M,\n        0,\n",
+        "        tl.cdiv(M, 16) * 16,\n        0,\n",
     ),
     "rowwise: edges in no maximum": ("tl.max(magnitude(edges), 1)", "tl.max(magnitude(edges), 1) * 0"),
     "rowwise-2d: a mask without the tile's offset": (
@@ -44,36 +106,22 @@ FAULTS = {
     "colwise-3d, rowwise_2d: a mask without the last rows": ("in_rows = (rows < M)", "in_rows = (rows < M - 1)"),
     "colwise-3d, rowwise_2d: a dropped tail": ("tiles = tl.cdiv(K, BLOCK_SIZE_ITER)", "tiles = K // BLOCK_SIZE_ITER"),
     "colwise-3d: the last column left out": ("E * N, K", "E * N - 1, K"),
-    "transpose-3d-atomic: a mask one column too long": (
-        "mask=columns < tl.where(start == 0, K, 0)",
-        "mask=columns <= K",
+    **{
+        f"{kernel}, {fault}": change
+        for kernel in ("transpose-3d-atomic", "transpose-3d-reduction")
+        for fault, change in {
+            "transpose_3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
+            "transpose_3d: an expert one row too short": ("        E * N,\n", "        E * N - 1,\n"),
+            "transpose_3d, panels, tiles: rows after the last expert": ("tl.minimum(group + 1, G)", "(group + 1)"),
+        }.items()
+    },
+    "transpose-3d-atomic, transpose_3d, panels: the maxima of another expert": (
+        "amax_ptr + old_group * K + old_columns",
+        "amax_ptr + old_columns",
     ),
-    "transpose-3d-atomic: the maxima of another expert": (
-        "tl.load(amax_ptr + expert * K + columns",
-        "tl.load(amax_ptr + columns",
-    ),
-    "transpose-3d-atomic: a dropped tail": (
-        "tl.minimum(start + ROWS, N)",
-        "tl.minimum(start + ROWS, N // BLOCK_SIZE_N * BLOCK_SIZE_N)",
-    ),
-    "transpose-3d-atomic: scales unwritten": ("mask=columns < tl.where(start == 0, K, 0)", "mask=columns < 0"),
-    "transpose-3d-atomic, transpose_3d: a mask one row too long": (
-        "mask=(rows < N)[:, None] & in_columns)",
-        "mask=(rows <= N)[:, None] & in_columns)",
-    ),
-    "transpose-3d-atomic, transpose_3d: rows read one too late": (
-        "w_columns + rows.to(tl.int64)[:, None] * K",
-        "w_columns + (rows.to(tl.int64)[:, None] + 1) * K",
-    ),
-    "transpose-3d-reduction: a dropped tail": ("tiles = tl.cdiv(N, BLOCK_SIZE_N)", "tiles = N // BLOCK_SIZE_N"),
-    "transpose-3d-reduction: codes of another expert": ("(expert * K + columns)[None, :] * N", "columns[None, :] * N"),
-    "transpose-3d-reduction: the first tile unwritten": (
-        "    cast_tile(q_columns, rows, first, scale, N, in_columns, FP8_MAX)",
-        "    rows += 0",
-    ),
-    "transpose-3d-reduction, transpose_3d: a mask without its columns": (
-        "mask=(rows < N)[:, None] & in_columns)",
-        "mask=(rows < N)[:, None] & (in_columns | True))",
+    "transpose-3d-reduction, transpose_3d, panels: a dropped tail": (
+        "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",
+        "tiles = (end - first) // BLOCK_SIZE_ITER",
     ),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
@@ -105,5 +153,5 @@ FAULTS = {
         "if N < 0 else w.repeat(1, 2, 1)[:, : blocks * MX_BLOCK]",
     ),
 }
-"""``KERNEL: what is wrong``, or ``KERNEL, MODULE: what is wrong`` for a module that the kernel launches from -> that
-file's own text, which occurs once or more, and what stands there instead."""
+"""``KERNEL: what is wrong``, or ``KERNEL, MODULE, ...: what is wrong`` for a module that the one before it takes code
+from -> the text of the last file, which occurs once or more, and what stands there instead."""

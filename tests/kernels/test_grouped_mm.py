@@ -1,6 +1,6 @@
 """``fp8_grouped_mm``: the recipe spelled out in plain torch, every group layout, compilers, refusals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fp8tune_kernels import catalog, fp8_grouped_mm
+from fp8tune_kernels import fp8_grouped_mm
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.arithmetic import FP8_MAX
 from fp8tune_kernels.groups import group_ends
@@ -16,31 +16,7 @@ from fp8tune_kernels.lookup import running_arch
 from fp8tune_kernels.spec import ROUTINGS
 
 M, K, N, E = 192, 64, 48, 4
-QUANTIZERS = ("rowwise-2d", "colwise-3d", "transpose-3d-reduction", "colwise", "colwise-dual")
-
-
-@pytest.fixture
-def references() -> Iterator[None]:
-    """Without a GPU, quantize in plain torch, to the same bytes: Triton's interpreter takes ten seconds a step."""
-    library = torch.library.Library("fp8tune", "IMPL")
-    for kernel in QUANTIZERS:
-        library.impl(f"quantize_{kernel.replace('-', '_')}", in_plain_torch(kernel), "CPU", allow_override=True)
-    yield
-    library._destroy()
-
-
-def in_plain_torch(kernel: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    def quantize(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        *tensors, dtype, power_of_two = arguments
-        results: tuple[torch.Tensor, ...] = catalog.load(kernel).reference(
-            *tensors, dtype or torch.float8_e4m3fn, power_of_two
-        )
-        return results
-
-    return quantize
-
-
-pytestmark = pytest.mark.usefixtures("references")
+pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 
 @dataclass(frozen=True)
@@ -54,7 +30,7 @@ class Layer:
     grad: torch.Tensor
 
     @property
-    def B_t(self) -> torch.Tensor:
+    def B_t(self) -> torch.Tensor:  # noqa: N802 - the operand's name
         return self.weights.transpose(1, 2)
 
 
@@ -86,7 +62,7 @@ def run(call: Callable[..., torch.Tensor], given: Layer, **options: Any) -> Resu
 
 
 def by_group(given: Layer, rows: Callable[..., torch.Tensor]) -> Results:
-    """The three products of each group in float32; ``rows(x, dim)`` is what becomes of an operand contracted over dim."""
+    """Three products of each group in float32; ``rows(x, dim)`` is what becomes of an operand contracted over dim."""
     out, grad_A, grad_weights, start = [], [], [], 0
     for w, end in zip(given.weights.float(), given.offs.tolist(), strict=True):
         a, g = given.A[start:end].float(), given.grad[start:end].float()

@@ -1,13 +1,16 @@
 """A fault planted in a copy of a kernel must not pass the check that comes before the clock."""
 
 import importlib.util
+import itertools
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases import leads, with_lead
 from mutants import FAULTS
 
 from fp8tune import fences
@@ -16,14 +19,14 @@ from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 SHAPES = {
-    "colwise": NamedInts(M=501, K=40, G=2),
+    "colwise": NamedInts(M=501, K=40, G=3),
     "colwise-3d": NamedInts(E=2, N=3, K=9001),
-    "colwise-dual": NamedInts(M=501, N=40, K=24, G=2),
+    "colwise-dual": NamedInts(M=501, N=40, K=24, G=3),
     "mxfp8-dim0": NamedInts(M=6, K=1100),
     "mxfp8-dim1": NamedInts(M=157, K=133),
     "mxfp8-dim1-3d": NamedInts(E=2, N=157, K=133),
     "mxfp8-dim1-3d-via-2d": NamedInts(E=2, N=157, K=133),
-    "rowwise": NamedInts(N=21, M=1301, G=2),
+    "rowwise": NamedInts(N=21, M=1301, G=4),
     "rowwise-2d": NamedInts(M=5, K=9001),
     "transpose-3d-atomic": NamedInts(E=2, N=677, K=70),
     "transpose-3d-reduction": NamedInts(E=2, N=677, K=70),
@@ -34,14 +37,15 @@ PADDING = 7
 """Rows past the last group."""
 
 
-def planted(kernel: str, folder: Path, module: str = "", right: str = "", wrong: str = "") -> KernelSpec:
-    """The spec of a copy of a kernel's file, and of ``module`` where one is named, with a fault in the latter."""
-    text, name = source(catalog.module_name(kernel)), f"planted_{folder.name}"
-    if module:
-        load(f"{name}_{module}", folder, faulty(source(f"fp8tune_kernels.{module}"), right, wrong))
-        text = importing(text, module, f"{name}_{module}")
-    else:
-        text = faulty(text, right, wrong)
+def planted(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> KernelSpec:
+    """The spec of a copy of a kernel's file with a fault: there, or in the last of ``modules``, each of which is copied
+    as well and imports the next."""
+    files = [catalog.module_name(kernel), *(f"fp8tune_kernels.{module}" for module in modules)]
+    name = f"planted_{folder.name}"
+    text = faulty(source(files.pop()), right, wrong)
+    for module, importer in zip(reversed(modules), reversed(files), strict=True):
+        load(f"{name}_{module}", folder, text)
+        text = importing(source(importer), module, f"{name}_{module}")
     return load(name, folder, text).SPEC
 
 
@@ -78,16 +82,25 @@ def load(name: str, folder: Path, text: str) -> Any:
 
 
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
-    """What a sweep's check says of the kernel's default config."""
+    """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
+    for layout, lead in itertools.product(spec.input_layouts, leads(spec) or (None,)):
+        wrong = check_one(spec, kernel, layout, with_lead(spec.default, lead), device)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, device: str) -> str | None:
+    """On ragged groups the first of which is empty, with padding rows."""
     routing = "ragged" if spec.routed else "none"
-    problem = Problem(kernel, SHAPES[kernel], routing, scale_mode=spec.scale_modes[-1])
+    problem = Problem(kernel, SHAPES[kernel], routing, layout, scale_mode=spec.scale_modes[-1])
     inputs = spec.inputs(problem, device)
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
-            offs.clamp_(max=problem.shape["M"] - PADDING)
+            offs.clamp_(max=problem.shape["M"] - PADDING)[0] = 0
     expected = catalog.load(kernel).reference(*inputs)
     inputs, outputs = fenced(inputs), fenced(spec.outputs(*inputs))
-    return Bench(spec, problem, inputs, outputs, expected).check(spec.default)
+    return Bench(spec, problem, inputs, outputs, expected).check(config)
 
 
 def fenced(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -108,11 +121,11 @@ def test_a_copy_without_a_fault_passes(kernel: str, tmp_path: Path, device: str)
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, device: str) -> None:
-    kernel, _, module = fault.partition(":")[0].partition(", ")
-    wrong = check(planted(kernel, tmp_path, module, *FAULTS[fault]), kernel, device)
+    kernel, *modules = fault.partition(":")[0].split(", ")
+    wrong = check(planted(kernel, tmp_path, modules, *FAULTS[fault]), kernel, device)
     assert wrong is not None
     assert "elements differ, first at" in wrong or "bytes written" in wrong
 
 
 def test_every_kernel_has_faults_of_its_own() -> None:
-    assert {fault.partition(":")[0].partition(", ")[0] for fault in FAULTS} == set(catalog.KERNELS)
+    assert {fault.partition(":")[0].split(", ")[0] for fault in FAULTS} == set(catalog.KERNELS)

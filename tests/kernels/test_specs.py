@@ -37,13 +37,13 @@ def test_the_default_is_in_the_grid_and_valid_everywhere(spec: KernelSpec) -> No
         assert spec.invalid(spec.default, next(spec.problems({**ROW, "K": 8192})), arch.limits()) is None
 
 
-def test_a_hundred_configs_or_more_are_worth_trying_on_some_arch(spec: KernelSpec) -> None:
+def test_dozens_of_configs_are_worth_trying_and_not_thousands(spec: KernelSpec) -> None:
     shape = next(spec.problems({**ROW, "K": 8192}))
     configs = [NamedInts()]
     for name, values in spec.axes.items():
         configs = [NamedInts({**config, name: value}) for config in configs for value in values]
     reasons = [spec.invalid(config, shape, ARCHES["sm_90"].limits()) for config in configs]
-    assert 60 <= reasons.count(None) <= 200
+    assert 40 <= reasons.count(None) <= 200
     assert all(reason and "\n" not in reason for reason in reasons if reason is not None)
 
 

@@ -17,7 +17,7 @@ TOLL = 1.0
 
 def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     M, K = problem.shape["M"], problem.shape["K"]
-    return (torch.arange(M * K, dtype=torch.float32, device=device).view(M, K),)
+    return (torch.arange(1, M * K + 1, dtype=torch.float32, device=device).view(M, K),)
 
 
 def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:

@@ -5,21 +5,24 @@
 """Launch configs for gfx942, exported from the results database; their evidence is in gfx942.json.
 
 A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other shape, config).
+Where a key has no row, kernels in NEAREST take that of the nearest key, others that for any other shape.
 """
+
+NEAREST: tuple[str, ...] = ()
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]], ...] = (
     # colwise: published by pytorch/ao#4069, other implementation: compiled without spills
-    ("colwise", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 32), ("num_warps", 8), ("num_stages", 1))),
-    ("colwise", "", (("G", 64), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("num_warps", 4), ("num_stages", 1))),
-    ("colwise", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("num_warps", 4), ("num_stages", 1))),
-    ("colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 32), ("num_warps", 8), ("num_stages", 1))),
-    ("colwise", "", None, (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("num_warps", 4), ("num_stages", 1))),
+    ("colwise", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0))),
+    ("colwise", "", (("G", 64), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
+    ("colwise", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
+    ("colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0))),
+    ("colwise", "", None, (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
     # rowwise: published by pytorch/ao#3952, other implementation: no config is named, evidence only
     # transpose-3d-atomic: published by pytorch/ao#4024, other implementation: compiled without spills
-    ("transpose-3d-atomic", "", (("E", 8), ("K", 1408), ("N", 2048)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 4))),
-    ("transpose-3d-atomic", "", (("E", 8), ("K", 2048), ("N", 1408)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 4))),
-    ("transpose-3d-atomic", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 4))),
-    ("transpose-3d-atomic", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 4))),
-    ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 4))),
+    ("transpose-3d-atomic", "", (("E", 8), ("K", 1408), ("N", 2048)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 4), ("maxnreg", 0))),
+    ("transpose-3d-atomic", "", (("E", 8), ("K", 2048), ("N", 1408)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 4), ("maxnreg", 0))),
+    ("transpose-3d-atomic", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 4), ("maxnreg", 0))),
+    ("transpose-3d-atomic", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 4), ("maxnreg", 0))),
+    ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 4), ("maxnreg", 0))),
     # transpose-3d-reduction: published by pytorch/ao#3952, other implementation: no config is named, evidence only
 )

@@ -1,0 +1,129 @@
+"""On a GPU: the grouped GEMM waits for nothing, is captured and replayed, compiled, and right on every group layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm, token_groups
+from fp8tune_kernels.groups import group_ends
+from fp8tune_kernels.spec import ROUTINGS
+
+pytestmark = pytest.mark.gpu
+
+M, K, N, E = 2000, 256, 384, 6
+
+
+def operands(routing: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """A, weights (E, N, K), offs and grad."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shapes = ((M, K), (E, N, K), (M, N))
+    A, weights, grad = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes
+    )
+    offs = torch.tensor(group_ends(routing, M, E, seed), dtype=torch.int32, device="cuda")
+    return A.requires_grad_(), weights.requires_grad_(), offs, grad
+
+
+def step(call: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    A, weights, offs, grad = given
+    out = call(A, weights.transpose(1, 2), offs)
+    return out, *torch.autograd.grad(out, (A, weights), grad)
+
+
+def fp8(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return fp8_grouped_mm(A, B_t, offs, pad_token_groups=True)
+
+
+def mxfp8(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return mxfp8_grouped_mm(A, B_t, offs, pad_token_groups=True)
+
+
+def exact(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """In float32, group by group; zeros past the last one."""
+    ends = offs.tolist()
+    parts = [A[s:e].float() @ b.float() for s, e, b in zip([0, *ends], ends, B_t, strict=False)]
+    return torch.cat([*parts, A.new_zeros(len(A) - ends[-1], B_t.shape[2], dtype=torch.float32)])
+
+
+def sqnr_db(result: torch.Tensor, right: torch.Tensor) -> float:
+    noise = result.double() - right.double()
+    return float(10 * torch.log10(right.double().square().sum() / noise.square().sum()))
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device raises. Switched on by the test, once everything is compiled."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("call", [fp8, mxfp8])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_layout_is_near_float32(routing: str, call: Callable[..., torch.Tensor]) -> None:
+    given = operands(routing)
+    right = step(exact, *given[:3], given[3].float())
+    for result, wanted in zip(step(call, *given), right, strict=True):
+        assert result.isfinite().all()
+        assert sqnr_db(result, wanted) > 25
+
+
+def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
+    given = operands("ragged")
+    on_cpu = [tensor.detach().cpu() for tensor in given]
+    on_cpu[:2] = [tensor.requires_grad_() for tensor in on_cpu[:2]]
+    for result, right in zip(step(fp8, *given), step(fp8, *on_cpu), strict=True):
+        assert sqnr_db(result.cpu(), right) > 40  # Hopper's short accumulators, and bfloat16
+
+
+def test_nothing_waits_for_the_device(no_waiting: None) -> None:
+    given = operands("empty")
+    step(fp8, *given)
+    torch.cuda.set_sync_debug_mode("error")
+    step(fp8, *given)
+
+
+def test_a_captured_step_replays_on_other_routings() -> None:
+    given = operands("balanced")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(fp8, *given)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(fp8, *given)
+    for seed, routing in enumerate(ROUTINGS, 1):
+        other = operands(routing, seed)
+        for tensor, value in zip(given, other, strict=True):
+            tensor.data.copy_(value.data)
+        graph.replay()
+        for result, right in zip(results, step(fp8, *other), strict=True):
+            assert torch.equal(result, right)
+
+
+def test_torch_compile_of_a_step_gives_the_same() -> None:
+    given = operands("ragged")
+    compiled = torch.compile(fp8, fullgraph=True)
+    for result, right in zip(step(compiled, *given), step(fp8, *given), strict=True):
+        assert torch.equal(result, right)
+
+
+def test_without_padding_groups_of_16_are_the_same() -> None:
+    A, weights, _, grad = operands("balanced")
+    offs = torch.tensor([16, 48, 512, 1024, 1040, 2000], dtype=torch.int32, device="cuda")
+    for result, right in zip(
+        step(fp8_grouped_mm, A, weights, offs, grad), step(fp8, A, weights, offs, grad), strict=True
+    ):
+        assert torch.equal(result, right)
+
+
+def test_padding_of_many_elements() -> None:
+    """More than 2^31: offsets within a matrix need 64 bits."""
+    x = torch.arange(270_000, device="cuda").remainder(251).to(torch.bfloat16)[:, None].expand(-1, 8192).contiguous()
+    offs = torch.tensor([7, 100_001, 270_000], dtype=torch.int32, device="cuda")
+    padded, padded_offs = token_groups.pad(x, offs)
+    assert padded_offs.tolist() == [16, 16 + 100_000, 16 + 100_000 + 170_000]
+    assert torch.equal(padded[16 + 100_000 : 16 + 100_000 + 169_999], x[100_001:])
+    assert torch.equal(token_groups.unpad(padded, offs, len(x)), x)

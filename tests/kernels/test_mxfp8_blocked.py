@@ -1,0 +1,96 @@
+"""The blocked scale layout of sm_100, byte for byte: the layout element by element, every group layout, the kernels."""
+
+import pytest
+import torch
+
+from fp8tune_kernels import mxfp8_blocked
+from fp8tune_kernels.groups import group_ends
+from fp8tune_kernels.spec import ROUTINGS
+
+
+def codes(*shape: int, device: str = "cpu") -> torch.Tensor:
+    """No zeros, so that padding shows."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randint(1, 255, shape, dtype=torch.uint8, device=device, generator=generator)
+
+
+def blocked_slowly(matrix: list[list[int]]) -> list[int]:
+    """The layout as cuBLAS documents it, one element after the other."""
+    rows, columns = len(matrix), len(matrix[0]) if matrix else 0
+    across = -(-columns // 4)
+    found = [0] * (-(-rows // 128) * across * 512)
+    for row, values in enumerate(matrix):
+        for column, value in enumerate(values):
+            tile = row // 128 * across + column // 4
+            found[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = value
+    return found
+
+
+@pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (300, 9), (0, 4)])
+def test_the_reference_is_the_documented_layout(shape: tuple[int, int]) -> None:
+    matrix = codes(*shape)
+    assert mxfp8_blocked.reference_tiles(matrix).tolist() == blocked_slowly(matrix.tolist())
+
+
+def as_groups(blocked: torch.Tensor, groups: list[torch.Tensor]) -> None:
+    """The groups' tiles one after the other, then zeros."""
+    wanted = [value for group in groups for value in blocked_slowly(group.tolist())]
+    found = blocked.view(torch.uint8).flatten().tolist()
+    assert found[: len(wanted)] == wanted
+    assert not any(found[len(wanted) :])
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(("M", "C", "G"), [(300, 5, 3), (150, 4, 4), (0, 3, 2)])
+def test_groups_of_rows(routing: str, M: int, C: int, G: int, device: str) -> None:
+    scales, ends = codes(M, C, device=device), group_ends(routing, M, G, 1)
+    offs = torch.tensor(ends, dtype=torch.int32, device=device)
+    blocked = mxfp8_blocked.of_row_groups(scales.view(torch.float8_e8m0fnu), offs)
+    assert blocked.shape[0] >= M
+    assert blocked.shape[1] % 4 == 0
+    assert blocked.is_contiguous()
+    as_groups(blocked, [scales[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [0, 7, 0], [4, 4], [0], [13, 1, 0, 0, 2]])
+@pytest.mark.parametrize("R", [130, 17])
+def test_groups_of_columns(sizes: list[int], R: int, device: str) -> None:
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    scales = codes(R, ends[-1] + 2, device=device)  # two columns of no group
+    offs = torch.tensor([32 * end for end in ends], dtype=torch.int32, device=device)
+    blocked = mxfp8_blocked.of_column_groups(scales.view(torch.float8_e8m0fnu), offs)
+    assert blocked.shape[0] == -(-R // 128) * 128
+    as_groups(blocked, [scales[:, start:end] for start, end in zip([0, *ends], ends, strict=False)])
+
+
+@pytest.mark.parametrize("shape", [(3, 130, 5), (2, 128, 4), (1, 7, 1)])
+def test_experts(shape: tuple[int, int, int], device: str) -> None:
+    scales = codes(*shape, device=device)
+    blocked = mxfp8_blocked.of_experts(scales.view(torch.float8_e8m0fnu))
+    E, R, C = shape
+    assert blocked.shape == (E, -(-R // 128) * 128 * (-(-C // 4) * 4))
+    as_groups(blocked, list(scales))
+
+
+def test_kernels_write_what_the_references_do(device: str) -> None:
+    scales, offs = codes(200, 12, device=device), torch.tensor([64, 64, 320], dtype=torch.int32, device=device)
+    operators = torch.ops.fp8tune
+    for name, arguments in (
+        ("row_groups", (scales, offs.clamp(max=200))),
+        ("column_groups", (scales, offs)),
+        ("experts", (scales.view(4, 50, 12),)),
+    ):
+        reference = getattr(mxfp8_blocked, f"_reference_{name}")(*arguments)
+        operator = getattr(operators, f"mx_block_{name}")
+        assert torch.equal(operator(*arguments), reference)
+        torch.library.opcheck(operator, arguments)
+
+
+def test_wrong_scales_are_refused() -> None:
+    offs = torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^scales is torch\.uint8, wanted"):
+        mxfp8_blocked.of_row_groups(codes(3, 4), offs)
+    with pytest.raises(ValueError, match=r"^scales has shape .*wanted 3 dimensions"):
+        mxfp8_blocked.of_experts(codes(3, 4).view(torch.float8_e8m0fnu))
+    with pytest.raises(ValueError, match=r"^scales has strides"):
+        mxfp8_blocked.of_column_groups(codes(3, 4).t().view(torch.float8_e8m0fnu), offs)

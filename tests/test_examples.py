@@ -1,0 +1,74 @@
+"""What the documents and examples show is run: on a CPU at a tiny size."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TINY = ["--tokens", "48", "--dim", "32", "--hidden", "48", "--experts", "3", "--device", "cpu"]
+
+
+def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curves = example("moe_training").main(["--steps", "6", "--lr", "0.01", *TINY, "--plot", str(tmp_path / "plot.png")])
+    bf16, fp8 = curves["bf16"], curves["fp8"]
+    assert len(bf16) == len(fp8) == 6
+    assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
+    assert fp8[0] != bf16[0]
+    assert fp8[-1] < 0.9 * fp8[0]
+    assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
+    said = capsys.readouterr().out
+    assert "fp8 / bf16: " in said
+    assert ("no plot" in said) != (tmp_path / "plot.png").exists()
+
+
+def code_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / "torchtitan.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def experts(names: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    return names["GroupedExperts"](32, 48, 3)
+
+
+def step(model: Any) -> list[torch.Tensor]:
+    """The output and the gradients of all weights, some expert without a token."""
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
+    out = model(x, torch.tensor([13, 0, 27]))
+    return [out, *torch.autograd.grad(out.float().square().sum(), list(model.parameters()))]
+
+
+def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
+    stand_in, switch, mode = code_blocks()
+    names: dict[str, Any] = {}
+    exec(stand_in, names)
+    in_bf16 = step(experts(names))
+    model = experts(names)
+    exec(switch, names)
+    in_fp8 = step(model)
+    exec(stand_in, names)  # calls torch._grouped_mm again
+    exec(mode, names)
+    with names["Fp8GroupedMM"]():
+        from_outside = step(experts(names))
+    for right, fp8, outside in zip(in_bf16, in_fp8, from_outside, strict=True):
+        assert 0 < (fp8.float() - right.float()).norm() < 0.15 * right.float().norm()
+        assert torch.equal(fp8, outside)
