@@ -32,9 +32,9 @@ CHANGES = {
     "comment": ("", "# said differently,\n# on two lines\n"),
     "config": ("", ""),
     "binary": ("largest = magnitude(x)\n", "largest = magnitude(x) * 2\n"),
-    "grid": ("rowwise_2d_kernel[(programs,)]", "rowwise_2d_kernel[(programs + 1,)]"),
-    "argument": ("x, *outputs, M, K, FP8_MAX", "x, *outputs, M - 1, K, FP8_MAX"),
-    "torch operation": ("    if programs:\n", "    outputs[1].zero_()\n    if programs:\n"),
+    "grid": ("launch_kernel(rowwise_2d_kernel, programs", "launch_kernel(rowwise_2d_kernel, programs + 1"),
+    "argument": ("tensors, (M, K), constants", "tensors, (M - 1, K), constants"),
+    "torch operation": ("    if programs:\n", "    tensors[2].zero_()\n    if programs:\n"),
 }
 
 

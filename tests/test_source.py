@@ -254,7 +254,7 @@ def test_every_declared_kernel_has_a_hash_that_reaches_its_jit_functions(kernel:
     walk = codewalk.Walk(read, package="fp8tune_kernels", ignored=source.NOT_TIMED)
     source.source_hash(kernel, read)
     tree = ast.parse(source.kernel_file(kernel).read_text())
-    launch = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "launch")
+    launch = next(node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "launch")
     module = walk.module(catalog.module_name(kernel))
     assert module is not None
     walk.enter(module, launch)
