@@ -146,9 +146,7 @@ def decide(
     finals = _Finals.of(values, default, axes, protocol.alpha / (looks or protocol.looks))
     place = {config: number for number, config in enumerate(finals.configs)}
     tie, keep = math.log1p(protocol.tie_band), math.log1p(protocol.keep_band)
-    fresh = finals.first_tied(tie)
-    if default in place and finals.lower[place[default], fresh] <= 0:
-        fresh = place[default]
+    fresh = finals.first_tied(tie, None if default is None else place.get(default))
     if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
         return finals.decision(place[incumbent], keep, is_fresh=place[incumbent] == fresh)
     contested = finals.is_contested(fresh, tie, protocol.edge_sigmas)
@@ -218,9 +216,14 @@ class _Finals:
         """The first of the fastest."""
         return int(self.mean.max(axis=1).argmin())
 
-    def first_tied(self, band: float) -> int:
-        """The first that is within ``band`` of the fastest with a standard error to spare."""
-        return int(np.argmax((self.mean + self.error)[:, self.fastest] <= band))
+    def first_tied(self, band: float, default: int | None) -> int:
+        """The first that is within ``band`` of the fastest with a standard error to spare, and proven faster than the
+        default where that is not; the default where none is.
+        """
+        tied = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band)
+        if default is None or default in tied:
+            return int(tied[0])
+        return next((int(place) for place in tied if self.lower[default, place] > 0), default)
 
     def is_contested(self, pick: int, band: float, sigmas: float) -> bool:
         """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""

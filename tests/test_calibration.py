@@ -126,6 +126,6 @@ def test_a_device_s_own_row_is_its_incumbent_before_the_arch_s() -> None:
 
 def test_the_committed_tables_are_read_without_torch_and_absent_ones_are_empty() -> None:
     h100 = Device("sm_90", "NVIDIA H100 80GB HBM3")
-    assert incumbents.committed("colwise", h100, NamedInts(M_bucket=16384, K=5120, G=1)) is not None
+    assert incumbents.committed("colwise", h100, NamedInts(M_bucket=16384, K=5120, G=16)) is not None
     assert incumbents.committed("colwise", Device("simulated"), NamedInts(K=1)) is None
     assert incumbents.committed("colwise", Device("../sm_90"), NamedInts(K=1)) is None

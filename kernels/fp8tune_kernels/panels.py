@@ -204,7 +204,7 @@ def _work_on_panels(
     amax_ptr = done_ptr + G * panels
     pieces, lag = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
     pieces *= panels
-    lag += LEAD
+    lag = tl.minimum(lag + LEAD, pieces)  # no turn without work for either
     rows = tl.arange(0, BLOCK_SIZE_ITER)
     lanes = tl.arange(0, BLOCK_SIZE)
     # Two cursors, each a group: its number, the number of its first piece, its first row and the row after its last.

@@ -180,8 +180,9 @@ def quantize_rowwise(
 
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
     group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
-    and this layout, and waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's
-    interpreter it runs :func:`reference`.
+    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
+    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
+    it runs :func:`reference`.
 
     Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
     """
