@@ -63,7 +63,9 @@ def test_picks_lose_nothing_against_the_default(rows):
 def test_a_missed_target_is_said(rows):
     bad = [replace(row, is_kept=False, is_agreed=False, disagreement=0.1, regret=0.1) for row in rows]
     assert [target.is_met for target in targets.judged([bad])] == [False] * 6 + [True]
-    good = [replace(row, is_kept=True, is_agreed=True, disagreement=0.0, regret=0.0, against_default=0.0) for row in rows]
+    good = [
+        replace(row, is_kept=True, is_agreed=True, disagreement=0.0, regret=0.0, against_default=0.0) for row in rows
+    ]
     assert all(target.is_met for target in targets.judged([good] * 2))
 
 
