@@ -18,10 +18,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from fp8tune import verdicts
-from fp8tune.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.simulated import Noise
-from fp8tune.verdicts import Verdict
+from fp8tune.compare import verdicts
+from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
+from fp8tune.compare.verdicts import Verdict
+from fp8tune.measure.simulated import Noise
 
 ROWS = 20
 SLOWDOWN = 0.02

@@ -42,8 +42,8 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course) -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune import session
-    from fp8tune.store import Store
+    from fp8tune.store.results import Store
+    from fp8tune.sweep import session
 
     folder = Path(tempfile.mkdtemp())
     sizes = "\n".join(f"{dim} = {size}" for dim, size in ROW.items())

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fp8tune import device, plan
-from fp8tune.loading import load_spec
+from fp8tune.code.loading import load_spec
+from fp8tune.measure import device
+from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec

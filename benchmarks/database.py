@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.store import Store
+from fp8tune.store.results import Store
 
 AXES = (
     ("BLOCK_SIZE", (32, 64, 128, 256)),

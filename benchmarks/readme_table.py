@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fp8tune import ranking
-from fp8tune.ranking import Winner
+from fp8tune.choose import ranking
+from fp8tune.choose.ranking import Winner
 from fp8tune.records import Kind
-from fp8tune.render import microseconds, share
-from fp8tune.store import Store
+from fp8tune.render.terminal import microseconds, share
+from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent

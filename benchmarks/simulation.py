@@ -14,10 +14,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.choosing import Block, Decision, Protocol, decide, needs_more, process_values
+from fp8tune.choose.decision import Block, Decision, Protocol, decide, needs_more, process_values
+from fp8tune.choose.screening import finalists
+from fp8tune.measure.simulated import Noise, log_slowdown, near_share
 from fp8tune.records import NamedInts
-from fp8tune.screening import finalists
-from fp8tune.simulated import Noise, log_slowdown, near_share
 
 AXES = (
     ("BLOCK_SIZE", (32, 64, 128, 256)),
@@ -31,7 +31,7 @@ CONFIGS = tuple(
 )
 PLACES = {config: place for place, config in enumerate(CONFIGS)}
 CONTENDER_RATIO = 1.3
-"""As :data:`fp8tune.sweep.CONTENDER_RATIO`."""
+"""As :data:`fp8tune.sweep.loop.CONTENDER_RATIO`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,7 @@ def answer_of(step: Step) -> Answer:
 
 
 def _machine(course: Any) -> Answer:
-    from fp8tune import device
+    from fp8tune.measure import device
 
     found = device.probe()
     return {
@@ -118,7 +118,7 @@ def _machine(course: Any) -> Answer:
 
 def _searched(step: Step, course: Any) -> Answer:
     from benchmarks.contestants import CONTESTANTS
-    from fp8tune.compiling import one_line
+    from fp8tune.measure.compiling import one_line
 
     try:
         search = CONTESTANTS[step.name](course)

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.simulation import World, sweep
-from fp8tune.choosing import Protocol
-from fp8tune.simulated import Noise
+from fp8tune.choose.decision import Protocol
+from fp8tune.measure.simulated import Noise
 
 ROWS = 20
 """Rows of a table."""

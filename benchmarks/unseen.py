@@ -12,13 +12,13 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune import ranking
-from fp8tune.loading import load_spec
-from fp8tune.ranking import Contest, contests, usable
+from fp8tune.choose import ranking
+from fp8tune.choose.ranking import Contest, contests, usable
+from fp8tune.code.loading import load_spec
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.render import microseconds, notice, print_json, table
+from fp8tune.render.terminal import microseconds, notice, print_json, table
 from fp8tune.stats import geomean
-from fp8tune.store import Store
+from fp8tune.store.results import Store
 from fp8tune_kernels import lookup
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec

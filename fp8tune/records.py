@@ -78,7 +78,7 @@ class KernelVersion:
 
     kernel: str
     source_hash: str
-    """Hash of the code on the timed path; see :mod:`fp8tune.source`."""
+    """Hash of the code on the timed path; see :mod:`fp8tune.code.source`."""
     default: NamedInts = field(default_factory=NamedInts)
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The declared grid in declaration order: breaks ties canonically."""
@@ -88,7 +88,7 @@ class KernelVersion:
 @dataclass(frozen=True)
 class Code:
     """What the machine code of one config is like. Of a launch of several kernels the least favourable, where it is not
-    said otherwise. *Hot loops*: see :mod:`fp8tune.instructions`; counts are per thread."""
+    said otherwise. *Hot loops*: see :mod:`fp8tune.compiled.instructions`; counts are per thread."""
 
     agprs: int = 0
     """Accumulation registers, which count among ``registers`` too; AMD."""
@@ -97,7 +97,7 @@ class Code:
     scratch_bytes: int = 0
     """Memory a thread has to itself, spilled registers among it."""
     resident_warps: int = 0
-    """The most warps an SM or CU can hold; see :mod:`fp8tune.occupancy`."""
+    """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.occupancy`."""
     programs: int = 0
     """Blocks in the grid of the problem it was compiled for."""
     load_bytes: int = 0
@@ -105,7 +105,7 @@ class Code:
     store_bytes: int = 0
     """Likewise of one store."""
     load_run_bytes: int = 0
-    """Neighbouring bytes that a warp loads at once; see :mod:`fp8tune.coalescing`."""
+    """Neighbouring bytes that a warp loads at once; see :mod:`fp8tune.compiled.coalescing`."""
     store_run_bytes: int = 0
     """Likewise stores."""
     passes: int = 0
@@ -232,7 +232,7 @@ class Session:
     tie_band: float
     keep_band: float
     floor_us: float = 0.0
-    """Times below this cannot be resolved here; see :func:`fp8tune.calibration.floor_us`."""
+    """Times below this cannot be resolved here; see :func:`fp8tune.choose.calibration.floor_us`."""
 
 
 @dataclass(frozen=True)

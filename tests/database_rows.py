@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fp8tune.records import Device, Evidence, Facts, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.store import Store
+from fp8tune.store.results import Store
 
 H100 = Device("sm_90", "NVIDIA H100 80GB HBM3", "0123456789abcdef", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 H200 = Device("sm_90", "NVIDIA H200", "fedcba9876543210", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")

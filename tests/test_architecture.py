@@ -3,22 +3,21 @@
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+from places import ROOT
 
 import fp8tune
 import fp8tune_kernels
-from fp8tune.importing import import_file
-from fp8tune.shapes import sweeps_dir
-from fp8tune.store import Store
+from fp8tune.plan.shapes import sweeps_dir
+from fp8tune.store.importing import import_file
+from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "triton")
 
-TUNER = [f"fp8tune.{module.name}" for module in pkgutil.iter_modules(fp8tune.__path__) if module.name != "__main__"]
+TUNER = [module.name for module in pkgutil.walk_packages(fp8tune.__path__, "fp8tune.")]
 KERNELS = [module.name for module in pkgutil.walk_packages(fp8tune_kernels.__path__, "fp8tune_kernels.")]
 LIGHT_KERNEL_MODULES = [
     name

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from fp8tune_kernels.catalog import KERNELS
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-FAULTS = f"{REPOSITORY / 'tests' / 'planted' / 'faults.py'}:SPEC"
-PUBLISHED = REPOSITORY / "sweeps" / "published" / "kernels.csv"
+FAULTS = f"{ROOT / 'tests' / 'planted' / 'faults.py'}:SPEC"
+PUBLISHED = ROOT / "sweeps" / "published" / "kernels.csv"
 TRIAL_FIELDS = [
     "kernel",
     "arch",
@@ -133,8 +133,8 @@ def test_export_twice_gives_the_same_bytes_and_check_tells_staleness(database: P
         (["export", "--arch", "gfx943"], "did you mean gfx942"),
         (["export"], "arch"),
         (["import", "absent.csv"], "absent.csv"),
-        (["compare", "HEAD", "--repo", str(REPOSITORY)], "A..B"),
-        (["compare", "mian..HEAD", "--repo", str(REPOSITORY)], "mian"),
+        (["compare", "HEAD", "--repo", str(ROOT)], "A..B"),
+        (["compare", "mian..HEAD", "--repo", str(ROOT)], "mian"),
         (["frobnicate"], "frobnicate"),
     ],
 )

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from places import ROOT
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = ROOT / "docs"
 
 
 def example(name: str) -> ModuleType:

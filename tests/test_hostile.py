@@ -25,15 +25,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import String
 
-from fp8tune import cli, doctor, export, render, session
-from fp8tune.columns import LARGEST
-from fp8tune.device import Software
-from fp8tune.doctor import Machine
+from fp8tune import cli
+from fp8tune.check import doctor
+from fp8tune.check.doctor import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing import COLUMNS, import_file
+from fp8tune.export import table as export
+from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status
-from fp8tune.schema import Base
-from fp8tune.store import Store
+from fp8tune.render import terminal as render
+from fp8tune.store.columns import LARGEST
+from fp8tune.store.importing import COLUMNS, import_file
+from fp8tune.store.results import Store
+from fp8tune.store.schema import Base
+from fp8tune.sweep import session
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",

@@ -7,10 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-from fp8tune import shapes
-
-ROOT = Path(__file__).resolve().parent.parent
+from fp8tune.plan import shapes
 
 
 def build(source: Path, target: str, into: Path) -> Path:
@@ -58,7 +57,8 @@ def test_the_wheel_holds_two_packages_and_the_sweeps(wheel):
 def test_the_wheel_finds_its_sweeps_away_from_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
-        "from fp8tune import shapes; print(shapes.sweeps_dir(), *shapes.list_sets(), len(shapes.load('llama4').rows))"
+        "from fp8tune.plan import shapes; "
+        "print(shapes.sweeps_dir(), *shapes.list_sets(), len(shapes.load('llama4').rows))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": "site"}, capture_output=True, text=True

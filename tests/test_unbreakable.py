@@ -28,16 +28,22 @@ from unittest import mock
 import pytest
 import scipy.stats
 from database_rows import begin, config, finished_sweep, problem
+from places import PLANTED, PUBLISHED
 from sqlalchemy import Connection
 
-from fp8tune import cli, database, doctor, measure, session, sweep
+from fp8tune import cli
+from fp8tune.check import doctor
 from fp8tune.errors import Fp8tuneError
-from fp8tune.store import Store
+from fp8tune.measure import trial as measure
+from fp8tune.store import database
+from fp8tune.store.results import Store
+from fp8tune.sweep import loop as sweep
+from fp8tune.sweep import session
 
 assert measure, scipy.stats  # imported here once, instead of in every worker
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "50"))
-FAULTS = f"{Path(__file__).parent / 'planted' / 'faults.py'}:SPEC"
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 WISH = session.Wish(
     kernels=(FAULTS,),
     shapes=("tiny",),
@@ -102,7 +108,7 @@ def workers_forked_from_here() -> Iterator[None]:
     """No fork server: it would import torch once more for each sweep."""
     fork = multiprocessing.get_context("fork")
     with (
-        mock.patch("fp8tune.worker.multiprocessing.get_context", return_value=fork),
+        mock.patch("fp8tune.measure.worker.multiprocessing.get_context", return_value=fork),
         mock.patch("multiprocessing.forkserver.ensure_running"),
     ):
         yield
@@ -289,7 +295,7 @@ def test_a_full_disk_keeps_what_it_has(unbroken: tuple[Path, float], tmp_path: P
         connection.exec_driver_sql(f"PRAGMA max_page_count={unbroken[0].stat().st_size // 4096 - 5}")
         connection.rollback()
 
-    with mock.patch("fp8tune.database.begin_writing", fill_soon):
+    with mock.patch("fp8tune.store.database.begin_writing", fill_soon):
         code, output = Forked(sweeping).wait()
     assert code == 2
     assert "the disk is full: free some space" in output.splitlines()[-1]
@@ -318,7 +324,7 @@ def zeros(content: bytearray, at: int) -> bytearray:
 COMMANDS = (
     ("show",),
     ("export", "--arch", "sm_90", "--check"),
-    ("import", Path(__file__).parents[1] / "sweeps" / "published" / "kernels.csv"),
+    ("import", PUBLISHED),
     ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5"),
     ("compare", "HEAD..HEAD"),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from places import PLANTED
 
-from fp8tune import session, sweep
 from fp8tune.records import Kind, Row, Status
-from fp8tune.store import Store
+from fp8tune.store.results import Store
+from fp8tune.sweep import loop as sweep
+from fp8tune.sweep import session
 
-FAULTS = f"{Path(__file__).parents[1] / 'planted' / 'gpu_faults.py'}:SPEC"
+FAULTS = f"{PLANTED / 'gpu_faults.py'}:SPEC"
 
 EXPECTED = {
     0: (Status.OK, ""),

@@ -13,8 +13,8 @@ import torch
 from cases import leads, with_lead
 from mutants import FAULTS
 
-from fp8tune import fences
-from fp8tune.measure import Bench
+from fp8tune.measure import fences
+from fp8tune.measure.trial import Bench
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 

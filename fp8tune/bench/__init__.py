@@ -1,0 +1,1 @@
+"""Our kernels, and the grouped GEMM on them, beside what else there is."""

@@ -1,0 +1,184 @@
+"""``fp8tune bench --op grouped-mm``: the FP8 grouped GEMM beside bf16 and torchao, and where its time goes.
+
+Every cell is timed in one worker, problem after problem. A cell without a time has a reason, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fp8tune.bench import grouped_cells as grouped_steps
+from fp8tune.bench.cells import LONGEST_REASON, Timing
+from fp8tune.bench.grouped_cells import BF16, BOTH, FORWARD, FP8, GEMMS, STEPS, TORCHAO
+from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
+from fp8tune.plan import shapes
+from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune_kernels.spec import ROUTINGS
+
+OPERATION = "grouped-mm"
+CELL_TIMEOUT_S = 180.0
+"""Long enough for torchao's autotuners with a cold cache."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The options of ``fp8tune bench --op grouped-mm``."""
+
+    shapes: tuple[str, ...] = (OPERATION,)
+    routing: str = "jagged"
+    seed: int = 0
+    with_torchao: bool = True
+    time_budget_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem, with the time of every step and of every part of ours."""
+
+    problem: Problem
+    device: Device
+    padded: bool
+    """Whether our groups had to be padded, inside what is timed."""
+    steps: Mapping[tuple[str, str], Timing]
+    """(contender, step) -> time; see :data:`fp8tune.bench.grouped_cells.STEPS`."""
+    parts: Mapping[str, Timing]
+    peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    """Contender -> what forward and backward allocate at their peak, beyond operands."""
+
+    def time_us(self, contender: str, step: str) -> float | None:
+        """None where it was not timed."""
+        timing = self.steps.get((contender, step))
+        return timing.time_us if timing else None
+
+    def speedup(self, step: str, contender: str = FP8) -> float | None:
+        """The time of bf16 over the contender's: above 1 FP8 is faster."""
+        return _ratio(self.time_us(BF16, step), self.time_us(contender, step))
+
+    @property
+    def gemms_us(self) -> float | None:
+        """The three FP8 GEMMs alone, each on operands quantized before."""
+        times = [self.parts[gemm].time_us for gemm in GEMMS]
+        return None if None in times else sum(time_us for time_us in times if time_us)
+
+    @property
+    def bound(self) -> float | None:
+        """The speedup of forward and backward if quantizing took no time."""
+        return _ratio(self.time_us(BF16, BOTH), self.gemms_us)
+
+    @property
+    def bound_share(self) -> float | None:
+        """0.84 where the speedup is 84 % of the bound."""
+        return _ratio(self.gemms_us, self.time_us(FP8, BOTH))
+
+    @property
+    def rest_us(self) -> float | None:
+        """Of our step, what no part explains: launches, reciprocals of scales, and the host where it is slower."""
+        times, whole = [timing.time_us for timing in self.parts.values()], self.time_us(FP8, BOTH)
+        if whole is None or None in times:
+            return None
+        return whole - sum(time_us for time_us in times if time_us)
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over and under else None
+
+
+def prepare(wish: Wish, laboratory: Laboratory) -> tuple[Problem, ...]:
+    """Every problem to time. Raises MachineError without a GPU, UsageError for options that name nothing to time."""
+    if laboratory.kind not in (Kind.MEASURED, Kind.SIMULATED):
+        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
+    if wish.routing not in ROUTINGS:
+        raise UsageError(f"unknown routing {wish.routing!r}: use one of {', '.join(ROUTINGS)}")
+    rows = [row for name in wish.shapes for row in shapes.load(name).rows if "N" in row]
+    if not rows:
+        raise UsageError(f"no row of {', '.join(wish.shapes)} has all of M, K, N and E: a grouped GEMM needs them")
+    layers = dict.fromkeys(NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"]) for row in rows)
+    if odd := [layer for layer in layers if layer["N"] % 16 or layer["K"] % 16]:
+        raise UsageError(f"{odd[0]}: the scaled grouped GEMM wants K and N to be multiples of 16")
+    return tuple(Problem(OPERATION, layer, wish.routing, seed=wish.seed) for layer in layers)
+
+
+def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> Iterator[Row]:
+    """Rows as they come; ends early, after a whole row, where a time budget is spent. Closing it ends the worker."""
+    begun = time.monotonic()
+    cells = _Cells(Worker(), laboratory)
+    try:
+        for problem in problems:
+            if wish.time_budget_s is not None and time.monotonic() - begun > wish.time_budget_s:
+                return
+            yield cells.row(problem, wish.with_torchao)
+    finally:
+        cells.worker.close()
+
+
+@dataclass
+class _Cells:
+    """The worker that times, asked for one cell after the other."""
+
+    worker: Worker
+    laboratory: Laboratory
+
+    def row(self, problem: Problem, with_torchao: bool) -> Row:
+        timer = self.laboratory.timer
+        steps = [(who, step) for who, step in STEPS if with_torchao or who != TORCHAO]
+        contenders = dict.fromkeys(who for who, _ in steps)
+        return Row(
+            problem=problem,
+            device=self.laboratory.device,
+            padded=grouped_steps.needs_padding(problem),
+            steps={step: self._timing(grouped_steps.time_step, *step, problem, timer) for step in steps},
+            parts={
+                part: self._timing(grouped_steps.time_part, part, problem, timer)
+                for part in grouped_steps.parts_of(problem)
+            },
+            peak_bytes={name: self._peak(name, problem) for name in contenders},
+        )
+
+    def _peak(self, contender: str, problem: Problem) -> int | None:
+        try:
+            return self.worker.call(
+                CELL_TIMEOUT_S, grouped_steps.peak_memory, contender, problem, self.laboratory.timer
+            )
+        except (WorkerDied, RemoteError):  # as the step's own cell says
+            return None
+
+    def _timing(self, function: Callable[..., Timing], *arguments: object) -> Timing:
+        try:
+            return self.worker.call(CELL_TIMEOUT_S, function, *arguments)
+        except WorkerDied as died:  # also one that hung; the next call forks another
+            return Timing(reason=str(died))
+        except RemoteError as error:
+            return Timing(reason=str(error).strip().splitlines()[-1][:LONGEST_REASON])
+
+
+def row_json(row: Row) -> Mapping[str, object]:
+    """One problem: times in microseconds, sizes in bytes, ratios above 1 where FP8 is faster."""
+    return {
+        "row": "grouped-mm",
+        "recipe": "fp8 rowwise",
+        "arch": row.device.arch,
+        "device": row.device.name,
+        "torch": row.device.torch,
+        "triton": row.device.triton,
+        "shape": dict(row.problem.shape),
+        "routing": row.problem.routing,
+        "seed": row.problem.seed,
+        "padded": row.padded,
+        "steps": [
+            {"contender": who, "step": step, "time_us": timing.time_us, "reason": timing.reason}
+            for (who, step), timing in row.steps.items()
+        ],
+        "speedup_fwd": row.speedup(FORWARD),
+        "speedup_fwd_bwd": row.speedup(BOTH),
+        "torchao_speedup_fwd_bwd": row.speedup(BOTH, TORCHAO),
+        "gemms_us": row.gemms_us,
+        "bound": row.bound,
+        "bound_share": row.bound_share,
+        "parts": {part: {"time_us": timing.time_us, "reason": timing.reason} for part, timing in row.parts.items()},
+        "rest_us": row.rest_us,
+        "peak_bytes": dict(row.peak_bytes),
+    }

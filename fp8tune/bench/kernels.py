@@ -1,0 +1,232 @@
+"""Our kernels beside what else there is, in one run on one GPU: the copy ceiling, ``torch.compile``, torchao.
+
+Every cell is timed in one long-lived worker. A cell without a time has a reason, and the run goes on. Before that,
+throwaway workers compile everything at once: torchao's autotuners alone would take minutes one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+
+from fp8tune.bench import cells as benching
+from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
+from fp8tune.code.loading import check_reference, load_spec
+from fp8tune.errors import MachineError, unknown
+from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import Device, Kind, Problem
+from fp8tune.stats import geomean
+from fp8tune_kernels.arches import ARCHES
+
+RIVALS = (TORCH_COMPILE, TORCHAO)
+HOSTS = (OURS, TORCHAO, TORCH_ADD)
+CELL_TIMEOUT_S = 180.0
+"""Long enough for an autotuner of 36 configs with a cold cache."""
+
+WARM_UP_BYTES = 2 << 30
+"""Larger problems have the binaries of smaller ones, and would not fit beside each other."""
+WARM_UP_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The options of ``fp8tune bench``."""
+
+    kernels: tuple[str, ...]
+    shapes: tuple[str, ...] = ("starting-line",)
+    routing: str = "jagged"
+    seed: int = 0
+    rivals: tuple[str, ...] = RIVALS
+    time_budget_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A wish on this machine."""
+
+    wish: Wish
+    laboratory: Laboratory
+    problems: tuple[tuple[str, Problem], ...]
+    """(how workers load the spec, problem), kernel by kernel."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem: what each contender took, and what bounds them all."""
+
+    problem: Problem
+    device: Device
+    bytes_moved: int
+    """The least bytes any implementation moves."""
+    bytes_cast: int
+    """What the cast behind the ceiling moved."""
+    cast: Timing
+    timings: Mapping[str, Timing]
+
+    @property
+    def time_us(self) -> float | None:
+        """Ours."""
+        return self.timings[OURS].time_us
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Our rate, counting the least bytes."""
+        return self.bytes_moved / self.time_us / 1e3 if self.time_us else None
+
+    @property
+    def ceiling_gb_per_s(self) -> float | None:
+        """The rate of the cast, read plus written."""
+        return self.bytes_cast / self.cast.time_us / 1e3 if self.cast.time_us else None
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """0.9 where our rate is 90 % of the cast's."""
+        ours, ceiling = self.gb_per_s, self.ceiling_gb_per_s
+        return ours / ceiling if ours and ceiling else None
+
+    def ratio(self, rival: str) -> float | None:
+        """A rival's time over ours: above 1 we are faster."""
+        theirs = self.timings[rival].time_us if rival in self.timings else None
+        return theirs / self.time_us if theirs and self.time_us else None
+
+
+@dataclass
+class Kernel:
+    """All rows of a kernel, and the host time of one call."""
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    hosts: dict[str, Timing] = field(default_factory=dict)
+    """Contender -> host time of one operator call on a 64x64 input."""
+
+    def geomean(self, rival: str) -> float | None:
+        """The geometric mean of the ratios there are; None where there is none."""
+        ratios = [ratio for row in self.rows if (ratio := row.ratio(rival)) is not None]
+        return geomean(ratios) if ratios else None
+
+
+def prepare(wish: Wish, laboratory: Laboratory) -> Request:
+    """Every problem to time (imports torch and the kernels).
+
+    Raises MachineError without a GPU, UsageError for a name nobody knows or shapes that hold no problem of a kernel.
+    """
+    if laboratory.kind not in (Kind.MEASURED, Kind.SIMULATED):
+        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
+    for rival in wish.rivals:
+        if rival not in RIVALS:
+            raise unknown("contender", rival, RIVALS)
+    for reference in wish.kernels:
+        check_reference(reference)
+    rows = [row for name in wish.shapes for row in shapes.load(name).rows]
+    arch = laboratory.device.arch
+    fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
+    return Request(
+        wish,
+        laboratory,
+        tuple(
+            (reference, problem)
+            for reference in wish.kernels
+            for problem in plan.problems(
+                load_spec(reference), rows, routing=wish.routing, fp8_dtype=fp8_dtype, seed=wish.seed
+            )
+        ),
+    )
+
+
+def run(request: Request) -> Iterator[Row | Kernel]:
+    """Rows as they come, and each kernel after its rows. Ends early, after a whole row, where a time budget is spent.
+
+    Closing the generator ends the worker.
+    """
+    begun = time.monotonic()
+    worker = _Cells(Worker(), request.laboratory)
+    try:
+        if request.laboratory.torch_device == "cuda":
+            _warm_up(request)
+        for reference in request.wish.kernels:
+            kernel = Kernel(load_spec(reference).name)
+            for problem in [problem for owner, problem in request.problems if owner == reference]:
+                budget = request.wish.time_budget_s
+                if budget is not None and time.monotonic() - begun > budget:
+                    break
+                kernel.rows.append(worker.row(reference, problem, request.wish.rivals))
+                yield kernel.rows[-1]
+            if kernel.rows:
+                kernel.hosts.update(worker.hosts(reference, request.wish.rivals))
+                yield kernel
+    finally:
+        worker.worker.close()
+
+
+@dataclass
+class _Cells:
+    """The worker that times, asked for one cell after the other."""
+
+    worker: Worker
+    laboratory: Laboratory
+    _refused: dict[str, Timing] = field(default_factory=dict)
+    """Kernels whose reference ``torch.compile`` refuses: it does so whatever their sizes."""
+
+    def row(self, reference: str, problem: Problem, rivals: Sequence[str]) -> Row:
+        spec, timer = load_spec(reference), self.laboratory.timer
+        cast = self._timing(benching.time_cast, reference, problem, timer)
+        timings = {name: self._contender(name, reference, problem) for name in (OURS, *rivals)}
+        count = benching.elements(spec, problem)
+        return Row(
+            problem=problem,
+            device=self.laboratory.device,
+            bytes_moved=spec.bytes_moved(problem.shape),
+            bytes_cast=benching.bytes_cast(count, problem),
+            cast=cast,
+            timings=timings,
+        )
+
+    def hosts(self, reference: str, rivals: Sequence[str]) -> dict[str, Timing]:
+        """Host times of one call, without a rival that was not asked for."""
+        names = [name for name in HOSTS if name not in RIVALS or name in rivals]
+        return {name: self._timing(benching.time_host, name, reference, self.laboratory.timer) for name in names}
+
+    def _contender(self, name: str, reference: str, problem: Problem) -> Timing:
+        if name == TORCH_COMPILE and reference in self._refused:
+            return self._refused[reference]
+        timing = self._timing(benching.time_contender, name, reference, problem, self.laboratory.timer)
+        if name == TORCH_COMPILE and timing.time_us is None and "OutOfMemory" not in timing.reason:
+            self._refused[reference] = timing
+        return timing
+
+    def _timing(self, function: Callable[..., Timing], *arguments: object) -> Timing:
+        try:
+            return self.worker.call(CELL_TIMEOUT_S, function, *arguments)
+        except WorkerDied as died:  # also one that hung; the next call forks another
+            return Timing(reason=str(died))
+        except RemoteError as error:
+            return Timing(reason=str(error).strip().splitlines()[-1][: benching.LONGEST_REASON])
+
+
+def _warm_up(request: Request) -> None:
+    """Compile in parallel what the worker will need; autotuners first, which take longest."""
+    cells: dict[tuple[object, ...], tuple[str, str, Problem]] = {}
+    for name in sorted((OURS, *request.wish.rivals), key=TORCHAO.__ne__):
+        for reference, problem in request.problems:
+            if load_spec(reference).bytes_moved(problem.shape) <= WARM_UP_BYTES:
+                cells.setdefault(_binaries(name, problem), (name, reference, problem))
+    pool = Pool(min(WARM_UP_WORKERS, os.cpu_count() or 1))
+    try:
+        wait([pool.submit(CELL_TIMEOUT_S, benching.warm_up, *cell) for cell in cells.values()])
+    finally:
+        pool.close()
+
+
+def _binaries(name: str, problem: Problem) -> tuple[object, ...]:
+    """The same for problems that a contender surely has the same binaries for.
+
+    Triton compiles anew for sizes of 1 and multiples of 16; ours have configs, ``torch.compile`` code for each size.
+    """
+    sizes = problem.shape if name != TORCHAO else {dim: (n == 1, n % 16 == 0) for dim, n in problem.shape.items()}
+    return (name, problem.kernel, problem.input_layout, *sizes.items())

@@ -1,0 +1,1 @@
+"""A device's own noise, measured and kept."""

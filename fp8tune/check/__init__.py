@@ -1,0 +1,1 @@
+"""What may be wrong: with this machine, the database and the tables (doctor), with a kernel's lookup key (lint)."""

@@ -1,0 +1,72 @@
+"""Where publications disagree: the best times that two sources print for one problem on one device are far apart.
+
+Nobody decides which is right. All rows are kept, and ranking compares only rows that name their config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fp8tune.choose.ranking import value_us
+from fp8tune.records import Evidence, Kind, Problem
+
+AGREEMENT = 1.10
+"""Two sources agree where the slower best time is at most this much above the faster one."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One problem on one device, with each source's best row, the fastest first."""
+
+    rows: tuple[Evidence, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """What all of them are about."""
+        return self.rows[0].problem
+
+    @property
+    def ratio(self) -> float:
+        """The slowest source's best time over the fastest's."""
+        return value_us(self.rows[-1]) / value_us(self.rows[0])
+
+
+def conflicts(evidence: Iterable[Evidence]) -> list[Conflict]:
+    """The conflicts among published rows, the largest first."""
+    claims: dict[Hashable, dict[str, Evidence]] = {}
+    for entry in evidence:
+        if entry.kind is Kind.PUBLISHED and entry.times_us:
+            sources = claims.setdefault((entry.problem, entry.device), {})
+            if entry.source not in sources or _order(entry) < _order(sources[entry.source]):
+                sources[entry.source] = entry
+    found = [Conflict(tuple(sorted(sources.values(), key=_order))) for sources in claims.values() if len(sources) > 1]
+    apart = [conflict for conflict in found if conflict.ratio > AGREEMENT]
+    return sorted(
+        apart, key=lambda conflict: (-conflict.ratio, conflict.problem.kernel, conflict.problem.shape.canonical)
+    )
+
+
+def _order(entry: Evidence) -> tuple[float, str, str]:
+    return value_us(entry), entry.source, entry.note
+
+
+def as_json(conflict: Conflict) -> Mapping[str, object]:
+    """One object of ``fp8tune show --conflicts --format json``."""
+    return {
+        "kernel": conflict.problem.kernel,
+        "arch": conflict.rows[0].device.arch,
+        "device": conflict.rows[0].device.name,
+        "shape": dict(conflict.problem.shape),
+        "input_layout": conflict.problem.input_layout,
+        "ratio": conflict.ratio,
+        "rows": [
+            {
+                "source": row.source,
+                "time_us": value_us(row),
+                "config": None if row.config is None else dict(row.config),
+                "note": row.note,
+            }
+            for row in conflict.rows
+        ],
+    }

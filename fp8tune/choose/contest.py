@@ -1,0 +1,212 @@
+"""Everything that competes for one problem on one device, and the pick among it.
+
+Where there were finals they decide (:mod:`fp8tune.choose.judging`); the screen alone gives a ``quick`` pick.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fp8tune.choose.decision import Protocol, Verdict, canonical_order
+from fp8tune.choose.judging import Judgement, judge, noise_floor
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem
+
+TIE_BAND = Protocol().tie_band
+"""Screened configs this close to the best are as good as the best: repeated sweeps swap them at random."""
+
+
+CACHED_SHARE = 1.15
+"""Share of the copy ceiling above which data came from a cache: reads alone reach up to 1.06 on an H100 and an H200."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The pick for one problem on one device. Times in microseconds."""
+
+    problem: Problem
+    config: NamedInts | None
+    """None where the only rows are published ones whose source names no config."""
+    device: Device
+    kind: Kind
+    time_us: float
+    n: int
+    """Worker processes, the unit of replication; for a published row, printed figures."""
+    source: str = ""
+    runner_up: NamedInts | None = None
+    runner_up_us: float | None = None
+    ratio: float | None = None
+    """runner-up / pick: below 1 where the pick is a config tied with a faster one."""
+    version: KernelVersion | None = None
+    lookup_key: NamedInts | None = None
+    bytes_moved: int | None = None
+    ceiling_share: float | None = None
+    """GB/s over the least bytes moved, as a share of the device's copy ceiling."""
+    verdict: Verdict | None = None
+    """None for published rows: their sources say too little."""
+    noise_floor: float | None = None
+    """How far the declared default was from itself under a second name, as a share: no smaller difference counts."""
+    lower: float | None = None
+    """Lower bound of the pick's slowdown against the runner-up, as a share."""
+    upper: float | None = None
+    """Upper bound of the pick's slowdown against every other finalist, as a share."""
+    disputed: bool = False
+    """Whether two sweeps' finals, made apart and brought together by an import, come to different picks."""
+    complete: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """All timed evidence that may be compared on one problem and device, the best first."""
+
+    entries: tuple[Evidence, ...]
+    incumbent: NamedInts | None = None
+    """What the committed table holds for the problem's lookup key."""
+
+    @property
+    def problem(self) -> Problem:
+        """What all entries ran."""
+        return self.entries[0].problem
+
+    @property
+    def device(self) -> Device:
+        """What all entries ran on; published rows: what their sources name."""
+        return self.entries[0].device
+
+    @property
+    def kind(self) -> Kind:
+        """Where all entries come from."""
+        return self.entries[0].kind
+
+    @cached_property
+    def named(self) -> tuple[Evidence, ...]:
+        """The entries that name their config; a publication may not."""
+        return tuple(entry for entry in self.entries if entry.config is not None)
+
+    @cached_property
+    def times_us(self) -> Mapping[NamedInts, float]:
+        """Named config -> its time; the best of several rows that published the same config.
+
+        Finalists have their time of the finals, the others that of the screen: see :meth:`slowdown` for comparing.
+        """
+        times = {entry.config: value_us(entry) for entry in reversed(self.named) if entry.config is not None}
+        return times | dict(self.judgement.times_us if self.judgement else {})
+
+    def slowdown(self, config: NamedInts) -> float:
+        """Its time over the best config's, never below 1: among finalists in the finals, for any other in the screen.
+
+        Raises KeyError where it has no row here.
+        """
+        return self._slowdowns[config]
+
+    @cached_property
+    def _slowdowns(self) -> Mapping[NamedInts, float]:
+        found: dict[NamedInts, float] = {}
+        for times in (self._screen_us, self.judgement.times_us if self.judgement else {}):
+            best_us = min(times.values(), default=math.nan)
+            found |= {config: max(1.0, time_us / best_us) for config, time_us in times.items()}
+        return found
+
+    @cached_property
+    def _screen_us(self) -> Mapping[NamedInts, float]:
+        entries = [(entry.config, entry.screen_us or value_us(entry)) for entry in reversed(self.named)]
+        return {config: time_us for config, time_us in entries if config is not None}
+
+    @cached_property
+    def judgement(self) -> Judgement | None:
+        """What the finals say; None where there were none."""
+        visits = {entry.config: entry.finals for entry in self.named if entry.finals and entry.config is not None}
+        version = self.entries[0].version
+        if not visits or version is None:
+            return None
+        return judge(visits, incumbent=self.incumbent, default=version.default, axes=version.axes)
+
+    @cached_property
+    def pick(self) -> Evidence:
+        """What the finals say; without any, the first in canonical order within the tie band of the best.
+
+        Rows that name their config come before others.
+        """
+        if self.judgement is not None:
+            return self._entry(self.judgement.decision.config)
+        ranked = self.named or self.entries
+        bound = value_us(ranked[0]) * (1 + TIE_BAND)
+        tied = [entry for entry in ranked if value_us(entry) <= bound and entry.stage == ranked[0].stage]
+        return min(tied, key=_canonical_rank)
+
+    def winner(self) -> Winner:
+        """The pick with what stands beside it."""
+        winner = self._screened() if self.judgement is None else self._judged(self.judgement)
+        if (winner.ceiling_share or 0.0) <= CACHED_SHARE or self.kind is Kind.PUBLISHED:
+            return winner
+        return replace(winner, verdict=Verdict.UNRESOLVABLE, note="faster than memory: the cache was not flushed")
+
+    def _entry(self, config: NamedInts) -> Evidence:
+        return next(entry for entry in self.named if entry.config == config)
+
+    def _judged(self, judgement: Judgement) -> Winner:
+        decision = judgement.decision
+        twins = [noise_floor(entry.finals, entry.twin) for entry in self.named if entry.twin]
+        return replace(
+            self._winner(self.pick, decision.time_us, decision.runner_up),
+            n=decision.processes,
+            verdict=decision.verdict,
+            noise_floor=twins[0] if twins else None,
+            lower=_finite(decision.lower),
+            upper=_finite(decision.upper),
+            disputed=judgement.is_disputed,
+        )
+
+    def _screened(self) -> Winner:
+        pick = self.pick
+        runner_up = next((entry.config for entry in self.named if entry.config != pick.config), None)
+        winner = self._winner(pick, value_us(pick), runner_up)
+        return winner if pick.kind is Kind.PUBLISHED else replace(winner, verdict=Verdict.QUICK)
+
+    def _winner(self, pick: Evidence, time_us: float, runner_up: NamedInts | None) -> Winner:
+        next_us = None if runner_up is None else self.times_us[runner_up]
+        return Winner(
+            problem=pick.problem,
+            config=pick.config,
+            device=pick.device,
+            kind=pick.kind,
+            time_us=time_us,
+            n=len(pick.times_us),
+            source=pick.source,
+            runner_up=runner_up,
+            runner_up_us=next_us,
+            ratio=None if next_us is None else next_us / time_us,
+            version=pick.version,
+            lookup_key=pick.lookup_key,
+            bytes_moved=pick.bytes_moved,
+            ceiling_share=ceiling_share(pick, time_us),
+            complete=pick.complete,
+            note=pick.note,
+        )
+
+
+def value_us(entry: Evidence) -> float:
+    """What a config is ranked by: the median over its worker processes."""
+    return statistics.median(entry.times_us)  # finite as stored
+
+
+def ceiling_share(entry: Evidence, time_us: float) -> float | None:
+    """(bytes moved / time) / copy ceiling; None where the bytes or the ceiling are not known."""
+    if not entry.bytes_moved or not entry.ceiling_gb_per_s:
+        return None
+    gb_per_s = entry.bytes_moved / time_us / 1e3  # bytes/us = MB/s
+    return gb_per_s / entry.ceiling_gb_per_s
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+def _canonical_rank(entry: Evidence) -> tuple[object, ...]:
+    axes = entry.version.axes if entry.version else ()
+    order = () if entry.config is None else canonical_order(entry.config, axes)
+    return *order, value_us(entry), entry.source, entry.note

@@ -1,0 +1,242 @@
+"""Which config is best: pure functions from evidence to picks. The same evidence in any order gives the same picks.
+
+Everything that competes for one problem on one device is a :class:`Contest`: timed rows of one kernel version and one
+device fingerprint, for rows of two versions, GPUs or drivers are never compared. Interpreter and static rows hold no
+timings and never compete.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fp8tune.choose.contest import TIE_BAND, Contest, Winner, value_us
+from fp8tune.choose.decision import Protocol, canonical_order
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.stats import geomean
+
+__all__ = [
+    "TIE_BAND",
+    "Contest",
+    "Incumbents",
+    "Shared",
+    "Winner",
+    "canonical_order",
+    "choose",
+    "competing",
+    "completed",
+    "contests",
+    "least_mean_slowdown",
+    "no_incumbent",
+    "robust",
+    "usable",
+    "value_us",
+    "winners",
+]
+
+KEEP_BAND = Protocol().keep_band
+"""A config for several problems keeps its place until another's mean slowdown is less by more than this."""
+
+ROBUST_SLOWDOWN = 1.05
+"""What a config for unseen shapes may lose on any shape that was measured."""
+
+Incumbents = Callable[[str, Device, NamedInts | None], NamedInts | None]
+"""(kernel, device, lookup key; None: any other shape) -> the config that the committed table of the device's arch
+holds, None where it holds none."""
+
+
+def no_incumbent(kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
+    """No table is committed: the declared defaults are the incumbents."""
+    return None
+
+
+_RANKED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
+"""Kinds that carry timings, the better evidence first."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One config for several problems."""
+
+    config: NamedInts
+    mean_slowdown: float
+    """Geometric mean over the problems of its time / the best time there."""
+    worst_slowdown: float
+    slowdowns: tuple[tuple[Problem, float], ...]
+
+
+def winners(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Winner]:
+    """The pick of every problem and device that has timed rows, in a fixed order (kernel, arch, device, shape)."""
+    return [contest.winner() for contest in contests(evidence, incumbents)]
+
+
+def competing(pools: Iterable[Pool]) -> list[Pool]:
+    """The pools that :func:`contests` would rank, told from when they were timed; and all that hold no timings."""
+    arenas: dict[Hashable, list[Pool]] = {}
+    for pool in pools:
+        ranked = pool.kind in _RANKED and pool.newest
+        arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
+    return [rivals[0] if len(rivals) == 1 else min(rivals, key=_pool_rank) for rivals in arenas.values()]
+
+
+def contests(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Contest]:
+    """Evidence sorted into what may be compared; per problem and device the newest complete version only.
+
+    Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
+    """
+    found = [
+        _newest([Contest(tuple(sorted(pool, key=_entry_order))) for pool in _grouped(rows, _pool).values()])
+        for rows in _grouped(filter(_is_timed, evidence), _arena).values()
+    ]
+    measured = {_subject(contest) for contest in found if contest.kind is not Kind.PUBLISHED}
+    kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
+    return sorted((_challenged(contest, incumbents) for contest in kept), key=_contest_order)
+
+
+def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
+    key = contest.entries[0].lookup_key
+    if key is None:
+        return contest
+    incumbent = incumbents(contest.problem.kernel, contest.device, key)
+    return replace(contest, incumbent=completed(incumbent, contest.entries[0].version))
+
+
+def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
+    """A table's config with the declared default of every axis that its row leaves out, as a lookup completes it."""
+    return config if config is None or version is None else NamedInts({**version.default, **config})
+
+
+def robust(
+    contests: Sequence[Contest], bound: float = ROBUST_SLOWDOWN, incumbent: NamedInts | None = None
+) -> Shared | None:
+    """The config for shapes nobody measured: of least mean slowdown among those that nowhere lose more than ``bound``.
+
+    Where none qualifies: the least worst slowdown. Only configs with a row for every problem count, only complete
+    problems with a row that names a config; None where nothing is left. ``incumbent`` stays while it is within the keep
+    band of the best and of the bound.
+    """
+    judged = usable(contests)
+    kept = completed(incumbent, judged[0].entries[0].version) if judged else None
+    return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, kept)
+
+
+def choose(
+    shared: Sequence[Shared],
+    judged: Sequence[Contest],
+    bound: float = ROBUST_SLOWDOWN,
+    incumbent: NamedInts | None = None,
+) -> Shared | None:
+    """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` contests are known."""
+    within = [candidate for candidate in shared if candidate.worst_slowdown <= bound]
+    if within:
+        near = bound * (1 + KEEP_BAND)
+        kept = [c for c in shared if c.config == incumbent and c not in within and c.worst_slowdown <= near]
+        return _steady([*within, *kept], lambda c: c.mean_slowdown, incumbent, judged)
+    return _steady(shared, lambda c: c.worst_slowdown, incumbent, judged) if shared else None
+
+
+def least_mean_slowdown(contests: Sequence[Contest], incumbent: NamedInts | None = None) -> Shared | None:
+    """The config of least mean slowdown among those that cover every one of these problems; None where none does."""
+    return robust(contests, math.inf, incumbent)
+
+
+def _steady(
+    shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None, judged: Sequence[Contest]
+) -> Shared:
+    """The incumbent within the keep band of the least loss, else the config of least loss."""
+    least = min(map(loss, shared))
+    kept = [c for c in shared if c.config == incumbent and loss(c) <= least * (1 + KEEP_BAND)]
+    if kept:
+        return kept[0]
+    best = min((loss(c), c.mean_slowdown) for c in shared)
+    tied = [c for c in shared if (loss(c), c.mean_slowdown) == best]
+    return min(tied, key=lambda c: _config_rank(c.config, judged))
+
+
+def usable(contests: Iterable[Contest]) -> list[Contest]:
+    """Those a table can be made from: swept to the end, with a row that names a config."""
+    return [contest for contest in contests if contest.named and contest.pick.complete]
+
+
+def _is_timed(entry: Evidence) -> bool:
+    return entry.kind in _RANKED and entry.status is Status.OK and bool(entry.times_us)
+
+
+def _grouped(rows: Iterable[Evidence], key: Callable[[Evidence], Hashable]) -> dict[Hashable, list[Evidence]]:
+    groups: dict[Hashable, list[Evidence]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _arena(entry: Evidence) -> Hashable:
+    """What a user asks about: one problem on one kind of device."""
+    return entry.problem, entry.device.arch, entry.device.name
+
+
+def _pool(entry: Evidence) -> Hashable:
+    """What may be compared with what."""
+    return entry.kind, entry.version and entry.version.source_hash, entry.device
+
+
+def _newest(pools: Sequence[Contest]) -> Contest:
+    if len(pools) == 1:
+        return pools[0]
+
+    def rank(contest: Contest) -> tuple[object, ...]:
+        first = contest.entries[0]
+        newest = max(entry.newest for entry in contest.entries)
+        return _pool_rank(Pool(first.problem, first.device, first.kind, first.version, first.complete, newest))
+
+    return min(pools, key=rank)
+
+
+def _pool_rank(pool: Pool) -> tuple[object, ...]:
+    """Measured before published, complete before begun, then the newest; the names decide between equals."""
+    version = pool.version.source_hash if pool.version else ""
+    return _RANKED.index(pool.kind), not pool.complete, -pool.newest, version, pool.device.fingerprint
+
+
+def _entry_order(entry: Evidence) -> tuple[object, ...]:
+    """Finals first, for the screen's times chose them; then by time; the names decide between equals."""
+    config = "" if entry.config is None else entry.config.canonical
+    return entry.stage != "final", value_us(entry), config, entry.source, entry.note
+
+
+def _contest_order(contest: Contest) -> tuple[object, ...]:
+    problem, device = contest.problem, contest.device
+    shape = sorted(problem.shape.items())
+    rest = (
+        problem.routing,
+        problem.input_layout,
+        problem.in_dtype,
+        problem.fp8_dtype,
+        problem.scale_mode,
+        problem.seed,
+    )
+    return problem.kernel, device.arch, device.name, shape, rest
+
+
+def _subject(contest: Contest) -> Hashable:
+    """What a publication and a measurement have in common: publications say nothing of routing or scales."""
+    problem = contest.problem
+    return contest.device.arch, problem.kernel, problem.shape, problem.input_layout
+
+
+def _covering(contests: Sequence[Contest]) -> set[NamedInts]:
+    """Configs with a time on every problem."""
+    if not contests:
+        return set()
+    return set.intersection(*(set(contest.times_us) for contest in contests))
+
+
+def _shared(config: NamedInts, contests: Sequence[Contest]) -> Shared:
+    slowdowns = tuple((contest.problem, contest.slowdown(config)) for contest in contests)
+    ratios = [ratio for _, ratio in slowdowns]
+    return Shared(config, geomean(ratios), max(ratios), slowdowns)
+
+
+def _config_rank(config: NamedInts, contests: Sequence[Contest]) -> tuple[object, ...]:
+    version = contests[0].entries[0].version
+    return canonical_order(config, version.axes if version else ())

@@ -1,0 +1,41 @@
+"""``fp8tune calibrate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption
+
+
+def calibrate(
+    timer: Annotated[
+        str | None,
+        typer.Option("--timer", help="simulated:SEED calibrates a fake GPU.", show_default="do_bench"),
+    ] = None,
+    db: DatabaseOption = DEFAULT_DATABASE,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
+
+    Stored in the database: later sweeps on this device go by it.
+    """
+    from fp8tune.calibrate import record as calibrating
+    from fp8tune.render import calibration as render_calibration
+    from fp8tune.render import terminal as render
+    from fp8tune.store.results import Store
+    from fp8tune.sweep import session
+
+    laboratory, notices = session.choose_laboratory(None, timer)
+    for line in notices:
+        render.notice(line)
+    with Store.open(db, create=True) as store:
+        for event in calibrating.calibrate(
+            store, laboratory, session.calibration_batch(laboratory), command=" ".join(["fp8tune", *sys.argv[1:]])
+        ):
+            if isinstance(event, calibrating.Calibration):
+                render_calibration.print_calibration(event, "json" if json else "table")
+            else:
+                render.notice(f"process {event.done} of {event.total}")

@@ -1,0 +1,72 @@
+"""``fp8tune lint``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fp8tune.commands.options import TableFormat
+
+
+def lint(
+    kernel: Annotated[str, typer.Argument(help="A kernel, as for sweep --kernel.")],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line"),
+    ] = None,
+    routing: Annotated[str, typer.Option(help="How rows spread over groups where the pick is made.")] = "jagged",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="Narrow an axis, and so the time it takes: num_stages=1. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    timer: Annotated[
+        str | None,
+        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
+    ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option("--time-budget", help="Screen no new problem after this many seconds; say what was left out."),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option("--db", help="Keep the rows there, and continue from them.", show_default="a temporary one"),
+    ] = None,
+    format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
+) -> None:
+    """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
+
+    Varies every argument that the key leaves out (the exact M, the routing, the seed and others), one at a time, and
+    times what the pick of the key loses there. Exit code 1 where fresh processes prove that it is more than the tie
+    band, 3 where they leave that unclear.
+    """
+    from fp8tune.check import lint as linting
+    from fp8tune.render import terminal as render
+    from fp8tune.render import trust as render_trust
+
+    wish = linting.Wish(
+        kernel=kernel,
+        shapes=tuple(shapes or ("starting-line",)),
+        routing=routing,
+        grid=tuple(grid or ()),
+        seed=seed,
+        timer=timer,
+        time_budget_s=time_budget,
+    )
+    job = linting.prepare(wish)
+    for line in (*job.notices, *job.faults):
+        render.notice(line)
+    if job.faults:
+        raise typer.Exit(1)
+    with linting.opened(db) as store, render.SweepProgress() as progress:
+        report = linting.Report((), 0)
+        for event in linting.run(store, job):
+            if isinstance(event, linting.Report):
+                report = event
+            else:
+                progress.show(event)
+    if report.left_out:
+        render.notice(f"{report.left_out} variations left out by the time budget")
+    render_trust.print_lint(job, report, str(format))
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,60 @@
+"""``fp8tune show``."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from fp8tune.commands.options import DEFAULT_DATABASE, ArchOption, DatabaseOption, KernelOption
+from fp8tune.errors import UsageError
+
+
+class Format(enum.StrEnum):
+    """What ``show`` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def show(
+    kernel: KernelOption = None,
+    arch: ArchOption = None,
+    conflicts: Annotated[
+        bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
+    ] = False,
+    db: DatabaseOption = DEFAULT_DATABASE,
+    format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
+) -> None:
+    """The best config of each problem, with its share of the copy ceiling. Needs no GPU.
+
+    With --kernel also the one config that loses least over all its problems, and what it loses on each.
+    """
+    from fp8tune.choose import conflicts as contradicting
+    from fp8tune.choose import incumbents, ranking
+    from fp8tune.render import evidence as render_evidence
+    from fp8tune.render import terminal as render
+    from fp8tune.store import names
+    from fp8tune.store.results import Store
+
+    if conflicts and format is Format.CSV:
+        raise UsageError("--conflicts prints a table or JSON: use --format json")
+
+    with Store.open(db, writable=False) as store:
+        wanted = names.stored_kernels(kernel, store)
+        if arch is not None:
+            names.check_arch(arch, store)
+        chosen = wanted if kernel else [None]
+        keep = None if conflicts else ranking.competing
+        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep)]
+    if conflicts:
+        render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
+        return
+    winners = ranking.winners(evidence, incumbents.committed)
+    if not winners and format is Format.TABLE:
+        render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
+    render.print_winners(winners, str(format))
+    if kernel and format is Format.TABLE:
+        render_evidence.print_single_bests(ranking.contests(evidence, incumbents.committed))

@@ -1,0 +1,106 @@
+"""``fp8tune sweep``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption, KernelOption
+from fp8tune_kernels.catalog import KERNELS
+
+
+def sweep(
+    kernel: KernelOption = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shapes", help="A shape set in sweeps/ or a path.toml. Repeatable.", show_default="llama4"),
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.")
+    ] = "jagged",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="Narrow or widen an axis: num_warps=4,8. Repeatable."),
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", help="Compile for an arch that is not here: static facts, no timings."),
+    ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Compile only, also where --arch is this machine's.")
+    ] = False,
+    scale_mode: Annotated[
+        str | None,
+        typer.Option("--scale-mode", help="power-of-two or exact.", show_default="the kernel's first"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    timer: Annotated[
+        str | None,
+        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what already has a row.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try configs again that failed before.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The screen alone; without it finals in fresh processes.")
+    ] = False,
+    time_budget: Annotated[
+        float | None,
+        typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
+    ] = None,
+    trial_timeout: Annotated[
+        float, typer.Option("--trial-timeout", help="Seconds after which a trial counts as hanging.", min=1)
+    ] = 120.0,
+    db: DatabaseOption = DEFAULT_DATABASE,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one a trial, on stdout.")] = False,
+) -> None:
+    """Check and time every config of a kernel's grid on every shape; store each result as it comes.
+
+    Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
+    shapes on Triton's interpreter and times nothing.
+    """
+    from fp8tune.records import Problem
+    from fp8tune.render import terminal as render
+    from fp8tune.store.results import Store
+    from fp8tune.sweep import session
+
+    wish = session.Wish(
+        kernels=tuple(kernel or KERNELS),
+        shapes=tuple(shapes or ("llama4",)),
+        routing=routing,
+        grid=tuple(grid or ()),
+        arch=arch,
+        static=static,
+        scale_mode=scale_mode,
+        seed=seed,
+        timer=timer,
+        again=again,
+        retry_failed=retry_failed,
+        quick=quick,
+        time_budget_s=time_budget,
+        trial_timeout_s=trial_timeout,
+        command=" ".join(["fp8tune", *sys.argv[1:]]),
+    )
+    job = session.take(wish)
+    stored = session.is_stored(db, job)
+    if stored and not json:
+        render.notice("every trial of this sweep is in the database; --again measures anew")
+        with Store.open(db, writable=False) as store:
+            winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
+        render.print_winners(winners, "table")
+        return
+    prepared = None if stored else session.prepare(job)
+    for line in (prepared or job).notices:
+        render.notice(line)
+    problems: dict[Problem, None] = {}
+    with Store.open(db, create=True) as store, render.SweepProgress() as progress:
+        for event in session.run(store, job, prepared):
+            progress.show(event)
+            if (row := session.row_of(event)) is not None:
+                problems[row.problem] = None
+                if json:
+                    render.print_json_line(row.as_json())
+        winners = [] if json else session.winners(store, job.laboratory, problems)
+    if winners:
+        render.print_winners(winners, "table")

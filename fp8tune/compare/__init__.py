@@ -1,0 +1,1 @@
+"""A verdict between two git revisions."""

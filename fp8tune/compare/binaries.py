@@ -1,0 +1,80 @@
+"""What launching a config makes the device do, as one hash: two sides with the same one run the same code.
+
+Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides), and
+every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``): it puts paths and
+line numbers into binaries, so that a comment would change them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from fp8tune.measure import compiling
+from fp8tune.records import NamedInts, Problem
+
+BINARIES = ("cubin", "hsaco")
+OPTIONS = ("name", "shared", "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
+"""What a binary's metadata says of how it is launched. Not its hash, which differs where a comment does."""
+
+
+def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
+    """16 hex digits for what launching ``config`` on ``problem`` runs on ``arch``; needs no GPU.
+
+    Raises what the compiler raises.
+    """
+    with _noted() as notes, _operations(notes):
+        compiling.record_launches(reference, problem, config, arch)
+    return hashlib.sha256("\n".join(notes).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[list[str]]:
+    """While open, every Triton kernel that is compiled for a launch leaves a line."""
+    from triton.runtime.jit import JITFunction
+
+    notes: list[str] = []
+    run = JITFunction.run
+
+    def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(function, *args, grid=grid, warmup=warmup, **options)
+        names = function.arg_names
+        blocks = grid({**dict(zip(names, args, strict=False)), **options}) if callable(grid) else grid
+        arguments = [_said(value) for value in (*args, *options.items())]
+        notes.append(f"{_binary(kernel)} {tuple(blocks)} {arguments}")
+        return kernel
+
+    JITFunction.run = noting
+    try:
+        yield notes
+    finally:
+        JITFunction.run = run
+
+
+def _binary(kernel: Any) -> str:
+    code = next(kernel.asm[name] for name in BINARIES if name in kernel.asm)
+    options = [str(getattr(kernel.metadata, name, None)) for name in OPTIONS]
+    return f"{hashlib.sha256(code).hexdigest()} {options}"
+
+
+def _said(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+    return repr(value) if isinstance(value, int | float | str | bool | tuple | None) else type(value).__name__
+
+
+def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
+    """While open, every torch operation (a fill, a copy) leaves a line, too."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            notes.append(f"{function} {[_said(value) for value in (*args, *(kwargs or {}).items())]}")
+            return function(*args, **(kwargs or {}))
+
+    made: contextlib.AbstractContextManager[Any] = Operations()  # type: ignore[no-untyped-call]
+    return made

@@ -1,0 +1,159 @@
+"""The outcome of comparing two revisions, and its form for machines; people are shown it by ``render_compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from fp8tune.compare import verdicts
+from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.records import Device, NamedInts, Problem
+
+GATING = (Verdict.REGRESSION, Verdict.NEWLY_WRONG)
+UNSETTLED = (Verdict.INCONCLUSIVE, Verdict.NO_ROWS)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One side: the name the user gave and the commit it stands for, ``+`` appended for uncommitted changes."""
+
+    name: str
+    commit: str
+
+    def __str__(self) -> str:
+        changed = "+" if self.commit.endswith("+") else ""
+        return f"{self.name} ({self.commit[:12]}{changed})"
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """One kernel on one problem and device at both revisions. Without a problem: the kernel has no rows at all."""
+
+    kernel: str
+    verdict: Verdict
+    problem: Problem | None = None
+    device: Device | None = None
+    before_us: float | None = None
+    after_us: float | None = None
+    reason: str = ""
+    before_config: NamedInts | None = None
+    after_config: NamedInts | None = None
+    effect: Effect | None = None
+    """The change with its error, from the data that gave the verdict; None where nothing shows the noise."""
+    control: Effect | None = None
+    """The same of the control arm, which ran the first side's code once more."""
+    quiet: bool | None = None
+    """Whether the control arm stayed where it belongs; None without one."""
+    tested: int = 1
+    """How many rows were decided together."""
+    n: int = 0
+    """Rounds the verdict rests on; of recorded rows, processes on the side with fewer."""
+
+    @property
+    def arch(self) -> str:
+        """Empty where there are no rows."""
+        return self.device.arch if self.device else ""
+
+    @property
+    def shape(self) -> NamedInts:
+        """Empty where there are no rows."""
+        return self.problem.shape if self.problem else NamedInts()
+
+    @property
+    def ratio(self) -> float | None:
+        """After / before: above 1 the kernel became slower."""
+        if self.effect:
+            return self.effect.ratio
+        return self.after_us / self.before_us if self.before_us and self.after_us else None
+
+    @property
+    def smallest_detectable(self) -> float | None:
+        """The least ratio that such data call a REGRESSION in 95 % of runs."""
+        return verdicts.smallest_detectable(self.effect, self.tested) if self.effect else None
+
+    def as_json(self) -> Mapping[str, object]:
+        """The contract's fields, then those that tell rows of one shape apart, then what the verdict rests on."""
+        return {
+            "kernel": self.kernel,
+            "arch": self.arch,
+            "shape": dict(self.shape),
+            "before_us": self.before_us,
+            "after_us": self.after_us,
+            "ratio": self.ratio,
+            "verdict": str(self.verdict),
+            "routing": self.problem.routing if self.problem else None,
+            "input_layout": self.problem.input_layout if self.problem else None,
+            "scale_mode": self.problem.scale_mode if self.problem else None,
+            "device": self.device.name if self.device else None,
+            "reason": self.reason,
+            "interval": list(self.effect.interval) if self.effect else None,
+            "smallest_detectable": self.smallest_detectable,
+            "n": self.n,
+            "control": self.control.ratio if self.control else None,
+            "control_quiet": self.quiet,
+            "before_config": None if self.before_config is None else dict(self.before_config),
+            "after_config": None if self.after_config is None else dict(self.after_config),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of two revisions."""
+
+    before: Revision
+    after: Revision
+    rows: tuple[ComparedRow, ...]
+    overall: Effect | None = None
+    """The geometric mean over the rows that were timed against each other; None from recorded rows."""
+    control: Effect | None = None
+    """The same of the control arm."""
+    origin: str = "Recorded rows, matched by kernel source"
+    """Where the times come from: a part of a sentence's end."""
+
+    @property
+    def geomean(self) -> float | None:
+        """Of the ratios of rows whose code changed; 1 where none did; None where nothing could be compared."""
+        if self.overall:
+            return self.overall.ratio
+        ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != Verdict.SAME_CODE]
+        if ratios:
+            return geometric_mean(ratios)
+        return 1.0 if any(row.verdict == Verdict.SAME_CODE for row in self.rows) else None
+
+    @property
+    def quiet(self) -> bool | None:
+        """Whether every control arm, and all of them together, stayed where they belong; None where there were none."""
+        if self.control is None:
+            return None
+        return verdicts.quiet(self.control) and all(row.quiet is not False for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a regression or newly wrong bytes; 3 where a row is open, there are none, or a control was loud."""
+        if any(row.verdict in GATING for row in self.rows):
+            return 1
+        unsettled = any(row.verdict in UNSETTLED for row in self.rows)
+        return 3 if unsettled or not self.rows or self.quiet is False else 0
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Why rows could not be compared, each reason once; and a control arm that was not quiet."""
+        if not self.rows:
+            return ("no kernel is declared at either revision: name some with --kernel",)
+        reasons = dict.fromkeys(f"{row.kernel}: {row.reason}" for row in self.rows if row.reason)
+        loud = "the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"
+        return (*reasons, loud) if self.quiet is False else tuple(reasons)
+
+    def as_json(self) -> Mapping[str, object]:
+        """``fp8tune compare --format json``."""
+        return {
+            "before": {"name": self.before.name, "commit": self.before.commit},
+            "after": {"name": self.after.name, "commit": self.after.commit},
+            "rows": [row.as_json() for row in self.rows],
+            "geomean": self.geomean,
+            "geomean_interval": list(self.overall.interval) if self.overall else None,
+            "control": self.control.ratio if self.control else None,
+            "control_quiet": self.quiet,
+            "exit_code": self.exit_code,
+        }

@@ -1,0 +1,206 @@
+"""What a worker does for one side of a comparison: load the kernels of its checkout, survey, compile, check, time.
+
+Workers are forked from a server that has torch and Triton but no kernel. A worker takes the kernels of one checkout,
+once; only the module that kernels and tuner speak through, ``fp8tune_kernels.spec``, stays the tuner's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import fp8tune_kernels
+from fp8tune.code.loading import load_spec
+from fp8tune.compare.binaries import launched_code
+from fp8tune.errors import UsageError
+from fp8tune.measure import trial as measure
+from fp8tune.measure.device import limits
+from fp8tune.measure.timing import make_timer
+from fp8tune.plan import problems as plan
+from fp8tune.records import Device, NamedInts, Outcome, Problem
+from fp8tune.stats import block_value
+from fp8tune_kernels.spec import KernelSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+KERNELS = "fp8tune_kernels"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A checkout to take kernels from, and where their binaries are kept apart from the other side's."""
+
+    name: str
+    """As the user gave the revision: for messages."""
+    folder: Path
+    cache: Path
+    roots: tuple[str, ...] = ("",)
+    """Folders below ``folder`` that packages are imported from, the first one first."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A kernel as one side declares it."""
+
+    kernel: str
+    default: NamedInts
+    axes: tuple[tuple[str, tuple[int, ...]], ...]
+    configs: dict[Problem, NamedInts]
+    """What users of this side get for each problem: its exported table's config, else its declared default."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which problems are wanted of a kernel."""
+
+    rows: tuple[NamedInts, ...]
+    routing: str
+    fp8_dtype: str
+    scale_mode: str | None
+    seed: int
+    arch: str
+    device: str
+    """The device's name: a table may have rows of its own for it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """When a block is timed; a simulated clock goes by it."""
+
+    round: int
+    process: int
+    """No other worker of the comparison has it."""
+    position: int
+    """Among the blocks of the round."""
+
+
+def within(side: Side, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function of this module in a worker that has taken, or takes now, the kernels of ``side``."""
+    _take(side)
+    return function(*args, **kwargs)
+
+
+_taken: Side | None = None
+
+
+def _take(side: Side) -> None:
+    global _taken
+    if _taken == side:
+        return
+    if _taken is not None:
+        raise RuntimeError(f"this process has the kernels of {_taken.name}: {side.name} needs one of its own")
+    _taken = side
+    os.environ["TRITON_CACHE_DIR"] = str(side.cache)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    roots = [side.folder / root for root in side.roots]
+    sys.path[:0] = [str(root) for root in roots]
+    own = [str(root / KERNELS) for root in roots if (root / KERNELS).is_dir()]
+    if own:
+        fp8tune_kernels.__path__ = own
+        for name in [name for name in sys.modules if name.startswith(f"{KERNELS}.") and name != f"{KERNELS}.spec"]:
+            del sys.modules[name]
+            vars(fp8tune_kernels).pop(name.removeprefix(f"{KERNELS}."), None)
+
+
+# What the worker is asked
+
+
+def survey(reference: str, wanted: Plan) -> Survey:
+    """The kernel's problems and configs. Raises UsageError where it does not load, or not from the checkout."""
+    spec = _spec(reference)
+    problems = plan.problems(
+        spec,
+        wanted.rows,
+        routing=wanted.routing,
+        fp8_dtype=wanted.fp8_dtype,
+        scale_mode=wanted.scale_mode,
+        seed=wanted.seed,
+    )
+    axes = tuple((name, tuple(values)) for name, values in spec.axes.items())
+    return Survey(spec.name, spec.default, axes, {p: _exported(spec, p, wanted) for p in problems})
+
+
+def code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
+    """Compile for ``arch`` into the side's cache; the hash of what runs there."""
+    return launched_code(reference, problem, config, arch)
+
+
+def check(reference: str, problem: Problem, config: NamedInts, torch_device: str) -> Outcome:
+    """Every byte against the side's own reference, on the problem and on every group layout. Times nothing."""
+    return measure.run_trial(reference, problem, config, "none", torch_device, 0)
+
+
+def candidates(reference: str, problem: Problem, device: Device, count: int) -> list[NamedInts]:
+    """Configs of the side's grid that are worth trying there: the default first, then a seeded choice."""
+    spec = _spec(reference)
+    trials = plan.trials(spec, problem, spec.axes, limits(device))
+    default, *others = [trial.config for trial in trials if trial.pruned is None]
+    return [default, *random.Random(problem.seed).sample(others, min(len(others), count - 1))]
+
+
+def checked_time_us(
+    reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str, number: int
+) -> float | None:
+    """One block in microseconds of a config whose bytes are right; None for any other."""
+    return measure.run_trial(reference, problem, config, timer_name, torch_device, number).time_us
+
+
+def make_ready(reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str) -> None:
+    """Make the tensors of a problem and launch once, so that nothing compiles or allocates inside a block."""
+    _launchers.clear()
+    if not make_timer(timer_name).runs_kernels:
+        _launchers[problem] = _nothing
+        return
+    import torch
+
+    torch.cuda.empty_cache()
+    spec = load_spec(reference)
+    inputs = spec.inputs(problem, torch_device)
+    outputs = spec.outputs(*inputs)
+    _launchers[problem] = lambda: spec.launch(config, inputs, outputs)
+    _launchers[problem]()
+    torch.cuda.synchronize()
+
+
+def block(reference: str, problem: Problem, config: NamedInts, timer_name: str, turn: Turn) -> float:
+    """The value of one block in microseconds."""
+    trial = measure.trial_of(load_spec(reference), problem, config, turn.round)
+    trial = replace(trial, process=turn.process, position=turn.position, clock=turn.round)
+    timed = make_timer(timer_name).block(_launchers[problem], trial)
+    assert timed is not None  # only the interpreter's timer times nothing, and is not asked
+    return block_value(timed.samples_us)
+
+
+_launchers: dict[Problem, Callable[[], None]] = {}
+
+
+def _nothing() -> None:
+    """What a simulated clock times."""
+
+
+def _spec(reference: str) -> KernelSpec:
+    """The spec, if it is the checkout's own: an installed package of the same name would compare code with itself."""
+    spec = load_spec(reference)
+    assert _taken is not None
+    files = {_file(function) for function in (spec.launch, spec.reference, spec.inputs)}
+    if not any(file.resolve().is_relative_to(_taken.folder.resolve()) for file in files):
+        raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {_taken.name}: check --repo")
+    return spec
+
+
+def _file(function: Callable[..., Any]) -> Path:
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    return Path(getattr(module, "__file__", None) or "")
+
+
+def _exported(spec: KernelSpec, problem: Problem, wanted: Plan) -> NamedInts:
+    lookup: Any = importlib.import_module(f"{KERNELS}.lookup")
+    key = spec.lookup_key(problem)
+    return NamedInts(lookup.pick(spec, key, lookup.table(wanted.arch), wanted.device))

@@ -1,0 +1,1 @@
+"""What a compiled kernel tells without being run."""

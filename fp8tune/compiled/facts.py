@@ -1,0 +1,131 @@
+"""What the compiler says of a compiled Triton kernel, from its binary (NVIDIA) or its assembly (AMD).
+
+Resources come with every compilation; what the machine code does is read only where nothing will be timed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fp8tune.compiled import coalescing, instructions
+from fp8tune.compiled.instructions import Mix
+from fp8tune.compiled.occupancy import resident_warps
+from fp8tune.records import Code, Facts
+from fp8tune_kernels.arches import Arch
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes. Registers per thread (AMD: vector registers, those of ``agprs`` included)."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    scratch_bytes: int
+    agprs: int = 0
+    sgprs: int = 0
+    """Per wave."""
+
+
+def resources(kernel: Any) -> Resources:
+    """Registers, spills, scratch and shared memory of a compiled kernel. Raises RuntimeError where it says nothing."""
+    shared = int(kernel.metadata.shared)
+    if "amdgcn" in kernel.asm:
+        return amd_resources(kernel.asm["amdgcn"], shared)
+    registers, stack = _cuda_resources(kernel.asm["cubin"])
+    return Resources(registers, stack, shared, stack)
+
+
+def amd_resources(assembly: str, shared_bytes: int) -> Resources:
+    """From the metadata at the end of AMDGCN assembly; of the LDS it says nothing, Triton's launch asks for that."""
+
+    def of(field: str) -> int:
+        return max((int(value) for value in re.findall(rf"\.{field}:\s*(\d+)", assembly)), default=0)
+
+    scratch = of("private_segment_fixed_size")
+    spilled = of("vgpr_spill_count") + of("sgpr_spill_count")
+    return Resources(
+        registers=of("vgpr_count"),
+        spill_bytes=max(4 * spilled, scratch),  # counted in registers of 4 bytes; scratch is what went to memory
+        shared_bytes=shared_bytes,
+        scratch_bytes=scratch,
+        agprs=of("agpr_count"),
+        sgprs=of("sgpr_count"),
+    )
+
+
+def worst(found: Sequence[Resources], compile_s: float) -> Facts:
+    """The facts of a launch from those of its kernels."""
+    return Facts(
+        registers=max((each.registers for each in found), default=None),
+        spill_bytes=max((each.spill_bytes for each in found), default=None),
+        shared_bytes=max((each.shared_bytes for each in found), default=None),
+        compile_s=compile_s,
+    )
+
+
+def code(
+    kernels: Sequence[Any], found: Sequence[Resources], programs: Sequence[int], num_warps: int, arch: Arch
+) -> Code:
+    """What the machine code of a launch is like: of several kernels the least favourable, costs added up.
+
+    ``found`` and ``programs``: the resources and the grid size of each of ``kernels``.
+    """
+    texts = [str(kernel.asm["amdgcn" if "amdgcn" in kernel.asm else "ptx"]) for kernel in kernels]
+    loops = [loop for text in texts for loop in instructions.hot_loops(text)]
+    runs = [coalescing.runs(str(kernel.asm["ttgir"])) for kernel in kernels]
+    return Code(
+        agprs=max(each.agprs for each in found),
+        sgprs=max(each.sgprs for each in found),
+        scratch_bytes=max(each.scratch_bytes for each in found),
+        resident_warps=min(
+            resident_warps(arch, num_warps, each.registers, each.shared_bytes, each.sgprs) for each in found
+        ),
+        programs=min(programs),
+        load_bytes=_least(loop.load_bytes // loop.loads for loop in loops if loop.loads),
+        store_bytes=_least(loop.store_bytes // loop.stores for loop in loops if loop.stores),
+        load_run_bytes=_least(run.load_bytes for run in runs if run.load_bytes),
+        store_run_bytes=_least(run.store_bytes for run in runs if run.store_bytes),
+        passes=sum(loop.loads > 0 for loop in loops),
+        tile_bytes=_least(loop.load_bytes for loop in loops if loop.loads),
+        instructions_per_kib=sum(_per_kib(loop, loop.instructions) for loop in loops),
+        shared_per_kib=sum(_per_kib(loop, loop.shared) for loop in loops),
+        fp8_conversions=sum(instructions.fp8_conversions(text) for text in texts),
+    )
+
+
+def _per_kib(loop: Mix, count: int) -> int:
+    return KIB * count // loop.load_bytes if loop.load_bytes else 0
+
+
+def _least(values: Iterable[int]) -> int:
+    return min(values, default=0)
+
+
+def _cuda_resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread and stack bytes (where spills go) as ``cuobjdump`` of Triton's wheel reads them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run(
+            [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", listing)
+    if found is None:
+        raise RuntimeError("cuobjdump printed no resource usage")
+    return int(found[1]), int(found[2])
+
+
+@cache
+def _cuobjdump() -> str:
+    from triton import knobs
+
+    return str(knobs.nvidia.cuobjdump.path)

@@ -1,0 +1,1 @@
+"""From evidence to the generated table of an arch."""

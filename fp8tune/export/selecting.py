@@ -1,0 +1,352 @@
+"""Which rows the table of an arch has, and why the others are left out.
+
+Measured problems that were swept to the end give one row a lookup key, from the device of the arch with the most
+problems; another device gets a row of its own only where that one loses more than 2 % on it. The row for any other
+shape is the robust config; where it loses more on shapes held out than the row of the nearest key does, the kernel is
+named as one whose lookups take the nearest key first. A published config timed another implementation of the contract:
+it is taken only for keys that nobody measured, and only where our kernel was compiled with it for that arch and spilled
+nothing. What was only compiled comes last: it gives the row for any other shape of a kernel that nobody measured on the
+arch, and only where no publication does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from fp8tune.choose import static_score
+from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
+from fp8tune.choose.ranking import (
+    Contest,
+    Incumbents,
+    Shared,
+    Winner,
+    competing,
+    contests,
+    least_mean_slowdown,
+    no_incumbent,
+    robust,
+    usable,
+)
+from fp8tune.choose.static_score import Calibration
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
+from fp8tune.stats import geomean
+from fp8tune.store.results import Store
+from fp8tune_kernels import tables
+
+DEVICE_LOSS = 1.02
+"""A device of the arch gets its own row where the shared config is slower than its best by more than this."""
+
+_TIMED = {"simulated": (Kind.SIMULATED,)}
+_TIMED_ON_A_GPU = (Kind.MEASURED, Kind.PUBLISHED)
+
+
+class Basis(StrEnum):
+    """What a row rests on, the better evidence first."""
+
+    MEASURED = "measured"
+    """On the arch: on the row's own device, or on another of the same arch where the row names none."""
+    SIMULATED = "simulated"
+    PUBLISHED = "published"
+    STATIC = "static"
+    """Compiled for the arch, not run."""
+    DEFAULT = "default"
+    """Compiled for the arch, where the static ranking is not trusted with the kernel."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row of a table with the evidence for it."""
+
+    kernel: str
+    device: str
+    """Empty: for every device of the arch."""
+    key: NamedInts | None
+    """None: for every shape that has no row."""
+    config: NamedInts
+    problems: tuple[tuple[Winner, float], ...]
+    """The problems it was chosen on: the best there, and this config's own time in microseconds."""
+    worst_slowdown: float | None
+    """None where nothing was timed."""
+    other_implementation: bool = False
+    basis: Basis = Basis.MEASURED
+    calibration: Calibration | None = None
+    """How well the static ranking does for the kernel, where it was asked and is known."""
+    held_out: HeldOut | None = None
+    """Of a row for any other shape: what lookups lose on each measured shape without it, by this row or the nearest."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A table before it is text."""
+
+    rows: tuple[TableRow, ...]
+    comments: Mapping[str, tuple[str, ...]]
+    """Kernel -> what its rows rest on."""
+    notices: tuple[str, ...]
+    nearest: tuple[str, ...]
+    """Kernels whose nearest row loses less on shapes held out than the row for any other shape."""
+
+
+def evidence_for(store: Store, arch: str) -> list[Evidence]:
+    """What :func:`select` needs: all that is stored of an arch, and what the static ranking is calibrated on."""
+    found = store.evidence(arch=arch, keep=competing)
+    if arch == static_score.CALIBRATED_ON or all(item.kind is not Kind.STATIC for item in found):
+        return found
+    return found + store.evidence(arch=static_score.CALIBRATED_ON, keep=competing)
+
+
+def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = no_incumbent) -> Selection:
+    """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches nothing
+    but how well the static ranking does."""
+    evidence = list(evidence)
+    of_arch = [item for item in evidence if item.device.arch == arch]
+    kinds = _TIMED.get(arch, _TIMED_ON_A_GPU)
+    static = [item for item in of_arch if item.kind is Kind.STATIC]
+    by_kernel: dict[str, list[Contest]] = {item.problem.kernel: [] for item in static}
+    calibrations = static_score.calibrations(evidence) if static else {}
+    for contest in contests((item for item in of_arch if item.kind in kinds), incumbents):
+        by_kernel.setdefault(contest.problem.kernel, []).append(contest)
+    builders = []
+    for kernel, found in sorted(by_kernel.items()):
+        own = [item for item in static if item.problem.kernel == kernel]
+        builder = _Builder(kernel, arch, found, own, calibrations.get(kernel), incumbents)
+        builder.build()
+        builders.append(builder)
+    return Selection(
+        rows=tuple(row for builder in builders for row in builder.rows),
+        comments={builder.kernel: tuple(builder.comments) for builder in builders},
+        notices=tuple(f"{builder.kernel}: {line}" for builder in builders for line in builder.notices),
+        nearest=tuple(builder.kernel for builder in builders if builder.takes_nearest),
+    )
+
+
+@dataclass
+class _Builder:
+    """The rows of one kernel on one arch."""
+
+    kernel: str
+    arch: str
+    contests: Sequence[Contest]
+    static: Sequence[Evidence]
+    calibration: Calibration | None
+    incumbents: Incumbents
+    rows: list[TableRow] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def build(self) -> None:
+        """Fill rows, comments and notices."""
+        published = [contest for contest in self.contests if contest.kind is Kind.PUBLISHED]
+        measured = [contest for contest in self.contests if contest.kind is not Kind.PUBLISHED]
+        devices = _by_device(self._exportable(measured))
+        if devices:
+            self._add_measured(devices)
+        if published:
+            self._add_published(published)
+        if devices:
+            self._add_robust(devices)  # held out against all rows that have a key
+        if not measured and all(row.key is not None for row in self.rows):
+            self._add_static()
+
+    @property
+    def takes_nearest(self) -> bool:
+        """Whether a lookup of a key without a row is better off with the nearest."""
+        return nearest_loses_less(row.held_out for row in self.rows if row.held_out)
+
+    # Measured
+
+    def _exportable(self, timed: Sequence[Contest]) -> list[Contest]:
+        """Complete problems whose config the kernel of today can be launched with."""
+        complete = usable(timed)
+        self._notice_left_out(timed, complete, "not swept to the end")
+        current = _newest_version([*self.static, *(entry for contest in timed for entry in contest.entries)])
+        launchable = [contest for contest in complete if current and _same_interface(contest, current)]
+        self._notice_left_out(complete, launchable, "rows of an older kernel with other axes or keys")
+        return launchable
+
+    def _notice_left_out(self, before: Sequence[Contest], after: Sequence[Contest], why: str) -> None:
+        left_out = [contest for contest in before if contest not in after]
+        if left_out:
+            shape = left_out[0].problem.shape
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            self.notices.append(f"{shape}{more} not exported, {why}: run fp8tune sweep --kernel {self.kernel} again")
+
+    def _add_measured(self, devices: Mapping[str, Sequence[Contest]]) -> None:
+        timed = [contest for found in devices.values() for contest in found]
+        for key in sorted({_key(contest) for contest in timed}, key=lambda key: key.canonical):
+            self._add_key(key, {name: [c for c in found if _key(c) == key] for name, found in devices.items()})
+        word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
+        self.comments.append(f"{word} on {', '.join(devices)}")
+
+    def _add_key(self, key: NamedInts, devices: Mapping[str, Sequence[Contest]]) -> None:
+        holders = {name: found for name, found in devices.items() if found}
+        shared: NamedInts | None = None
+        for name, found in holders.items():
+            if shared is None:
+                shared = self._config_for(found)
+                self.rows.append(_row(self.kernel, "", key, shared, found))
+            elif _loses(shared, found):
+                self.rows.append(_row(self.kernel, name, key, self._config_for(found), found))
+
+    def _config_for(self, found: Sequence[Contest]) -> NamedInts:
+        """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
+        shared = least_mean_slowdown(found, found[0].incumbent) if len(found) > 1 else None
+        if len(found) > 1 and shared is None:
+            self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
+        return shared.config if shared else found[0].pick.config or NamedInts()
+
+    def _add_robust(self, devices: Mapping[str, Sequence[Contest]]) -> None:
+        (_, first), *others = devices.items()
+        best = self._robust(first, Device(self.arch))
+        if best is None:
+            self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
+            return
+        keyed = _with_key(self.rows)
+        served: list[Contest] = []
+        for name, found in others:
+            own = self._robust(found, found[0].device)
+            if own is not None and _loses(best.config, found, own):
+                row = _row(self.kernel, name, None, own.config, found)
+                self.rows.append(replace(row, held_out=leave_one_shape_out(found, keyed)))
+            else:
+                served += found
+        row = _row(self.kernel, "", None, best.config, first)
+        self.rows.append(replace(row, held_out=leave_one_shape_out(first, keyed, served)))
+
+    def _robust(self, found: Sequence[Contest], device: Device) -> Shared | None:
+        return robust(found, incumbent=self.incumbents(self.kernel, device, None))
+
+    # Published
+
+    def _add_published(self, published: Sequence[Contest]) -> None:
+        named = usable(published)
+        keyed = [contest for contest in named if contest.pick.lookup_key is not None]
+        rows: list[TableRow] = []
+        if not named:
+            outcome = "no config is named, evidence only"
+        elif not keyed:
+            outcome = "the kernel is not declared here, evidence only"
+        else:
+            rows = self._published_rows(keyed)
+            outcome = "compiled without spills" if rows else f"none exported, run {self._compile_command}"
+        if not keyed:
+            self.notices.append(f"published rows are not exported: {outcome}")
+        entries = [entry for contest in keyed for entry in contest.named]
+        entries = entries or [entry for contest in published for entry in contest.entries]
+        sources = sorted({entry.source for entry in entries})
+        self.comments.append(f"published by {', '.join(sources)}, other implementation: {outcome}")
+        self.rows += rows
+
+    @property
+    def _compile_command(self) -> str:
+        return f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
+
+    def _published_rows(self, keyed: Sequence[Contest]) -> list[TableRow]:
+        taken = {row.key for row in self.rows}
+        groups: dict[NamedInts | None, list[Contest]] = {}
+        for contest in keyed:
+            groups.setdefault(contest.pick.lookup_key, []).append(contest)
+        named = [(key, found) for key, found in groups.items() if key not in taken]
+        chosen = [_row(self.kernel, "", key, self._config_for(found), found) for key, found in named]
+        proven = [(row, completed) for row in chosen if (completed := self._proven(row))]
+        rows = [completed for _, completed in proven]
+        if not taken and (best := robust(keyed)):
+            as_timed = _with_key(row for row, _ in proven)  # without the axes that only ours has
+            held_out = leave_one_shape_out(keyed, as_timed)
+            row = self._proven(_row(self.kernel, "", None, best.config, keyed))
+            rows += [replace(row, held_out=held_out)] if row else []
+        return rows
+
+    def _proven(self, row: TableRow) -> TableRow | None:
+        """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
+        where = "any other shape" if row.key is None else str(row.key)
+        version = _newest_version(self.static)
+        completed = NamedInts({**version.default, **row.config}) if version else row.config
+        compiled = [item for item in self.static if item.version == version and item.config == completed]
+        if not compiled:
+            why = f"was not compiled: run {self._compile_command}"
+        elif any(item.status is not Status.OK or item.facts.spill_bytes != 0 for item in compiled):
+            why = "does not compile or spills"
+        else:
+            return replace(row, config=_in_declared_order(completed, version), other_implementation=True)
+        self.notices.append(f"the published config for {where} is not exported, {row.config} {why}")
+        return None
+
+    # Static
+
+    def _add_static(self) -> None:
+        """A row for any shape: machine code depends on no size but on what divides it, and tells shapes not apart."""
+        version = _newest_version(self.static)
+        if version is None:
+            return
+        own = [item for item in self.static if item.version == version]
+        choice = static_score.choose(own, version.default, self.calibration)
+        if choice is None:
+            self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
+            return
+        self.comments.append(choice.comment)
+        config = _in_declared_order(choice.config, version)
+        basis = Basis.DEFAULT if choice.is_default else Basis.STATIC
+        self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, calibration=self.calibration))
+
+
+def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> TableRow:
+    covering = [contest for contest in found if config in contest.times_us]
+    return TableRow(
+        kernel=kernel,
+        device=device,
+        key=key,
+        config=_in_declared_order(config, found[0].pick.version),
+        problems=tuple((contest.winner(), contest.times_us[config]) for contest in covering),
+        worst_slowdown=max(contest.slowdown(config) for contest in covering),
+        basis=Basis(found[0].kind),
+    )
+
+
+def _with_key(rows: Iterable[TableRow]) -> list[tables.Row]:
+    """As a lookup reads them."""
+    return [
+        (row.kernel, row.device, tuple(sorted(row.key.items())), tuple(row.config.items()))
+        for row in rows
+        if row.key is not None
+    ]
+
+
+def _in_declared_order(config: NamedInts, version: KernelVersion | None) -> NamedInts:
+    declared = [name for name, _ in version.axes] if version else []
+    names = [*(name for name in declared if name in config), *sorted(set(config) - set(declared))]
+    return NamedInts([(name, config[name]) for name in names])
+
+
+def _by_device(timed: Sequence[Contest]) -> dict[str, list[Contest]]:
+    """Devices of the arch, the one with the most problems first, then by name."""
+    groups: dict[str, list[Contest]] = {}
+    for contest in timed:
+        groups.setdefault(contest.device.name, []).append(contest)
+    return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
+
+
+def _loses(config: NamedInts, found: Sequence[Contest], own: Shared | None = None) -> bool:
+    """Whether a device's own choice beats a config by more than the bound there, or the config never ran there."""
+    if any(config not in contest.times_us for contest in found):
+        return True
+    return geomean(contest.slowdown(config) for contest in found) > DEVICE_LOSS * (own.mean_slowdown if own else 1.0)
+
+
+def _key(contest: Contest) -> NamedInts:
+    return contest.pick.lookup_key or NamedInts()
+
+
+def _same_interface(contest: Contest, current: KernelVersion) -> bool:
+    version = contest.pick.version
+    if version is None or contest.pick.lookup_key is None:
+        return False
+    return {name for name, _ in version.axes} == {name for name, _ in current.axes} and version.key == current.key
+
+
+def _newest_version(entries: Iterable[Evidence]) -> KernelVersion | None:
+    """The version whose rows were stored last."""
+    stamped = [(entry.newest, entry.version.source_hash, entry.version) for entry in entries if entry.version]
+    return max(stamped, key=lambda item: item[:2])[2] if stamped else None

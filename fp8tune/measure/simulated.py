@@ -1,0 +1,203 @@
+"""A fake GPU for tests, demonstrations and targets: true times that look like real ones, and a GPU's noise on top.
+
+A block's log time is the sum of
+
+- the config's true log time: what moving the bytes takes, times a slowdown from :func:`log_slowdown`;
+- process x config: heavy-tailed, and for some configs a second mode that a process is in or not;
+- drift and throttle episodes along the process' wall clock, and what the block before left behind;
+- the block's own noise. Samples scatter around that, some far above, and are whole ticks.
+
+Everything is a function of the seed and of what is asked, in any order: no state, no process id, no time of day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fp8tune.measure.clock import Block, Trial
+
+Floats = NDArray[np.float64]
+
+BYTES_PER_US = 3e6
+LAUNCH_US = 5.0
+"""The true time without slowdown: 5 us and the bytes at 3 TB/s."""
+
+KINSHIP = 0.7
+"""Correlation of a config's rank on two keys: what is good on one shape is mostly good on the next."""
+
+ROUND_S = 4.0
+"""Wall time from one round of a process to its next."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How a device's times scatter. Shares and standard deviations of log times: 0.01 is one percent.
+
+    The defaults are guesses on the heavy side; :data:`MEASURED` holds what ``fp8tune calibrate`` found.
+    """
+
+    process_sd: float = 0.003
+    """Process x config: a draw a process and config, constant while the process lives."""
+    process_degrees: float = 4.0
+    """Degrees of freedom of its Student t: few, so that now and then a process is far off."""
+    bimodal_share: float = 0.05
+    """Of configs that have a second, slower mode."""
+    mode_probability: float = 0.3
+    mode_slowdown: float = 0.015
+    drift_sd: float = 0.012
+    drift_tau_s: float = 20.0
+    block_sd: float = 0.0035
+    carry_over_sd: float = 0.001
+    """What a config does to the block after its own."""
+    throttle_share: float = 0.005
+    """Of the time spent in throttle episodes, which last about ``throttle_tau_s``."""
+    throttle_tau_s: float = 3.0
+    throttle_slowdown: float = 0.06
+    sample_sd: float = 0.01
+    outlier_share: float = 0.02
+    """Of samples that are 5-50 % high."""
+    tick_us: float = 0.032
+    block_s: float = 0.03
+    """Wall time of one block."""
+    samples: int = 30
+
+    def process_effect(self, random: Generator, count: int) -> Floats:
+        """What one process adds to each of ``count`` configs."""
+        scale = self.process_sd * math.sqrt((self.process_degrees - 2) / self.process_degrees)
+        return scale * random.standard_t(self.process_degrees, count)
+
+    def mode_effect(self, random: Generator, bimodal: NDArray[np.bool_]) -> Floats:
+        """What one process adds to configs with a second mode."""
+        slow = bimodal & (random.random(len(bimodal)) < self.mode_probability)
+        return np.where(slow, math.log1p(self.mode_slowdown), 0.0)
+
+    def mean_mode(self, bimodal: NDArray[np.bool_]) -> Floats:
+        """What the second mode adds on average: a part of the true time."""
+        return np.where(bimodal, self.mode_probability * math.log1p(self.mode_slowdown), 0.0)
+
+    def wall(self, random: Generator) -> Callable[[Floats], Floats]:
+        """One process' drift and throttle episodes, as a function of its wall time in seconds."""
+        drift, heat = _wander(random, self.drift_tau_s), _wander(random, self.throttle_tau_s)
+        limit = math.inf if self.throttle_share <= 0 else _normal_quantile(1 - self.throttle_share)
+        slow = math.log1p(self.throttle_slowdown)
+        return lambda times_s: self.drift_sd * drift(times_s) + slow * (heat(times_s) > limit)
+
+    def samples_us(self, random: Generator, block_us: float) -> tuple[float, ...]:
+        """One block's samples in microseconds, whole ticks."""
+        samples = block_us * (1 + self.sample_sd * random.standard_normal(self.samples))
+        outlier = random.random(self.samples) < self.outlier_share
+        samples = np.where(outlier, samples * random.uniform(1.05, 1.5, self.samples), samples)
+        ticks = np.maximum(1, np.round(samples / self.tick_us))
+        return tuple(float(sample) for sample in ticks * self.tick_us)
+
+
+MEASURED: Mapping[str, Noise] = {}
+"""Device name -> what ``fp8tune calibrate`` measured there, beside the guesses above."""
+
+
+def log_slowdown(quantile: Floats | float, near: float) -> Floats:
+    """How much slower than its problem's best the config at this quantile of all configs is, as a log ratio.
+
+    ``near`` is the share within 2 % of the best. The other steps are the medians of 131 problems of 62-135 configs
+    swept on an H100 and an H200: 7 % within 1.1x, 31 % within 1.3x, three quarters within 2x, the last at 4-10x.
+    """
+    quantiles = [0.0, near, near + 0.05, near + 0.29, near + 0.75, 1.0]
+    slowdowns: Floats = np.interp(quantile, quantiles, np.log([1.0, 1.02, 1.1, 1.3, 2.0, 8.0]))
+    return slowdowns
+
+
+def near_share(uniform: float) -> float:
+    """The share of configs within 2 % of the best, from a uniform draw: log-uniform over 1.6-22 %, 2-28 of 128.
+
+    Harder than what was swept: there the median was 3 of 128, and a tenth of the problems had more than 14.
+    """
+    return 0.016 * math.exp(uniform * math.log(0.22 / 0.016))
+
+
+class SimulatedTimer:
+    """The clock of a fake GPU: ``do_bench``'s place in the program, and no kernel runs."""
+
+    runs_kernels = False
+
+    def __init__(self, seed: int, noise: Noise = Noise()) -> None:
+        self.seed = seed
+        self.noise = noise
+
+    def true_time_us(self, trial: Trial) -> float:
+        """The time of a trial in microseconds without noise: the same in every process and round."""
+        key, config = trial.key or trial.identity, trial.config or trial.identity
+        own = self._random("rank", key, config).standard_normal()
+        shared = self._random("rank", config).standard_normal()
+        rank = math.sqrt(KINSHIP) * shared + math.sqrt(1 - KINSHIP) * own
+        near = near_share(self._random("near", key).random())
+        slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
+        mode = self.noise.mean_mode(np.array([self._is_bimodal(trial)]))[0]
+        return float((LAUNCH_US + trial.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
+
+    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
+        """The samples of one block: the same for the same seed and trial. ``launch`` is not called."""
+        block_us = self.true_time_us(trial) * math.exp(self._in_process(trial) + self._in_block(trial))
+        samples_us = self.noise.samples_us(self._random("samples", *_place(trial)), block_us)
+        return Block(samples_us, self.noise.tick_us)
+
+    def _in_process(self, trial: Trial) -> float:
+        """What this process adds to this config, in every block alike; 0 on average over processes."""
+        random = self._random("process", str(trial.process), trial.identity)
+        bimodal = np.array([self._is_bimodal(trial)])
+        effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
+        return float((effect - self.noise.mean_mode(bimodal))[0])
+
+    def _in_block(self, trial: Trial) -> float:
+        """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""
+        wall_s = ROUND_S * trial.round + self.noise.block_s * trial.position
+        clock = trial.process if trial.clock is None else trial.clock
+        drift = _wall(self.seed, self.noise, clock)(np.array([wall_s]))[0]
+        carry = self._random("after", trial.after).standard_normal() if trial.after else 0.0
+        own = self._random("block", *_place(trial)).standard_normal()
+        return float(drift + self.noise.carry_over_sd * carry + self.noise.block_sd * own)
+
+    def _is_bimodal(self, trial: Trial) -> bool:
+        return bool(self._random("bimodal", trial.identity).random() < self.noise.bimodal_share)
+
+    def _random(self, *names: str) -> Generator:
+        return _generator(self.seed, *names)
+
+
+@lru_cache(maxsize=64)
+def _wall(seed: int, noise: Noise, process: int) -> Callable[[Floats], Floats]:
+    return noise.wall(_generator(seed, "wall", str(process)))
+
+
+def _generator(seed: int, *names: str) -> Generator:
+    digest = hashlib.sha256("\n".join((str(seed), *names)).encode()).digest()
+    return np.random.default_rng(list(digest))
+
+
+def _place(trial: Trial) -> tuple[str, ...]:
+    """Names a block. Where processes take turns, each comes more than once in a round."""
+    turn = () if trial.clock is None else (str(trial.position),)
+    return str(trial.process), str(trial.round), trial.identity + " twin" * trial.twin, *turn
+
+
+def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Floats], Floats]:
+    """A random function of time with unit variance and correlation ``exp(-|t| / tau)``, known at any time at once.
+
+    A sum of waves with Cauchy-distributed frequencies: the spectrum of an Ornstein-Uhlenbeck process is a Lorentzian.
+    """
+    frequencies = random.standard_cauchy(waves) / tau_s
+    phases = random.uniform(0, 2 * math.pi, waves)
+    return lambda times_s: math.sqrt(2 / waves) * np.cos(np.multiply.outer(times_s, frequencies) + phases).sum(axis=-1)
+
+
+def _normal_quantile(probability: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(probability)

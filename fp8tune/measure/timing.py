@@ -1,0 +1,88 @@
+"""The clocks: one protocol, three timers. A block is the only primitive: repeated timings of one config in one process.
+
+=============  ===================================================================================================
+``do_bench``   the GPU's: ``triton.testing.do_bench`` with a flushed L2 and every sample kept
+``none``       the interpreter's: bytes are checked, nothing is timed, because its times say nothing of a GPU
+``simulated``  seeded, with ``do_bench``'s noise (:mod:`fp8tune.measure.simulated`): no kernel runs, all else does
+=============  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from fp8tune.errors import UsageError
+from fp8tune.measure.clock import Block, Timer, Trial
+
+__all__ = ["Block", "DoBenchTimer", "NoTimer", "Timer", "Trial", "make_timer", "tick"]
+
+WARMUP_MS = 2.0
+MIN_REP_MS = 10.0
+"""Block length, from the measuring protocol: ``rep = max(10 ms, 5 x estimate)``."""
+
+
+class DoBenchTimer:
+    """CUDA or HIP events through Triton's ``do_bench``: flushes 256 MiB before each sample, on both vendors."""
+
+    runs_kernels = True
+
+    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
+        """One block on the current device. The launch must have run once before, so that nothing compiles here.
+
+        The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
+        """
+        from triton.testing import do_bench
+
+        samples_ms = _look(launch)
+        if trial.hopeless_us is None or 1e3 * min(samples_ms) <= trial.hopeless_us:
+            rep_ms = max(MIN_REP_MS, 5 * min(samples_ms))
+            samples_ms = do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all")
+        samples_us = tuple(1e3 * sample for sample in samples_ms)
+        return Block(samples_us, tick(samples_us))
+
+
+def _look(launch: Callable[[], None]) -> list[float]:
+    """Three launches in milliseconds, each after a flush of the cache as ``do_bench`` does it."""
+    import torch
+    from triton.runtime import driver
+
+    cache = driver.active.get_empty_cache_for_benchmark()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(3)]
+    for start, end in pairs:
+        driver.active.clear_cache(cache)
+        start.record()
+        launch()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+class NoTimer:
+    """Times nothing: for Triton's interpreter."""
+
+    runs_kernels = True
+
+    def block(self, launch: Callable[[], None], trial: Trial) -> None:
+        """None, always."""
+
+
+def make_timer(text: str) -> Timer:
+    """``do_bench``, ``none`` or ``simulated:SEED`` -> a timer. Raises UsageError for anything else."""
+    name, _, seed = text.partition(":")
+    if name == "simulated" and seed.isdecimal():
+        from fp8tune.measure.simulated import SimulatedTimer  # numpy takes a while to import
+
+        return SimulatedTimer(int(seed))
+    if text == "do_bench":
+        return DoBenchTimer()
+    if text == "none":
+        return NoTimer()
+    raise UsageError(f"unknown timer {text!r}: use do_bench or simulated:SEED (a whole number)")
+
+
+def tick(samples_us: tuple[float, ...]) -> float | None:
+    """The smallest step between two different samples: an upper bound of the timer's tick. None with one value."""
+    values = sorted(set(samples_us))
+    steps = [high - low for low, high in pairwise(values) if high - low > 1e-6]
+    return min(steps, default=None)

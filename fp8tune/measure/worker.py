@@ -1,0 +1,211 @@
+"""Long-lived worker processes, forked from a server that has torch and Triton imported and no GPU context.
+
+A worker runs one function at a time and may die or hang: that is an answer like any other here. Forking costs
+milliseconds where importing torch costs seconds, and a compile pool of processes is not held back by the interpreter
+lock. The server is Python's own ``forkserver``; it takes the environment (``TRITON_INTERPRET`` above all) of the
+moment the first worker starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from fp8tune.errors import Fp8tuneError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PRELOAD = [
+    "torch",
+    "triton",
+    "triton.language",
+    "triton.testing",
+    "scipy.stats",
+    "fp8tune.measure.trial",
+    "fp8tune.measure.compiling",
+]
+"""Imported once, in the server. None of them touches a GPU at import."""
+
+
+def start_server() -> None:
+    """Start the server now, beside whatever this process does next: its imports take seconds."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+class WorkerDied(Exception):  # noqa: N818 - an event the caller handles, not an error of the program
+    """The process ended before it answered; ``str()`` says by which signal or exit code."""
+
+
+class WorkerHung(WorkerDied):
+    """The process did not answer in time and was killed."""
+
+
+class RemoteError(Exception):
+    """The function raised in the worker; ``str()`` holds the remote traceback."""
+
+
+class Poisoned(Exception):  # noqa: N818 - an answer, raised because nothing may run after it
+    """Raised in a worker: ``value`` is the answer, and the process must not be used again (a broken GPU context)."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class Worker:
+    """One process that answers calls in turn. Restarted by the next call after it died."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a module-level function in the worker and return what it returned.
+
+        Raises WorkerDied or WorkerHung (the worker is gone then; the next call forks a new one), RemoteError for
+        an exception in the function, and the function's own :class:`~fp8tune.errors.Fp8tuneError` as it is.
+        """
+        process, connection = self._running()
+        try:
+            connection.send((function, args, kwargs))
+        except (BrokenPipeError, ConnectionResetError):
+            raise WorkerDied(self._bury()) from None
+        if not wait([connection, process.sentinel], timeout_s):
+            self.kill()
+            raise WorkerHung(f"no answer in {timeout_s:g} s")
+        try:
+            error, value, poisoned = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerDied(self._bury()) from None
+        if poisoned:
+            self.kill()
+        if error is None:
+            return value  # type: ignore[no-any-return]
+        if isinstance(value, Fp8tuneError):
+            raise value
+        raise RemoteError(error)
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing."""
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+        self._bury()
+
+    def close(self) -> None:
+        """Let an idle process end by itself; kill it if it does not within two seconds."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.join(2)
+        self.kill()
+
+    def _running(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+        if self._process is None or self._connection is None:
+            connection, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()  # known to kill() only from here on: a pool may be closed while its threads start workers
+            theirs.close()
+            self._process, self._connection = process, connection
+        return self._process, self._connection
+
+    def _bury(self) -> str:
+        """Forget the dead process; say how it ended. A closing pool and a waiting thread may both come here."""
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is None:
+            return "worker ended"
+        process.join(5)
+        if process.exitcode is not None and process.exitcode < 0:
+            return f"worker killed by {signal.Signals(-process.exitcode).name}"
+        return f"worker exited with code {process.exitcode}"
+
+
+class Pool:
+    """A fixed number of workers behind one ``submit``; a death costs only the call it happened in."""
+
+    def __init__(self, size: int) -> None:
+        self._workers = [Worker() for _ in range(size)]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="fp8tune-pool")
+
+    def submit(
+        self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Queue a call. The future raises what :meth:`Worker.call` raises."""
+        return self._threads.submit(self._run, timeout_s, function, args, kwargs)
+
+    def close(self) -> None:
+        """Drop what is queued, end every worker."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
+
+    def _run(self, timeout_s: float | None, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+        worker = self._idle.get()
+        try:
+            return worker.call(timeout_s, function, *args, **kwargs)
+        finally:
+            self._idle.put(worker)
+
+
+def _serve(connection: Connection) -> None:
+    """The worker's main loop: ends when the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _die_with_parent()
+    while True:
+        try:
+            function, args, kwargs = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        answer: tuple[str | None, Any, bool]
+        try:
+            answer = (None, function(*args, **kwargs), False)
+        except Poisoned as poisoned:
+            answer = (None, poisoned.value, True)
+        except Fp8tuneError as error:
+            answer = ("user error", error, False)
+        except Exception:  # the parent decides what an unknown failure means
+            answer = (traceback.format_exc(), None, False)
+        connection.send(answer)
+
+
+_forked_from = 0
+
+
+def _remember_parent() -> None:
+    global _forked_from
+    _forked_from = os.getpid()
+
+
+os.register_at_fork(before=_remember_parent)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent, the fork server, ends: ``kill -9`` leaves nothing behind.
+
+    Linux tells of deaths to come only. A parent that was killed while this process began has left it already.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
+            os._exit(1)

@@ -1,0 +1,152 @@
+"""What a sweep will try: problems from shape rows, configs from grids, pruned ones with their reason.
+
+Knows kernels only through their KernelSpec, and so needs neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8tune.errors import UsageError, unknown
+from fp8tune.plan.shapes import DIMS
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, DeviceLimits, KernelSpec
+
+Axes = Mapping[str, tuple[int, ...]]
+"""A grid: axis name -> values, in declaration order."""
+
+FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+IN_DTYPES = ("bfloat16", "float32")
+
+LARGEST_VALUE = 2**20
+"""Triton's limit on the elements of a block, so that no axis can mean more."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One trial to be: a problem and a config, and why it will not run where the spec says that it cannot pay."""
+
+    problem: Problem
+    config: NamedInts
+    pruned: str | None = None
+    """The hardware reason the spec gave (the trial becomes a row of status ``pruned``), or None."""
+
+
+def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """``axes`` with the values that texts such as ``num_warps=4,8`` give: fewer than declared, others, or both.
+
+    ``optional``: axes of the arch that no kernel declares; they join the grid where a text names them.
+    Raises UsageError for an unknown axis, one given twice, or values Triton cannot take.
+    """
+    given: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not values:
+            raise UsageError(f"grid {text!r} is not of the form AXIS=VALUE,VALUE: write for example num_warps=4,8")
+        if name not in axes and name not in optional:
+            raise unknown("grid axis", name, [*axes, *optional])
+        if name in given:
+            raise UsageError(f"grid axis {name} is given twice: write its values in one list")
+        given[name] = tuple(
+            dict.fromkeys(_grid_value(name, value.strip(), axes.get(name, ())) for value in values.split(","))
+        )
+    return {name: given.get(name, values) for name, values in axes.items()} | given
+
+
+def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
+    # isdecimal and the length keep out signs, underscores and numbers that take forever to read
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    if value in declared:
+        return value
+    if not 1 <= value <= LARGEST_VALUE:
+        raise UsageError(f"grid axis {axis} takes integers from 1 to {LARGEST_VALUE}, not {text!r}")
+    if _wants_powers_of_two(axis) and value & (value - 1):
+        raise UsageError(f"grid axis {axis} takes powers of two, not {value}: Triton allows no other")
+    return value
+
+
+def _wants_powers_of_two(axis: str) -> bool:
+    return axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")
+
+
+def problems(
+    spec: KernelSpec,
+    rows: Iterable[Mapping[str, int]],
+    *,
+    routing: str = "jagged",
+    in_dtype: str = "bfloat16",
+    fp8_dtype: str = "float8_e4m3fn",
+    scale_mode: str | None = None,
+    seed: int = 0,
+) -> list[Problem]:
+    """The kernel's problems in a shape set, in its order and without duplicates; each once for every input layout.
+
+    ``routing`` is ignored by a kernel without groups; ``scale_mode`` None is the first that the kernel declares. Raises
+    UsageError for a name nobody knows, and where the rows hold no problem for this kernel.
+    """
+    scale_mode = scale_mode or spec.scale_modes[0]
+    _known("routing", routing, ROUTINGS)
+    _known("input dtype", in_dtype, IN_DTYPES)
+    _known("fp8 dtype", fp8_dtype, FP8_DTYPES)
+    _known(f"scale mode of {spec.name}", scale_mode, spec.scale_modes)
+    spread = routing if spec.routed else "none"
+    found = dict.fromkeys(
+        Problem(spec.name, shape, spread, layout, in_dtype, fp8_dtype, scale_mode, seed)
+        for row in rows
+        for shape in _shapes(spec, row)
+        for layout in spec.input_layouts
+    )
+    if not found:
+        raise UsageError(f"these shapes hold no problem for {spec.name}: it may need a dim that their rows leave out")
+    return list(found)
+
+
+def _known(what: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise unknown(what, name, names)
+
+
+def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out."""
+    try:
+        yield from spec.problems(row)
+    except KeyError as error:
+        if error.args not in [(dim,) for dim in DIMS if dim not in row]:
+            raise
+
+
+def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> list[Planned]:
+    """Every config of the grid on one problem: the declared default, then the product of ``axes`` in declaration order.
+
+    A config the spec calls invalid on a device of these limits stays in the list with the reason; ``limits`` None
+    prunes nothing. The default is never pruned: users get it where the table is silent, so its time is always wanted.
+    """
+    configs = dict.fromkeys([_in_order(spec.default, axes), *_product(axes)])
+    return [Planned(problem, config, _reason(spec, problem, config, limits)) for config in configs]
+
+
+def _in_order(config: NamedInts, axes: Axes) -> NamedInts:
+    return NamedInts([(name, config[name]) for name in axes if name in config])
+
+
+def _product(axes: Axes) -> Iterator[NamedInts]:
+    for values in itertools.product(*axes.values()):
+        yield NamedInts(list(zip(axes, values, strict=True)))
+
+
+def _reason(spec: KernelSpec, problem: Problem, config: NamedInts, limits: DeviceLimits | None) -> str | None:
+    if limits is None or config == spec.default:
+        return None
+    return spec.invalid(config, problem.shape, limits)
+
+
+def interpreter_plan(spec: KernelSpec, full_size: Iterable[Problem], axes: Axes) -> list[Planned]:
+    """The sweep that Triton's interpreter can run: problems scaled down, one config for each set of block sizes.
+
+    The interpreter ignores launch options, so they take the default's values. It has no limits, so nothing is pruned.
+    """
+    small = dict.fromkeys(spec.scaled_down(problem) for problem in full_size)
+    block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
+    return [planned for problem in small for planned in trials(spec, problem, block_sizes, limits=None)]

@@ -1,0 +1,113 @@
+"""Shape sets: the sizes of a model's mixture-of-experts layers, as TOML that people read and write by hand.
+
+A file holds ``[[rows]]`` entries. Each names ``M`` (tokens on this device), ``K`` (model dim), ``E`` (experts held
+here, and groups of tokens) and, where the source has one, ``N`` (expert hidden dim). A dim is an integer or a list of
+them; the lists of an entry multiply out, in the order ``M, K, N, E``. Every kernel derives its own problems from a row
+(``KernelSpec.problems``), so no entry speaks of a kernel, a dtype or a routing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8tune.errors import UsageError, unknown
+from fp8tune.records import NamedInts
+
+DIMS = ("M", "K", "N", "E")
+OPTIONAL_DIMS = ("N",)
+"""Dims an entry may leave out: a row without N (activations alone) gives problems to the kernels that need no N."""
+
+LARGEST_DIM = 2**31 - 1
+"""Group ends (``offs``) are int32."""
+
+MOST_ROWS = 10_000
+"""A file of more rows is a slip of the pen: lists multiply out."""
+
+
+@dataclass(frozen=True)
+class ShapeSet:
+    """A named list of rows, each mapping some of :data:`DIMS` to sizes."""
+
+    name: str
+    rows: tuple[NamedInts, ...]
+
+
+def sweeps_dir() -> Path:
+    """Where shape sets and published measurements lie: ``sweeps/`` of a checkout, ``fp8tune/_sweeps`` of a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_sweeps"
+    return installed if installed.is_dir() else package.parent / "sweeps"
+
+
+def list_sets() -> tuple[str, ...]:
+    """The names of the shape sets that come with fp8tune, sorted."""
+    return tuple(sorted(path.stem for path in sweeps_dir().glob("*.toml")))
+
+
+def load(reference: str) -> ShapeSet:
+    """The shape set of that name, or of that file where ``reference`` ends in ``.toml`` or holds a ``/``.
+
+    Raises UsageError for an unknown name, an unreadable file, or an entry that is not as this module's docstring says.
+    """
+    if reference.endswith(".toml") or "/" in reference:
+        path = Path(reference)
+    elif reference in list_sets():
+        path = sweeps_dir() / f"{reference}.toml"
+    else:
+        raise unknown("shape set", reference, list_sets())
+    return ShapeSet(path.stem, _rows(path))
+
+
+def _rows(path: Path) -> tuple[NamedInts, ...]:
+    where = f"shape file {str(path)!r}"
+    document = _read(path)
+    if strange := sorted(set(document) - {"rows"}):
+        raise UsageError(f"{where}: unknown key {strange[0]!r}: only [[rows]] entries are known")
+    entries = document.get("rows")
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(f"{where} has no [[rows]] entry: add one, such as M = 16640, K = 5120, N = 8192, E = 8")
+    axes = [_axes(entry, f"{where}, entry {number}") for number, entry in enumerate(entries, start=1)]
+    count = sum(math.prod(len(sizes) for sizes in entry.values()) for entry in axes)
+    if count > MOST_ROWS:
+        raise UsageError(f"{where} multiplies out to {count} rows: keep it to {MOST_ROWS}")
+    return tuple(row for entry in axes for row in _multiplied_out(entry))
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read shape file {str(path)!r}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors, and so is an endless number
+        raise UsageError(f"shape file {str(path)!r} is not TOML: {' '.join(str(error).split())}") from None
+
+
+def _axes(entry: object, where: str) -> dict[str, tuple[int, ...]]:
+    """The sizes of each dim that one entry names. Raises UsageError, its line starting with ``where``."""
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where}: must be a [[rows]] table, not {type(entry).__name__}")
+    if strange := sorted(set(entry) - set(DIMS)):
+        raise UsageError(f"{where}: unknown dim {strange[0]!r}: the dims are {', '.join(DIMS)}")
+    if missing := [dim for dim in DIMS if dim not in entry and dim not in OPTIONAL_DIMS]:
+        raise UsageError(f"{where}: {missing[0]} is missing: give it an integer or a list of integers")
+    return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in DIMS if dim in entry}
+
+
+def _sizes(value: object, where: str) -> tuple[int, ...]:
+    sizes = value if isinstance(value, list) else [value]
+    if not sizes:
+        raise UsageError(f"{where} is an empty list: give it at least one size")
+    for size in sizes:
+        if type(size) is not int:  # a bool is an int, and no size
+            raise UsageError(f"{where} must be an integer or a list of integers, not {type(size).__name__}")
+        if not 1 <= size <= LARGEST_DIM:
+            raise UsageError(f"{where} must be from 1 to {LARGEST_DIM}")
+    return tuple(sizes)
+
+
+def _multiplied_out(axes: dict[str, tuple[int, ...]]) -> list[NamedInts]:
+    return [NamedInts(tuple(zip(axes, sizes, strict=True))) for sizes in itertools.product(*axes.values())]

@@ -1,0 +1,131 @@
+"""What ``fp8tune bench`` prints: a table a kernel with its geometric means and host times, or one JSON list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fp8tune.render.terminal import microseconds, notice, print_json, share, table
+
+if TYPE_CHECKING:
+    from fp8tune.bench.cells import Timing
+    from fp8tune.bench.kernels import Kernel, Row
+
+
+def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
+    """Everything that was timed, as tables or JSON."""
+    if output_format == "json":
+        objects = [row_json(row) for kernel in kernels for row in kernel.rows]
+        print_json([*objects, *(kernel_json(kernel, rivals) for kernel in kernels)])
+        return
+    for kernel in kernels:
+        _print_kernel(kernel, rivals)
+
+
+def show_row(row: Row, done: int, total: int) -> None:
+    """A line of progress on stderr."""
+    ours = row.timings["fp8tune"]
+    said = f"{microseconds(ours.time_us)} us" if ours.time_us else ours.reason
+    notice(f"[{done}/{total}] {row.problem.kernel} {_shape(row)}: {said} {share(row.ceiling_share)}".rstrip())
+
+
+def row_json(row: Row) -> Mapping[str, object]:
+    """One problem: times in microseconds, rates in GB/s, ratios above 1 where ours is faster."""
+    ours = row.timings["fp8tune"]
+    rivals = {
+        name: {"time_us": timing.time_us, "ratio": row.ratio(name), "reason": timing.reason}
+        for name, timing in row.timings.items()
+        if name != "fp8tune"
+    }
+    return {
+        "row": "problem",
+        "kernel": row.problem.kernel,
+        "arch": row.device.arch,
+        "device": row.device.name,
+        "torch": row.device.torch,
+        "triton": row.device.triton,
+        "shape": dict(row.problem.shape),
+        "routing": row.problem.routing,
+        "input_layout": row.problem.input_layout,
+        "in_dtype": row.problem.in_dtype,
+        "fp8_dtype": row.problem.fp8_dtype,
+        "scale_mode": row.problem.scale_mode,
+        "seed": row.problem.seed,
+        "config": None if ours.config is None else dict(ours.config),
+        "bytes_moved": row.bytes_moved,
+        "time_us": row.time_us,
+        "reason": ours.reason,
+        "gb_per_s": row.gb_per_s,
+        "ceiling_us": row.cast.time_us,
+        "ceiling_gb_per_s": row.ceiling_gb_per_s,
+        "ceiling_share": row.ceiling_share,
+        "ceiling_reason": row.cast.reason,
+        "rivals": rivals,
+    }
+
+
+def kernel_json(kernel: Kernel, rivals: Sequence[str]) -> Mapping[str, object]:
+    """A kernel's geometric means, and the host time of one call on a 64x64 input."""
+    return {
+        "row": "kernel",
+        "kernel": kernel.name,
+        "geomean_ratio": {name: kernel.geomean(name) for name in rivals},
+        "host": {name: {"time_us": timing.time_us, "reason": timing.reason} for name, timing in kernel.hosts.items()},
+    }
+
+
+def _print_kernel(kernel: Kernel, rivals: Sequence[str]) -> None:
+    device = kernel.rows[0].device
+    columns = [("shape", "left"), ("routing", "left"), ("config", "left"), ("us", "right"), ("GB/s", "right")]
+    columns += [("ceiling GB/s", "right"), ("of ceiling", "right")]
+    for name in rivals:
+        columns += [(f"{name} us", "right"), ("ratio", "right")]
+    seed = kernel.rows[0].problem.seed
+    table(
+        f"{kernel.name} on {device.name} ({device.arch}), seed {seed}",
+        columns,
+        [_cells(row, rivals) for row in kernel.rows],
+    )
+    for name in rivals:
+        if (mean := kernel.geomean(name)) is not None:
+            print(f"geometric mean: {mean:.2f}x as fast as {name}")
+    hosts = [f"{name} {microseconds(timing.time_us) or '-'}" for name, timing in kernel.hosts.items()]
+    print(f"host us of one call on a 64x64 input: {', '.join(hosts)}")
+    for reason in _reasons(kernel):
+        print(reason)
+    print()
+
+
+def _cells(row: Row, rivals: Sequence[str]) -> list[str]:
+    ours = row.timings["fp8tune"]
+    cells = [_shape(row), row.problem.routing, str(ours.config or ""), _time(ours)]
+    cells += [_rate(row.gb_per_s), _rate(row.ceiling_gb_per_s), share(row.ceiling_share)]
+    for name in rivals:
+        ratio = row.ratio(name)
+        cells += [_time(row.timings[name]), "" if ratio is None else f"{ratio:.2f}x"]
+    return cells
+
+
+def _shape(row: Row) -> str:
+    layout = row.problem.input_layout
+    return str(row.problem.shape) + ("" if layout == "contiguous" else f" {layout}")
+
+
+def _time(timing: Timing) -> str:
+    return microseconds(timing.time_us) or "-"
+
+
+def _rate(gb_per_s: float | None) -> str:
+    return "" if gb_per_s is None else f"{gb_per_s:,.0f}"
+
+
+def _reasons(kernel: Kernel) -> list[str]:
+    """Why a cell is empty: each contender's reason once, with the first shape it was given for."""
+    cells = [(name, timing, _shape(row)) for row in kernel.rows for name, timing in row.timings.items()]
+    cells += [("the cast", row.cast, _shape(row)) for row in kernel.rows]
+    cells += [(name, timing, "a 64x64 input") for name, timing in kernel.hosts.items()]
+    first: dict[tuple[str, str], str] = {}
+    for name, timing, where in cells:
+        if timing.time_us is None:
+            first.setdefault((name, timing.reason), where)
+    return [f"- {name} on {where}: {reason}" for (name, reason), where in first.items()]

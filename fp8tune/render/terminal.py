@@ -1,0 +1,311 @@
+"""All terminal output: tables with units, progress with an ETA, JSON and CSV where a machine reads.
+
+Results go to stdout, progress and notices to stderr. Colour only on a terminal (rich decides, and honours
+``NO_COLOR``).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fp8tune.check.doctor import Finding
+    from fp8tune.choose.ranking import Winner
+    from fp8tune.sweep.loop import Event
+
+PLAIN_INTERVAL_S = 10.0
+"""Without a terminal, a progress line at most this often."""
+
+WIDE = 10_000
+"""Width of a table that goes to a file or pipe: never folded."""
+
+
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """The text on one line with what controls a terminal or turns text around written out: ``\\x1b[2J``."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def notice(text: str) -> None:
+    """A line for the user that is not the result."""
+    print(visible(text), file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def print_json_line(value: object) -> None:
+    """One JSON object on one line of stdout, written at once."""
+    print(json.dumps(value), flush=True)
+
+
+def microseconds(value: float | None) -> str:
+    """``12.34``, ``148.2``, ``9,014``: four significant digits at most, no unit (the column has it)."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def share(value: float | None) -> str:
+    """``58 %`` of a ceiling."""
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def table(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout; ``columns`` are (header, ``left`` or ``right``)."""
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else WIDE)
+    grid = Table(
+        title=Text(visible(title), "table.title"), title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
+    for header, side in columns:
+        grid.add_column(header, justify="right" if side == "right" else "left", overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    if terminal:
+        console.print(grid, markup=False)
+    else:  # without the blanks that pad a wide console
+        with console.capture() as captured:
+            console.print(grid, markup=False)
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def winner_json(winner: Winner) -> Mapping[str, object]:
+    """One row of ``fp8tune show --format json``: the fields of a trial, and what ranking adds."""
+    problem = winner.problem
+    return {
+        "kernel": problem.kernel,
+        "arch": winner.device.arch,
+        "device": winner.device.name,
+        "kind": str(winner.kind),
+        "shape": dict(problem.shape),
+        "routing": problem.routing,
+        "input_layout": problem.input_layout,
+        "in_dtype": problem.in_dtype,
+        "fp8_dtype": problem.fp8_dtype,
+        "scale_mode": problem.scale_mode,
+        "config": None if winner.config is None else dict(winner.config),
+        "status": "ok",
+        "time_us": winner.time_us,
+        "reason": "",
+        "ceiling_share": winner.ceiling_share,
+        "n": winner.n,
+        "source": winner.source or None,
+        "verdict": winner.verdict,
+        "noise_floor": winner.noise_floor,
+        "runner_up": None if winner.runner_up is None else dict(winner.runner_up),
+        "runner_up_us": winner.runner_up_us,
+    }
+
+
+def print_winners(winners: Sequence[Winner], output_format: str) -> None:
+    """The best config of each problem, as a table, JSON or CSV."""
+    if output_format == "json":
+        print_json([winner_json(winner) for winner in winners])
+        return
+    if output_format == "csv":
+        _print_csv([winner_json(winner) for winner in winners])
+        return
+    by_kernel: dict[tuple[str, str], list[Winner]] = {}
+    for winner in winners:
+        by_kernel.setdefault((winner.problem.kernel, winner.device.name or winner.device.arch), []).append(winner)
+    for (kernel, device), group in by_kernel.items():
+        _print_kernel(f"{kernel} on {device} ({group[0].device.arch})", group)
+
+
+def _print_kernel(title: str, winners: Sequence[Winner]) -> None:
+    columns = [
+        ("shape", "left"),
+        ("routing", "left"),
+        ("best config", "left"),
+        ("us", "right"),
+        ("GB/s", "right"),
+        ("of ceiling", "right"),
+        ("next best", "right"),
+        ("noise", "right"),
+        ("verdict", "left"),
+        ("n", "right"),
+        ("from", "left"),
+        ("next best has", "left"),
+    ]
+    rows = []
+    for winner in winners:
+        rate = winner.bytes_moved / winner.time_us / 1e3 if winner.bytes_moved and winner.time_us else None
+        rows.append(
+            [
+                _shape(winner),
+                winner.problem.routing,
+                "not stated" if winner.config is None else str(winner.config),
+                microseconds(winner.time_us),
+                "" if rate is None else f"{rate:,.0f}",
+                share(winner.ceiling_share),
+                "" if winner.ratio is None else f"{100 * (winner.ratio - 1):+.1f} %",
+                "" if winner.noise_floor is None else f"{100 * winner.noise_floor:.2f} %",
+                str(winner.verdict or ""),
+                str(winner.n),
+                _origin(winner),
+                _next_best(winner),
+            ]
+        )
+    table(title, columns, rows)
+    print()
+
+
+def _next_best(winner: Winner) -> str:
+    """In what the runner-up differs from the best."""
+    if winner.config is None or winner.runner_up is None:
+        return ""
+    return " ".join(f"{name}={value}" for name, value in winner.runner_up.items() if winner.config.get(name) != value)
+
+
+def _shape(winner: Winner) -> str:
+    layout = winner.problem.input_layout
+    return str(winner.problem.shape) + ("" if layout == "contiguous" else f" {layout}")
+
+
+def _origin(winner: Winner) -> str:
+    unfinished = "" if winner.complete else " (unfinished)"
+    return (winner.source or str(winner.kind)) + unfinished
+
+
+def _print_csv(rows: Sequence[Mapping[str, object]]) -> None:
+    if not rows:
+        return
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _pairs(value) if isinstance(value, dict) else value for name, value in row.items()})
+
+
+def _pairs(value: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={item}" for name, item in value.items())
+
+
+def print_findings(findings: Sequence[Finding], output_format: str) -> None:
+    """Doctor's findings with what to do about each."""
+    if output_format == "json":
+        print_json([{"level": str(f.level), "what": f.what, "fix": f.fix} for f in findings])
+        return
+    console = Console(highlight=False)
+    style = {"ok": "green", "warning": "yellow", "error": "red"}
+    for finding in findings:
+        console.print(f"{finding.level:<8}", style=style[str(finding.level)], end="")
+        console.print(visible(finding.what), markup=False, soft_wrap=True)
+        if finding.fix:
+            console.print(f"        -> {visible(finding.fix)}", markup=False, soft_wrap=True)
+
+
+class SweepProgress:
+    """Shows a sweep's events: a live bar with the best so far on a terminal, plain lines elsewhere, on stderr."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._total = self._done = self._failed = 0
+        self._best: dict[object, tuple[float, str]] = {}
+        self._problem: object = None
+        self._first_trial: float | None = None
+        self._run = 0
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> SweepProgress:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("planning", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, event: Event) -> None:
+        """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
+        from fp8tune.measure import laboratory
+        from fp8tune.sweep import loop as sweep
+
+        match event:
+            case sweep.Started(device, planned, stored):
+                self._total += planned
+                kept = f", {stored} already in the database" if stored else ""
+                self._line(f"{device.name or device.arch} ({device.arch}): {planned} trials{kept}", always=True)
+            case sweep.Repeated(trials=trials):
+                self._total += trials
+            case sweep.FinalsStarted(problems, processes, trials, protocol, is_calibrated):
+                self._total += trials
+                origin = "calibrated" if is_calibrated else "defaults, fp8tune calibrate measures this device"
+                text = f"finals of {problems} problems: {processes} processes, {protocol.rounds} rounds ({origin})"
+                self._line(text, always=True)
+            case sweep.NoFinals(problem, reason):
+                self._line(f"  no finals: {problem.kernel} {problem.shape}: {reason}", always=True)
+            case laboratory.CompileProgress(problem, done, total):
+                self._describe(f"{problem.kernel} {problem.shape}: compiling {done}/{total}", done == total)
+            case sweep.TrialDone(row, from_database):
+                self._count(row, from_database)
+            case sweep.Finished(trials, seconds, left_out):
+                rest = f", {left_out} left out by the time budget: run it again to continue" if left_out else ""
+                bad = f", {self._failed} not ok" if self._failed else ""
+                self._line(f"{trials} trials in {seconds:.1f} s{bad}{rest}", always=True)
+
+    def _count(self, row: Any, from_database: bool) -> None:
+        self._done += 1
+        outcome = row.outcome
+        if not from_database and outcome.status != "pruned":
+            self._run += 1
+            self._first_trial = self._first_trial or time.monotonic()
+        self._failed += outcome.status not in ("ok", "pruned")
+        best = self._best.get(row.problem)
+        if outcome.time_us is not None and (best is None or outcome.time_us < best[0]):
+            self._best[row.problem] = best = (outcome.time_us, str(row.config))
+        if not from_database and outcome.status not in ("ok", "pruned"):
+            self._line(f"  {outcome.status}: {row.problem.kernel} {row.config}: {outcome.reason}", always=True)
+        text = f"{row.problem.kernel} {row.problem.shape}"
+        if best is not None:
+            text += f"  best {microseconds(best[0])} us  {best[1]}"
+        self._describe(text, row.problem != self._problem and not from_database)
+        self._problem = row.problem
+
+    def _describe(self, text: str, milestone: bool) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=escape(visible(text)), completed=self._done, total=self._total)
+        elif milestone or time.monotonic() - self._last_line > PLAIN_INTERVAL_S:
+            self._line(f"[{self._done}/{self._total}, ETA {self._eta()}] {text}", always=True)
+
+    def _eta(self) -> str:
+        """From the trials run so far: compiling and rows that were there already tell nothing of what is left."""
+        if self._first_trial is None or self._run < 2:
+            return "unknown"
+        left = (time.monotonic() - self._first_trial) / (self._run - 1) * (self._total - self._done)
+        return f"{left / 60:.0f} min" if left >= 120 else f"{left:.0f} s"
+
+    def _line(self, text: str, *, always: bool = False) -> None:
+        self._last_line, text = time.monotonic(), visible(text)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif always:
+            print(text, file=sys.stderr, flush=True)

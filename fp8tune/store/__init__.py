@@ -1,0 +1,1 @@
+"""The results database. Knows no GPU and no terminal."""

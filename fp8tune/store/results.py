@@ -1,0 +1,348 @@
+"""The results database as the rest of fp8tune sees it: records go in, records come out, connections never leave.
+
+A trial is committed as soon as it is added. Its identity (candidate, sweep, stage, round, process) is unique, so that
+nothing is stored twice, whether a sweep continues, a file is imported again or two databases are merged.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from sqlalchemy import Connection, Select, func, insert, inspect, select, update
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Row
+from fp8tune.store import database, gathering, reading, visits
+from fp8tune.store.schema import (
+    SCHEMA_VERSION,
+    Base,
+    Calibrations,
+    Candidates,
+    Completions,
+    Devices,
+    Finals,
+    Meta,
+    Problems,
+    Sweeps,
+    Trials,
+)
+from fp8tune.store.writing import Writer
+
+COPY_CEILING = "copy_ceiling_gb_per_s"
+"""Name of the calibration that ``ceiling_share`` is a share of: a device-to-device copy, read plus written."""
+
+_YIELD = 1000
+"""Rows read at a time where a whole table is streamed."""
+
+
+class Store:
+    """An open results database. A context manager; one thread at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._writable = False
+        self._writer = Writer(connection)
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False, writable: bool = True) -> Self:
+        """Open a plain path or any SQLAlchemy URL.
+
+        ``create`` makes a missing database; ``writable=False`` works on a file and folder that may not be written.
+        Raises DatabaseError where the database is missing, damaged, foreign, locked, read-only or of a newer schema.
+        """
+        store = cls(database.connect(url, create=create, writable=writable))
+        try:
+            store._check_schema(url, create=create and writable)
+            if writable:
+                database.begin_writing(store._connection)
+                store._writable = True
+                store._add_missing_tables()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close; SQLite is left as one plain file where no other process has it open."""
+        database.close(self._connection, wrote=self._writable)
+
+    # Sweeps
+
+    def begin_sweep(
+        self,
+        request: str,
+        device: Device,
+        *,
+        command: str,
+        commit: str,
+        timer: str,
+        seed: int,
+        again: bool = False,
+        uid: str | None = None,
+    ) -> int:
+        """The id of the sweep to add rows to: an unfinished one of this request, device and ``again``, or a new one.
+
+        ``uid`` names a sweep that is the same in every database, such as that of published rows.
+        """
+        with self._transaction(write=True):
+            device_id = self._writer.device_id(device)
+            wanted = (Sweeps.request == request, Sweeps.device_id == device_id, Sweeps.again == again)
+            unfinished = select(Sweeps.id).where(*wanted, Sweeps.finished_at.is_(None)).order_by(Sweeps.id.desc())
+            if uid is None and (found := self._scalar(unfinished)) is not None:
+                return int(found)
+            values = {"request": request, "device_id": device_id, "command": command, "commit": commit}
+            values |= {"timer": timer, "seed": seed, "again": again, "started_at": time.time()}
+            return self._writer.id(Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
+
+    def sweep_uid(self, sweep_id: int) -> str:
+        """The name of a sweep in every copy of the database."""
+        with self._transaction():
+            return str(self._scalar(select(Sweeps.uid).where(Sweeps.id == sweep_id)))
+
+    def finish_sweep(self, sweep_id: int) -> None:
+        """Note that a sweep ran to its end: the same request begins a new one from now on."""
+        with self._transaction(write=True):
+            self._connection.execute(update(Sweeps).where(Sweeps.id == sweep_id).values(finished_at=time.time()))
+
+    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
+        """What the newest finished sweep of a request on this very device was about; None where there is none."""
+        with self._transaction():
+            return reading.finished_sweep(self._connection, request, device)
+
+    def mark_complete(
+        self, sweep_id: int, version: KernelVersion, device: Device, problem: Problem, planned: int
+    ) -> None:
+        """Note that all ``planned`` configs of a problem have a row, so that its best is a pick."""
+        with self._transaction(write=True):
+            key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
+            key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
+            self._writer.id(Completions, key, {"planned": planned})
+
+    def end_finals(
+        self,
+        sweep_id: int,
+        version: KernelVersion,
+        device: Device,
+        problem: Problem,
+        *,
+        tie_band: float,
+        keep_band: float,
+        floor_us: float,
+    ) -> None:
+        """Note that a problem's finals ran to their end in a sweep: from now on they count instead of those before."""
+        with self._transaction(write=True):
+            key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
+            key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
+            before = visits.Sessions.load(self._connection).of(key["problem_id"], key["version_id"], key["device_id"])
+            values = {"replaces": " ".join(session.sweep for id, session in before.items() if id != sweep_id)}
+            bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
+            self._writer.id(Finals, key, values | bands)
+
+    def record_ceiling(self, sweep_id: int, device: Device, gb_per_s: float) -> None:
+        """Keep the copy ceiling measured in a sweep, in GB/s; a later measurement in the same sweep replaces it."""
+        self.record_calibration(sweep_id, device, COPY_CEILING, gb_per_s)
+
+    def record_calibration(self, sweep_id: int, device: Device, name: str, value: float) -> None:
+        """Keep a named value of a device (unit in the name), as measured in a sweep."""
+        with self._transaction(write=True):
+            key = {"sweep_id": sweep_id, "device_id": self._writer.device_id(device), "name": name}
+            values = {"value": value, "created_at": time.time()}
+            self._writer.id(Calibrations, key, values, newer=values)
+
+    # Rows in
+
+    def add(self, sweep_id: int, row: Row, *, once: bool = False) -> bool:
+        """Store one trial and commit; False where it is there already. Keeps times to 1e-6 us, samples to 1 ns.
+
+        ``once``: also where another process stored the same status in this round, as when two run the same sweep.
+        """
+        if not once:
+            return self.add_many(sweep_id, [row]) == 1
+        with self._transaction(write=True):
+            return self._writer.insert_trial_once(self._writer.trial(sweep_id, row))
+
+    def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
+        """Store many trials in one commit, all or nothing. Returns how many were new."""
+        with self._transaction(write=True):
+            return self._writer.insert_trials(self._writer.trial(sweep_id, row) for row in rows)[0]
+
+    def merge(self, other: Store) -> tuple[int, int]:
+        """Take over every row of another database, all or nothing. Returns (trials added, trials already there)."""
+        with other._transaction(), self._transaction(write=True):
+            added, given = self._writer.merge(other._stream)
+            return added, given - added
+
+    # Records out
+
+    def tried(
+        self,
+        version: KernelVersion,
+        device: Device,
+        kind: Kind,
+        problem: Problem,
+        *,
+        sweep: int | None = None,
+        round: int | None = None,
+        stage: str = "screen",
+    ) -> dict[NamedInts, Outcome]:
+        """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them."""
+        with self._transaction():
+            return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage)
+
+    def finals(
+        self, version: KernelVersion, device: Device, problem: Problem, sweep: int
+    ) -> dict[NamedInts, list[visits.Timed]]:
+        """Config -> what a sweep's finals of a problem timed so far, ended or not."""
+        with self._transaction():
+            return visits.of_sweep(self._connection, version, device, problem, sweep)
+
+    def tick_us(self, version: KernelVersion, device: Device, problem: Problem, sweep: int) -> float | None:
+        """The smallest step between two samples of a block in a sweep's finals of a problem; None where unknown."""
+        with self._transaction():
+            return visits.tick_us(self._connection, version, device, problem, sweep)
+
+    def has_rival_finals(self, device: Device | None = None) -> bool:
+        """Whether finals of some problem (on this device) were made apart, so that neither replaces the other."""
+        with self._transaction():
+            return visits.has_rivals(self._connection, device)
+
+    def calibration(self, device: Device) -> dict[str, float]:
+        """The newest value of everything that was ever measured of this very device, by name."""
+        with self._transaction():
+            return reading.calibration(self._connection, device)
+
+    def evidence(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        keep: gathering.Keep | None = None,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
+    ) -> list[Evidence]:
+        """All candidates that have rows, each with one time a process; of one kernel, one arch, some kinds or problems,
+        or one device with the software that drove it.
+
+        ``keep`` says which pools to read: :func:`fp8tune.choose.ranking.competing` leaves out what cannot win.
+        """
+        with self._transaction():
+            return gathering.evidence(self._connection, kernel, arch, kinds, COPY_CEILING, keep, problems, device)
+
+    def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
+        """Every trial with all that is kept of it, samples included, in the order stored."""
+        with self._transaction():
+            yield from reading.rows(self._connection, kernel, arch)
+
+    def arches(self) -> list[str]:
+        """Arches that have rows, sorted."""
+        return self._names(select(Devices.arch).distinct().join(Candidates, Candidates.device_id == Devices.id))
+
+    def kernels(self) -> list[str]:
+        """Kernels that have rows, sorted."""
+        return self._names(select(Problems.kernel).distinct().join(Candidates, Candidates.problem_id == Problems.id))
+
+    # Health
+
+    @property
+    def schema_version(self) -> int:
+        """The schema of the file."""
+        with self._transaction():
+            return self._read_version()
+
+    def integrity(self) -> list[str]:
+        """What SQLite finds wrong with the file; empty where all is well or the database is no SQLite file."""
+        if self._connection.dialect.name != "sqlite":
+            return []
+        with self._transaction():
+            found = self._connection.exec_driver_sql("PRAGMA integrity_check(10)").scalars().all()
+            broken = len(self._connection.exec_driver_sql("PRAGMA foreign_key_check").all())
+        dangling = [f"{broken} rows refer to rows that are not there"] if broken else []
+        return [str(line) for line in found if line != "ok"] + dangling
+
+    def counts(self) -> dict[tuple[str, Kind], int]:
+        """(arch, kind) -> trials stored."""
+        query = (
+            select(Devices.arch, Candidates.kind, func.count())
+            .select_from(Trials)
+            .join(Candidates, Candidates.id == Trials.candidate_id)
+            .join(Devices, Devices.id == Candidates.device_id)
+            .group_by(Devices.arch, Candidates.kind)
+        )
+        with self._transaction():
+            found = self._connection.execute(query.order_by(Devices.arch, Candidates.kind))
+            return {(row[0], Kind(row[1])): row[2] for row in found}
+
+    def unfinished_sweeps(self) -> list[str]:
+        """The commands of sweeps that were begun and not finished, oldest first."""
+        with self._transaction():
+            query = select(Sweeps.command).where(Sweeps.finished_at.is_(None)).order_by(Sweeps.id)
+            return list(self._connection.execute(query).scalars())
+
+    # Connection
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[None]:
+        if write and not self._writable:
+            raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        try:
+            with database.transaction(self._connection, write=write):
+                yield
+        except BaseException:
+            self._writer.forget()
+            raise
+
+    def _scalar(self, query: Select[Any]) -> Any:
+        return self._connection.execute(query.limit(1)).scalar()
+
+    def _names(self, query: Select[Any]) -> list[str]:
+        with self._transaction():
+            return sorted(self._connection.execute(query).scalars())
+
+    def _add_missing_tables(self) -> None:
+        """The one kind of change that old databases take so far: a table more, which older versions never read."""
+        are_there = set(inspect(self._connection).get_table_names())
+        self._connection.rollback()  # ends the transaction that looking began
+        if not are_there >= set(Base.metadata.tables):
+            with self._transaction(write=True):
+                Base.metadata.create_all(self._connection)
+
+    def _stream(self, table: type[Base]) -> Iterator[Mapping[str, Any]]:
+        if not inspect(self._connection).has_table(table.__tablename__):  # a database from before this table
+            return
+        query = select(*table.__table__.c).order_by(table.__table__.c.id)
+        for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
+            yield dict(row)
+
+    def _check_schema(self, label: str, *, create: bool) -> None:
+        with database.transaction(self._connection, write=create):
+            tables = inspect(self._connection).get_table_names()
+            if not tables and create:
+                Base.metadata.create_all(self._connection)
+                self._connection.execute(insert(Meta).values(name="schema_version", value=str(SCHEMA_VERSION)))
+            elif not tables:
+                raise DatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
+            elif "meta" not in tables or "trials" not in tables:
+                raise DatabaseError(f"{label} is not a results database of fp8tune: give another file with --db")
+            version = self._read_version()
+            if version > SCHEMA_VERSION:
+                raise DatabaseError(
+                    f"{label} was written by a newer fp8tune (schema {version}, this one: {SCHEMA_VERSION}): upgrade"
+                )
+
+    def _read_version(self) -> int:
+        text = self._scalar(select(Meta.value).where(Meta.name == "schema_version"))
+        if not re.fullmatch("[0-9]{1,9}", str(text)):
+            raise DatabaseError(f"the database states no schema version ({text!r:.80}): it was not written by fp8tune")
+        return int(text)

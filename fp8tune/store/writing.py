@@ -1,0 +1,264 @@
+"""The statements behind :class:`fp8tune.store.results.Store` that store: what trials share is found or inserted once.
+
+Rows are identified by their table's unique columns, never by an id, so that the same code stores a new trial, continues
+a sweep and merges another database.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, insert, select, update
+from sqlalchemy.dialects import sqlite
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Row, Telemetry
+from fp8tune.store.columns import UNSTATED, pack_samples
+from fp8tune.store.schema import (
+    Base,
+    Calibrations,
+    Candidates,
+    Codes,
+    Completions,
+    Configs,
+    Devices,
+    Finals,
+    KernelVersions,
+    LookupKeys,
+    Problems,
+    Sweeps,
+    Trials,
+    Workers,
+)
+
+_SHARED: tuple[type[Base], ...] = (
+    Devices,
+    KernelVersions,
+    Problems,
+    Configs,
+    LookupKeys,
+    Sweeps,
+    Workers,
+    Candidates,
+    Codes,
+    Completions,
+    Finals,
+    Calibrations,
+)
+"""All tables but trials, each after those it refers to."""
+
+_FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
+_CHUNK = 1000
+_COUNTED = {"preserve_rowcount": True}
+"""How many rows an insert really stored, from every driver."""
+
+_REMEMBERED = 50_000
+"""Ids kept in memory: enough for any sweep, bounded for an import of millions."""
+
+Values = Mapping[str, Any]
+
+
+class Writer:
+    """Stores records through one connection, inside transactions that the store opens. Remembers ids between them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids: dict[Hashable, int] = {}
+        self._inserts: dict[type[Base], Insert] = {}
+        self._insert_once: Insert | None = None
+
+    def forget(self) -> None:
+        """Drop remembered ids: after a transaction was rolled back they may name rows that are not there."""
+        self._ids.clear()
+
+    def device_id(self, device: Device) -> int:
+        """The id of a device, inserted where there is none; likewise the methods below."""
+        return self._known(device, lambda: self.id(Devices, _fields(device)))
+
+    def problem_id(self, problem: Problem) -> int:
+        """A problem; its shape is found in any order of its names."""
+        key = _fields(problem) | {"canonical": problem.shape.canonical}
+        shape = {"shape": key.pop("shape")}
+        return self._known(problem, lambda: self.id(Problems, key, shape))
+
+    def version_id(self, version: KernelVersion | None, kernel: str) -> int:
+        """A kernel version. The newest declaration of a source wins: a grid may change without the code."""
+        wanted = version or KernelVersion(kernel, "")
+        declared = _fields(wanted)
+        key = {name: declared.pop(name) for name in ("kernel", "source_hash")}
+        return self._known(wanted, lambda: self.id(KernelVersions, key, declared, newer=declared))
+
+    def trial(self, sweep_id: int, row: Row) -> Values:
+        """A trial's columns, with all that it refers to stored."""
+        outcome = row.outcome
+        return {
+            "candidate_id": self._candidate_id(row),
+            "sweep_id": sweep_id,
+            "stage": row.stage,
+            "round": row.round,
+            "worker_id": self.id(Workers, {"process": row.process, "commit": row.commit}),
+            "position": row.position,
+            "status": str(outcome.status),
+            "reason": outcome.reason,
+            "time_us": None if outcome.time_us is None else round(outcome.time_us, 6),
+            "tick_us": outcome.tick_us,
+            **{name: getattr(outcome.telemetry, name) for name in Telemetry.__dataclass_fields__},
+            "created_at": time.time(),
+            "samples": pack_samples(outcome.samples_us),
+        }
+
+    def insert_trials(self, trials: Iterable[Values]) -> tuple[int, int]:
+        """Store trials that are not there yet. Returns (stored, given)."""
+        stored = given = 0
+        for chunk in _chunks(trials):
+            stored += self._insert_new(Trials, chunk)
+            given += len(chunk)
+        return stored, given
+
+    def insert_trial_once(self, trial: Values) -> bool:
+        """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
+        if self._insert_once is None:
+            self._insert_once = _insert_once()
+        return self._connection.execute(self._insert_once, trial, execution_options=_COUNTED).rowcount == 1
+
+    def merge(self, read: Callable[[type[Base]], Iterator[Values]]) -> tuple[int, int]:
+        """Take over another database, read table by table. Returns (trials stored, trials given)."""
+        ids: dict[str, dict[int, int]] = {}
+        for table in _SHARED:
+            ids[table.__tablename__] = {row["id"]: self._merged_id(table, row, ids) for row in read(table)}
+        return self.insert_trials(_translated(Trials, row, ids) for row in read(Trials))
+
+    def id(self, table: type[Base], key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
+        """The id of the row with this unique key, inserted with ``rest`` where there is none.
+
+        Where there is one, ``newer`` replaces what it says (None leaves it).
+        """
+        if newer:
+            return self._find_or_insert(table, key, rest or {}, newer)
+        return self._known((table, *key.values()), lambda: self._find_or_insert(table, key, rest or {}, {}))
+
+    def _known(self, name: Hashable, find: Callable[[], int]) -> int:
+        if name not in self._ids:
+            if len(self._ids) >= _REMEMBERED:
+                self.forget()
+            self._ids[name] = find()
+        return self._ids[name]
+
+    def _find_or_insert(self, table: type[Base], key: Values, rest: Values, newer: Values) -> int:
+        result = self._connection.execute(self._insert(table), {**key, **rest}, execution_options=_COUNTED)
+        if result.rowcount == 1 and result.inserted_primary_key:
+            return int(result.inserted_primary_key[0])
+        columns = _sql_table(table).c
+        query = select(columns["id"]).where(*(columns[name] == value for name, value in key.items()))
+        found = int(self._connection.execute(query).scalar_one())
+        if changes := {name: value for name, value in newer.items() if value is not None}:
+            self._connection.execute(update(table).where(columns["id"] == found).values(**changes))
+        return found
+
+    def _candidate_id(self, row: Row) -> int:
+        name = (row.problem, row.config, row.version, row.device, row.kind, row.source, row.note)
+        return self._known(name, lambda: self._find_candidate(row))
+
+    def _find_candidate(self, row: Row) -> int:
+        key = {
+            "problem_id": self.problem_id(row.problem),
+            "config_id": self._ints_id(Configs, row.config),
+            "version_id": self.version_id(row.version, row.problem.kernel),
+            "device_id": self.device_id(row.device),
+            "kind": str(row.kind),
+            "source": row.source,
+            "note": row.note,
+        }
+        lookup_key_id = self._ints_id(LookupKeys, row.lookup_key)
+        facts = {name: getattr(row.outcome.facts, name) for name in _FACTS} | {"bytes_moved": row.bytes_moved}
+        newer = facts if row.lookup_key is None else facts | {"lookup_key_id": lookup_key_id}
+        candidate = self.id(Candidates, key, facts | {"lookup_key_id": lookup_key_id}, newer)
+        if (code := row.outcome.facts.code) is not None:
+            self.id(Codes, {"candidate_id": candidate}, _fields(code), newer=_fields(code))
+        return candidate
+
+    def _ints_id(self, table: type[Base], items: NamedInts | None) -> int:
+        return self.id(table, {"canonical": UNSTATED if items is None else items.canonical}, {"items": items})
+
+    def _merged_id(self, table: type[Base], row: Values, ids: Mapping[str, Mapping[int, int]]) -> int:
+        values = _translated(table, row, ids)
+        key = {name: values.pop(name) for name in _unique_names(table)}
+        newer = {name: values[name] for name in _FACTS} if table is Candidates else None
+        if table is KernelVersions and self._yields_to(key, values):
+            newer = values
+        return self.id(table, key, values, newer)
+
+    def _yields_to(self, key: Values, declared: Values) -> bool:
+        """Whether another database's declaration of a kernel source replaces ours: whichever is merged into which."""
+        columns = [_sql_table(KernelVersions).c[name] for name in declared]
+        same = (_sql_table(KernelVersions).c[name] == value for name, value in key.items())
+        ours = self._connection.execute(select(*columns).where(*same)).first()
+        return ours is not None and _text(declared.values()) > _text(ours)
+
+    def _insert_new(self, table: type[Base], rows: list[Values]) -> int:
+        return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
+
+    def _insert(self, table: type[Base]) -> Insert:
+        """Insert, silently leaving out what is there already. Made once a table: the making would cost a trial more."""
+        if table not in self._inserts:
+            self._inserts[table] = _insert_ignoring(table, self._connection.dialect.name)
+        return self._inserts[table]
+
+
+def _insert_ignoring(table: type[Base], dialect: str) -> Insert:
+    match dialect:
+        case "sqlite":
+            return sqlite.insert(table).on_conflict_do_nothing()
+        case "postgresql":
+            from sqlalchemy.dialects import postgresql  # imports asyncio, which nobody else needs
+
+            return postgresql.insert(table).on_conflict_do_nothing()
+        case _:  # MySQL and MariaDB
+            return insert(table).prefix_with("IGNORE")
+
+
+def _insert_once() -> Insert:
+    columns = [column for column in _sql_table(Trials).c if column.name != "id"]
+    given = {column.name: bindparam(column.name, type_=column.type) for column in columns}
+    same = [Trials.candidate_id, Trials.sweep_id, Trials.stage, Trials.round, Trials.status]
+    there = select(Trials.id).where(*(column == given[column.name] for column in same)).exists()
+    return insert(Trials).from_select([*given], select(*given.values()).where(~there))
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _text(values: Iterable[Any]) -> str:
+    return repr([value.canonical if isinstance(value, NamedInts) else value for value in values])
+
+
+def _sql_table(table: type[Base]) -> Table:
+    return cast(Table, table.__table__)
+
+
+def _unique_names(table: type[Base]) -> list[str]:
+    """The columns that identify a row in every copy of the database."""
+    constraint = next(item for item in _sql_table(table).constraints if isinstance(item, UniqueConstraint))
+    return [column.name for column in constraint.columns]
+
+
+def _translated(table: type[Base], row: Values, ids: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
+    """Another database's row without its own id and with our ids of what it refers to."""
+    values = {name: value for name, value in row.items() if name != "id"}
+    for column in _sql_table(table).c:
+        for foreign in column.foreign_keys:
+            ours = ids[foreign.column.table.name]
+            if values[column.name] not in ours:
+                raise DatabaseError(f"the other database is damaged, a row of {table.__tablename__} refers to nothing")
+            values[column.name] = ours[values[column.name]]
+    return values
+
+
+def _chunks(rows: Iterable[Values]) -> Iterator[list[Values]]:
+    remaining = iter(rows)
+    while chunk := list(itertools.islice(remaining, _CHUNK)):
+        yield chunk

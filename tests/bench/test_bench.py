@@ -1,0 +1,365 @@
+"""`fp8tune bench`: what is compared with what, a reason in every empty cell, and the JSON that scripts read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from places import PLANTED
+
+from fp8tune.bench import cells as benching
+from fp8tune.bench import counterparts
+from fp8tune.bench import kernels as bench
+from fp8tune.bench.cells import Timing
+from fp8tune.bench.kernels import Kernel, Row
+from fp8tune.code.loading import load_spec
+from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.host import host_us
+from fp8tune.measure.worker import Poisoned, Worker
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.render import bench as render_bench
+from fp8tune.sweep import session
+from fp8tune_kernels import mxfp8_dim1, mxfp8_dim1_3d
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.mxfp8_arithmetic import reference_blocks
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+
+
+def simulated(*kernels: str, **options: Any) -> list[Row | Kernel]:
+    laboratory, _ = session.choose_laboratory(None, "simulated:1")
+    wish = bench.Wish(kernels=kernels, shapes=("tiny",), **options)
+    return list(bench.run(bench.prepare(wish, laboratory)))
+
+
+def row(ours_us: float | None, cast_us: float | None, **rivals_us: float | None) -> Row:
+    timings = {name: Timing(us, "" if us else "planted") for name, us in {"fp8tune": ours_us, **rivals_us}.items()}
+    problem = Problem("colwise", NamedInts(M=1000, K=1000, G=2), "jagged")
+    return Row(problem, Device("sm_90", "a GPU"), 3_000_000, 3_000_000, Timing(cast_us), timings)
+
+
+def test_rates_shares_and_ratios() -> None:
+    timed = row(2.0, 1.5, torchao=5.0)
+    assert timed.gb_per_s == pytest.approx(1500)
+    assert timed.ceiling_gb_per_s == pytest.approx(2000)
+    assert timed.ceiling_share == pytest.approx(0.75)
+    assert timed.ratio("torchao") == pytest.approx(2.5)
+
+
+def test_what_was_not_timed_enters_no_share_ratio_or_mean() -> None:
+    rows = [row(2.0, None, torchao=4.0), row(2.0, 1.0, torchao=16.0), row(None, 1.0, torchao=3.0)]
+    rows.append(row(2.0, 1.0, torchao=None))
+    assert [each.ceiling_share for each in rows] == [None, 0.5, None, 0.5]
+    assert [each.ratio("torchao") for each in rows] == [2.0, 8.0, None, None]
+    kernel = Kernel("colwise", rows)
+    assert kernel.geomean("torchao") == pytest.approx(4.0)
+    assert kernel.geomean("torch.compile") is None
+
+
+def test_a_cast_moves_what_the_least_bytes_of_a_plain_cast_kernel_are() -> None:
+    for name, shape in (("rowwise-2d", {"M": 32, "K": 64}), ("colwise-dual", {"M": 32, "N": 64, "K": 96, "G": 2})):
+        spec = load_spec(name)
+        problem = Problem(name, NamedInts(shape), "jagged" if spec.routed else "none")
+        count = benching.elements(spec, problem)
+        assert benching.bytes_cast(count, problem) == spec.bytes_moved(problem.shape) == 3 * count
+
+
+# The simulated clock: the whole command, no kernel runs
+
+
+def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
+    first = simulated("colwise", FAULTS)
+    kernels = [event for event in first if isinstance(event, Kernel)]
+    rows = [event for event in first if isinstance(event, Row)]
+    assert [kernel.name for kernel in kernels] == ["colwise", load_spec(FAULTS).name]
+    assert [each for kernel in kernels for each in kernel.rows] == rows
+    for each in rows:
+        assert list(each.timings) == ["fp8tune", "torch.compile", "torchao"]
+        assert all(timing.time_us and not timing.reason for timing in (each.cast, *each.timings.values()))
+        assert each.timings["fp8tune"].config == load_spec("colwise" if each in kernels[0].rows else FAULTS).default
+    assert list(kernels[0].hosts) == ["fp8tune", "torchao", "torch.add"]
+    assert simulated("colwise", FAULTS) == first
+
+
+def test_a_spent_time_budget_starts_no_problem() -> None:
+    assert simulated("colwise", time_budget_s=0.0) == []
+
+
+def test_only_the_rivals_asked_for_are_timed() -> None:
+    *rows, kernel = simulated("rowwise-2d", rivals=("torch.compile",))
+    assert all(isinstance(each, Row) and list(each.timings) == ["fp8tune", "torch.compile"] for each in rows)
+    assert isinstance(kernel, Kernel)
+    assert list(kernel.hosts) == ["fp8tune", "torch.add"]
+
+
+def test_the_worker_that_dies_costs_one_cell() -> None:
+    laboratory, _ = session.choose_laboratory(None, "simulated:1")
+    cells = bench._Cells(Worker(), laboratory)
+    try:
+        assert cells._timing(_die) == Timing(reason="worker exited with code 3")
+        assert cells._timing(_fail) == Timing(reason="ValueError: planted")
+        assert cells._timing(_time) == Timing(5.0)
+    finally:
+        cells.worker.close()
+
+
+def _die() -> Timing:
+    os._exit(3)
+
+
+def _fail() -> Timing:
+    raise ValueError("planted")
+
+
+def _time() -> Timing:
+    return Timing(5.0)
+
+
+def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    laboratory, _ = session.choose_laboratory(None, "simulated:1")
+    cells = bench._Cells(Worker(), laboratory)
+    asked: list[object] = []
+    monkeypatch.setattr(cells, "_timing", lambda *arguments: asked.append(arguments) or Timing(reason="no"))
+    problems = plan.problems(load_spec("colwise"), shapes.load("tiny").rows)
+    for problem in problems:
+        assert cells._contender("torch.compile", "colwise", problem).reason == "no"
+    assert len(asked) == 1
+    for problem in problems:
+        cells._contender("torchao", "colwise", problem)
+    assert len(asked) == 1 + len(problems)
+
+
+def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[tuple[object, ...]] = []
+
+    class FakePool:
+        def __init__(self, size: int) -> None:
+            assert size >= 1
+
+        def submit(self, timeout_s: float, function: object, *cell: object) -> Any:
+            warmed.append(cell)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(bench, "Pool", FakePool)
+    monkeypatch.setattr(bench, "wait", list)
+    laboratory, _ = session.choose_laboratory(None, "simulated:1")
+    bench._warm_up(bench.prepare(bench.Wish(("colwise",)), laboratory))
+    names = [str(cell[0]) for cell in warmed]
+    assert names == sorted(names, key=lambda name: name != "torchao")
+    groups = {problem.shape["G"] for name, _, problem in warmed if name == "torchao"}  # type: ignore[attr-defined]
+    assert groups == {1, 16, 8}  # a size of 1, multiples of 16, others: three binaries each
+    assert names.count("fp8tune") > names.count("torchao")
+
+
+# What a cell does, without a GPU
+
+
+def test_a_failure_is_its_first_line() -> None:
+    def fail() -> float:
+        raise RuntimeError("\nno such thing\n  a listing")
+
+    assert benching.guarded(fail) == Timing(reason="RuntimeError: no such thing")
+
+
+def test_a_device_error_ends_the_worker() -> None:
+    def fail() -> float:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(Poisoned) as poisoned:
+        benching.guarded(fail)
+    assert isinstance(poisoned.value.value, Timing)
+    assert "illegal memory access" in poisoned.value.value.reason
+
+
+def test_host_time_is_of_calls_after_the_first() -> None:
+    calls: list[int] = []
+    assert 0 < host_us(lambda: calls.append(1)) < 1000
+    assert len(calls) == 1 + benching.HOST_BATCHES * benching.HOST_CALLS
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -> None:
+    spec = load_spec(kernel)
+    inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    outputs = benching.public_wrapper(spec)(*tensors)
+    for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
+        assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
+    with pytest.raises(UsageError, match="lives elsewhere"):
+        benching.public_wrapper(load_spec(FAULTS))
+
+
+# torchao
+
+
+def test_every_kernel_has_a_counterpart() -> None:
+    assert set(counterparts.COUNTERPARTS) == set(KERNELS)
+
+
+def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> None:
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for name, function in functions.items():
+        setattr(sys.modules[module], name, function)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, _ = counterparts.COUNTERPARTS[kernel]
+    spec = load_spec(kernel)
+    inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
+    seen: list[object] = []
+
+    def function(*arguments: Any, **options: Any) -> tuple[Any, Any]:
+        seen.extend([*arguments, *options.values()])
+        return arguments[0].t() if arguments[0].dim() == 2 else arguments[0], None
+
+    fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
+    counterparts.counterpart(kernel, inputs)()
+    tensors = sum(isinstance(value, torch.Tensor) for value in inputs)
+    assert sum(isinstance(value, torch.Tensor) for value in seen) == tensors
+    assert inputs[-1] in seen[tensors:]
+
+
+def test_the_two_steps_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, scaling_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return mxfp8_dim1.reference(x, torch.float8_e4m3fn, scaling_mode)
+
+    module, name, _ = counterparts.COUNTERPARTS["mxfp8-dim1-3d-via-2d"]
+    fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
+    inputs = (torch.randn(3, 64, 48, dtype=torch.bfloat16), torch.float8_e4m3fn, "floor")
+    codes, _ = counterparts.counterpart("mxfp8-dim1-3d-via-2d", inputs)()
+    wanted, _ = mxfp8_dim1_3d.reference(*inputs)
+    assert codes.stride() == wanted.stride()
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", counterparts.IN_TORCH)
+def test_where_the_hardware_knows_no_e8m0_torchao_quantizes_in_plain_torch(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_mx(x: torch.Tensor, dtype: torch.dtype, block: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.is_contiguous()
+        assert (block, mode) == (32, "rceil")
+        codes, scales = reference_blocks(x, dtype, mode)
+        return scales, codes
+
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.config", ScaleCalculationMode=str)
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.mx_tensor", to_mx=to_mx)
+    whole: list[object] = []
+    monkeypatch.setattr(counterparts, "compiled", lambda call: whole.append(call) or call)
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: False)
+    spec = load_spec(kernel)
+    shape = NamedInts(
+        {dim: size for dim, size in (("E", 3), ("M", 64), ("N", 64), ("K", 96)) if dim in spec_dims(kernel)}
+    )
+    inputs = spec.inputs(Problem(kernel, shape, scale_mode="rceil"), "cpu")
+    codes, scales = counterparts.counterpart(kernel, inputs)()
+    wanted, wanted_scales = spec.reference(*inputs)
+    assert len(whole) == 1
+    assert codes.stride() == wanted.stride()
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+    if kernel != "mxfp8-dim1-3d-via-2d":  # torchao leaves its scales as one matrix
+        assert torch.equal(scales.view(torch.uint8), wanted_scales.view(torch.uint8))
+
+
+def spec_dims(kernel: str) -> frozenset[str]:
+    return frozenset(next(load_spec(kernel).problems({"M": 1, "N": 1, "K": 1, "E": 1})))
+
+
+def test_without_torchao_the_reason_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(MachineError, match="torchao"):
+        counterparts.counterpart("colwise", ())
+    with pytest.raises(MachineError, match="no counterpart"):
+        counterparts.counterpart("faults", ())
+
+
+# What is printed
+
+
+def test_tables_name_the_reason_of_an_empty_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = Kernel("colwise", [row(2.0, 1.0, torchao=None), row(2.0, 1.0, torchao=6.0)], {"fp8tune": Timing(18.0)})
+    render_bench.print_bench([kernel], ("torchao",), "table")
+    said = capsys.readouterr().out
+    assert "geometric mean: 3.00x as fast as torchao" in said
+    assert "fp8tune 18.00" in said
+    assert "- torchao on M=1000 K=1000 G=2: planted" in said
+
+
+def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = Kernel("colwise", [row(2.0, 1.0, torchao=6.0)], {"fp8tune": Timing(18.0)})
+    render_bench.print_bench([kernel], ("torchao",), "json")
+    problem, summary = json.loads(capsys.readouterr().out)
+    assert (problem["row"], problem["time_us"], problem["ceiling_share"]) == ("problem", 2.0, 0.5)
+    assert problem["rivals"] == {"torchao": {"time_us": 6.0, "ratio": 3.0, "reason": ""}}
+    assert (summary["row"], summary["geomean_ratio"]["torchao"]) == ("kernel", pytest.approx(3.0))
+    assert summary["host"] == {"fp8tune": {"time_us": 18.0, "reason": ""}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--against", "torcha", "--timer", "simulated:1"], "did you mean torchao"),
+        (["--kernel", "colwse", "--timer", "simulated:1"], "did you mean colwise"),
+        (["--shapes", "lama4", "--timer", "simulated:1"], "did you mean llama4"),
+        pytest.param(
+            [], "needs a GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], says: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "fp8tune.cli", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_default_set_holds_the_starting_line() -> None:
+    rows = shapes.load("starting-line").rows
+    held = {kernel: {p.shape for p in plan.problems(load_spec(kernel), rows)} for kernel in KERNELS}
+    assert {NamedInts(M=16640, K=5120), NamedInts(M=16640, K=2048), NamedInts(M=131072, K=7168)} <= held["rowwise-2d"]
+    assert {NamedInts(M=16640, K=5120, G=groups) for groups in (1, 16, 64, 128)} <= held["colwise"]
+    assert {NamedInts(M=16640, K=2048, G=64), NamedInts(M=131072, K=7168, G=8)} <= held["colwise"]
+    assert {NamedInts(N=8192, M=16640, G=1), NamedInts(N=2048, M=131072, G=8)} <= held["rowwise"]
+    weights = {NamedInts(E=1, N=8192, K=5120), NamedInts(E=8, N=2048, K=7168), NamedInts(E=64, N=1408, K=2048)}
+    assert weights <= held["transpose-3d-atomic"]
+    dual = {NamedInts(M=16640, N=8192, K=5120, G=16), NamedInts(M=16640, N=1408, K=2048, G=64)}
+    assert dual <= held["colwise-dual"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
+    laboratory, _ = session.choose_laboratory(None, None)
+    wish = bench.Wish(KERNELS, shapes=("tiny",))
+    events = list(bench.run(bench.prepare(wish, laboratory)))
+    for each in events:
+        if isinstance(each, Row):
+            assert each.time_us, each.timings["fp8tune"].reason
+            assert each.ceiling_gb_per_s, each.cast.reason
+            assert all(timing.time_us or timing.reason for timing in each.timings.values())
+            assert each.timings["torch.compile"].time_us, each.timings["torch.compile"].reason
+        else:
+            assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
+            assert each.hosts["torch.add"].time_us

@@ -1,0 +1,98 @@
+"""The shape set of shapes nobody swept, and the benchmark that judges lookups on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, problem
+
+from benchmarks import unseen
+from benchmarks.unseen import judge
+from fp8tune.choose.ranking import contests
+from fp8tune.code.loading import load_spec
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import NamedInts
+from fp8tune.store.results import Store
+from fp8tune_kernels import lookup
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.tables import Table
+
+SPECS = {"colwise": replace(load_spec("colwise"), default=KERNEL.default, key=KERNEL.key)}
+SWEPT = ("llama4", "deepseek-v3", "deepseek-moe-16b", "starting-line")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_unseen_shape_has_the_key_of_a_swept_one(kernel):
+    spec = load_spec(kernel)
+    swept = plan.problems(spec, [row for name in SWEPT for row in shapes.load(name).rows])
+    found = plan.problems(spec, shapes.load("unseen").rows)
+    assert len({of.shape for of in found}) >= unseen.FEWEST_SHAPES
+    assert {spec.lookup_key(of) for of in found} & {spec.lookup_key(of) for of in swept} == set()
+
+
+def measured(K: int, times_us: dict[int, float], device=H100):
+    """Block -> microseconds."""
+    return [
+        evidence(time_us, of=problem(K=K), config=config(block), device=device) for block, time_us in times_us.items()
+    ]
+
+
+def table_row(chosen: NamedInts, device: str = "", key: tuple[tuple[str, int], ...] | None = None):
+    return "colwise", device, key, tuple(chosen.items())
+
+
+def test_a_lookup_is_judged_by_the_shapes_own_best():
+    table = Table((table_row(config(32)), table_row(config(64), H200.name)))
+    rows = measured(1024, {32: 104.0, 64: 100.0}) + measured(2048, {32: 100.0, 64: 130.0})
+    verdict = judge(contests(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
+    assert {(judged.device, judged.problem.shape["K"]): judged.slowdown for judged in verdict.judged} == {
+        (H100.name, 1024): 1.04,
+        (H100.name, 2048): 1.0,
+        (H200.name, 1024): 1.01,
+    }
+    assert verdict.geomean() == verdict.geomean("colwise") == pytest.approx((1.04 * 1.0 * 1.01) ** (1 / 3))
+    assert verdict.geomean("rowwise-2d") is None
+    assert (verdict.shapes, verdict.exit_code) == (2, 3)  # two shapes are too few
+
+
+def test_without_a_row_the_declared_default_is_judged():
+    rows = [evidence(110.0, config=KERNEL.default), evidence(100.0, config=config(32))]
+    (judged,) = judge(contests(rows), SPECS, Table()).judged
+    assert (judged.config, judged.slowdown) == (KERNEL.default, 1.1)
+
+
+def test_a_key_that_has_a_row_is_seen_and_not_judged():
+    key = (("G", 64), ("K", 1024))
+    rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
+    table = (table_row(config(64), key=key), table_row(config(32)))
+    for nearest, slowdown in (((), 1.0), (("colwise",), 1.3)):
+        verdict = judge(contests(rows), SPECS, Table(table, nearest))
+        assert verdict.seen == 1
+        (judged,) = verdict.judged
+        assert (judged.problem.shape["K"], judged.slowdown) == (2048, slowdown)
+
+
+@pytest.mark.parametrize(("time_us", "exit_code"), [(105.0, 0), (105.1, 1), (None, 1)])
+def test_the_target_decides(time_us, exit_code):
+    """Ten shapes that lose the same, or on one of which the config does not run."""
+    rows = [row for K in range(1024, 1024 * 11, 1024) for row in measured(K, {32: time_us or 100.0, 64: 100.0})]
+    if time_us is None:
+        rows = rows[1:]
+    verdict = judge(contests(rows), SPECS, Table((table_row(config(32)),)))
+    assert (verdict.shapes, verdict.exit_code) == (10, exit_code)
+
+
+def test_a_database_is_judged_from_the_command_line(tmp_path, capsys, monkeypatch):
+    with Store.open(str(tmp_path / "unseen.db"), create=True) as store:
+        finished_sweep(store, {problem(K=K): {config(32): 103.0, config(64): 100.0} for K in range(1024, 11265, 1024)})
+    monkeypatch.setattr(unseen, "load_spec", lambda kernel: SPECS.get(kernel, load_spec(kernel)))
+    monkeypatch.setattr(lookup, "table", lambda arch: Table((table_row(config(32)),)))
+    assert unseen.main(["--db", str(tmp_path / "unseen.db"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["geomean"] == pytest.approx(1.03)
+    assert len(document["rows"]) == document["shapes"] == 11
+    assert unseen.main(["--db", str(tmp_path / "unseen.db")]) == 0
+    assert "colwise: 3.0 % slower in the geometric mean" in capsys.readouterr().out

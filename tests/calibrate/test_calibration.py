@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t
+
+from fp8tune.calibrate import record as calibrate
+from fp8tune.choose import incumbents
+from fp8tune.choose.calibration import floor_us, is_calibrated, protocol_of
+from fp8tune.choose.decision import Protocol
+from fp8tune.errors import MachineError
+from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.simulated import Noise
+from fp8tune.records import Device, Kind, NamedInts
+from fp8tune.store.results import Store
+from fp8tune.sweep import session
+
+spreads = st.floats(0.0, 0.05)
+
+
+def measured(process: float, block: float) -> dict[str, float]:
+    return {"process_sd": process, "block_sd": block}
+
+
+def test_without_a_calibration_the_protocol_is_the_standard_one() -> None:
+    assert protocol_of({}) == protocol_of({"copy_ceiling_gb_per_s": 3000.0}) == Protocol()
+    assert not is_calibrated({"copy_ceiling_gb_per_s": 3000.0})
+
+
+def test_the_guessed_noise_asks_for_the_standard_protocol() -> None:
+    assert protocol_of(measured(0.003, 0.0035)) == Protocol()
+
+
+def test_a_quiet_device_needs_less_and_a_noisy_one_more() -> None:
+    quiet, noisy = protocol_of(measured(0.0005, 0.0002)), protocol_of(measured(0.006, 0.004))
+    assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16))
+    assert noisy.processes > Protocol().processes
+    assert noisy.keep_band == Protocol().keep_band
+    hopeless = protocol_of(measured(0.03, 0.03))
+    assert hopeless.keep_band > Protocol().keep_band
+    assert hopeless.tie_band / hopeless.keep_band == pytest.approx(2 / 3)
+    assert hopeless.screen_band > Protocol().screen_band
+
+
+@given(spreads, spreads)
+def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(process: float, block: float) -> None:
+    protocol = protocol_of(measured(process, block))
+    assert 4 <= protocol.rounds <= 6
+    assert 4 <= protocol.processes <= 12
+    last = protocol.more_processes[-1]
+    sd = math.sqrt(2 * (process**2 + block**2 / protocol.rounds))
+    bound = t.isf(protocol.alpha / (7 * 3), last - 1) * sd / math.sqrt(last)
+    assert bound <= protocol.keep_band
+
+
+@given(spreads, spreads, spreads)
+def test_more_noise_never_asks_for_less(process: float, block: float, more: float) -> None:
+    one, other = protocol_of(measured(process, block)), protocol_of(measured(process + more, block))
+    assert other.keep_band >= one.keep_band
+    assert other.screen_band >= one.screen_band
+
+
+def test_the_floor_is_the_tick_s_or_the_host_s() -> None:
+    assert floor_us({}, None) == 0.0
+    assert floor_us({}, 0.032) == pytest.approx(12.8)
+    assert floor_us({"timer_tick_us": 0.01}, 0.032) == pytest.approx(4.0)  # samples show an upper bound only
+    assert floor_us({"host_enqueue_us": 30.0, "cache_flush_us": 110.0}, None) == 0.0
+    assert floor_us({"host_enqueue_us": 130.0, "cache_flush_us": 110.0}, None) == pytest.approx(20.0)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Laboratory:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return session.choose_laboratory(None, "simulated:3")[0]
+
+
+def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laboratory, tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "results.db"), create=True) as store:
+        *progress, result = calibrate.calibrate(store, simulated, session.calibration_batch(simulated))
+        assert len(progress) == calibrate.PROCESSES
+        assert isinstance(result, calibrate.Calibration)
+        assert store.calibration(simulated.device) == result.values
+        assert store.calibration(replace(simulated.device, name="simulated:4")) == {}
+        assert store.unfinished_sweeps() == []
+    noise = Noise()
+    assert result.values["timer_tick_us"] == pytest.approx(noise.tick_us)
+    assert result.values["empty_kernel_us"] > 0
+    assert 0.5 * noise.process_sd < result.values["process_sd"] < 2 * noise.process_sd
+    assert 0.7 * noise.block_sd < result.values["block_sd"] < 2 * noise.block_sd
+    assert result.protocol == protocol_of(result.values)
+
+
+def test_nothing_to_time_on_is_one_line(tmp_path: Path) -> None:
+    interpreter = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
+    batch = session.calibration_batch(interpreter)
+    with (
+        Store.open(str(tmp_path / "results.db"), create=True) as store,
+        pytest.raises(MachineError, match="no GPU here to calibrate"),
+    ):
+        list(calibrate.calibrate(store, interpreter, batch))
+
+
+def test_the_configs_calibrated_with_are_the_default_and_its_neighbours(simulated: Laboratory) -> None:
+    default, *others = calibrate.configs_of(session.calibration_batch(simulated))
+    assert len(others) >= 2
+    for config in others:
+        assert sum(config[name] != default[name] for name in default) == 1
+
+
+def test_a_device_s_own_row_is_its_incumbent_before_the_arch_s() -> None:
+    rows = (
+        ("colwise", "", (("G", 1), ("K", 5120)), (("num_warps", 4),)),
+        ("colwise", "NVIDIA H200", (("G", 1), ("K", 5120)), (("num_warps", 8),)),
+        ("colwise", "", None, (("num_warps", 2),)),
+    )
+    table, key = incumbents.of_rows(rows), NamedInts(K=5120, G=1)
+    assert table("colwise", Device("sm_90", "NVIDIA H100"), key) == NamedInts(num_warps=4)
+    assert table("colwise", Device("sm_90", "NVIDIA H200"), key) == NamedInts(num_warps=8)
+    assert table("colwise", Device("sm_90", "NVIDIA H200"), NamedInts(K=1, G=1)) is None
+    assert table("colwise", Device("sm_90"), None) == NamedInts(num_warps=2)
+    assert table("rowwise", Device("sm_90"), key) is None
+
+
+def test_the_committed_tables_are_read_without_torch_and_absent_ones_are_empty() -> None:
+    h100 = Device("sm_90", "NVIDIA H100 80GB HBM3")
+    assert incumbents.committed("colwise", h100, NamedInts(M_bucket=16384, K=5120, G=16)) is not None
+    assert incumbents.committed("colwise", Device("simulated"), NamedInts(K=1)) is None
+    assert incumbents.committed("colwise", Device("../sm_90"), NamedInts(K=1)) is None

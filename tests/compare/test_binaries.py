@@ -1,0 +1,62 @@
+"""What decides that two sides run the same code: variations of a kernel, compiled for sm_90 here by one worker each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from fp8tune.compare import side
+from fp8tune.records import NamedInts, Problem
+from fp8tune.measure.worker import Worker
+problem, codes = Problem("rowwise-2d", NamedInts(M=300, K=512)), {}
+for name in sys.argv[2:]:
+    folder, worker = Path(sys.argv[1], name), Worker()
+    of = side.Side(name, folder, folder / "cache", ("kernels",))
+    config = NamedInts(BLOCK_SIZE=4 if name == "config" else 2, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=1)
+    codes[name] = worker.call(100, side.within, of, side.code, "rowwise-2d", problem, config, "sm_90")
+    worker.close()
+print(json.dumps(codes))
+"""
+CHANGES = {
+    "as it is": ("", ""),
+    "comment": ("", "# said differently,\n# on two lines\n"),
+    "config": ("", ""),
+    "binary": ("largest = magnitude(x)\n", "largest = magnitude(x) * 2\n"),
+    "grid": ("launch_kernel(rowwise_2d_kernel, programs", "launch_kernel(rowwise_2d_kernel, programs + 1"),
+    "argument": ("tensors, (M, K), constants", "tensors, (M - 1, K), constants"),
+    "torch operation": ("    if programs:\n", "    tensors[2].zero_()\n    if programs:\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each change of the kernel launches, as one hash. In processes whose Triton compiles."""
+    folder = tmp_path_factory.mktemp("checkouts")
+    for name, (old, new) in CHANGES.items():
+        shutil.copytree(ROOT / "kernels", folder / name / "kernels")
+        file = folder / name / "kernels" / "fp8tune_kernels" / "rowwise_2d.py"
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1) if old else new + text)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), *CHANGES]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
+    return dict(json.loads(said))
+
+
+def test_a_comment_changes_nothing(codes: dict[str, str]) -> None:
+    assert codes["comment"] == codes["as it is"]
+
+
+@pytest.mark.parametrize("change", ["binary", "grid", "argument", "torch operation", "config"])
+def test_what_a_launch_does_is_seen(codes: dict[str, str], change: str) -> None:
+    assert codes[change] != codes["as it is"]

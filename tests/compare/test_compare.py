@@ -1,0 +1,250 @@
+"""Two revisions of planted kernels in a real repository, compared on planted rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fp8tune import errors
+from fp8tune.code import source
+from fp8tune.compare import recorded as compare
+from fp8tune.compare.comparison import ComparedRow
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+
+KERNEL = """
+SCALE = {scale}
+def launch(config, inputs, outputs):
+    return SCALE
+SPEC = KernelSpec(name="{name}", launch=launch, outputs=launch)
+"""
+H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
+SHAPE = NamedInts(M=16640, K=5120, G=64)
+CONFIG = NamedInts(BLOCK_SIZE=32, num_warps=4)
+
+
+def run(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+
+
+def write(repository: Path, kernel: str, scale: int) -> None:
+    file = repository / "kernels/fp8tune_kernels" / f"{kernel.replace('-', '_')}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(KERNEL.format(scale=scale, name=kernel))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """colwise changes between main and branch, rowwise-2d does not, rowwise is new, mxfp8-dim0 goes."""
+    run(tmp_path, "init", "-q", "-b", "main")
+    write(tmp_path, "colwise", 1)
+    write(tmp_path, "rowwise-2d", 1)
+    write(tmp_path, "mxfp8-dim0", 1)
+    run(tmp_path, "add", ".")
+    run(tmp_path, "commit", "-q", "-m", "one")
+    run(tmp_path, "checkout", "-q", "-b", "branch")
+    write(tmp_path, "colwise", 2)
+    write(tmp_path, "rowwise", 1)
+    (tmp_path / "kernels/fp8tune_kernels/mxfp8_dim0.py").unlink()
+    run(tmp_path, "add", ".")
+    run(tmp_path, "commit", "-q", "-m", "two")
+    return tmp_path
+
+
+def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Evidence:
+    """What a finished sweep of the kernel at a revision would have stored."""
+    found = source.source_hash(kernel, source.at_commit(repository, revision))
+    return Evidence(
+        Problem(kernel, SHAPE, routing="jagged"),
+        CONFIG,
+        device,
+        Kind.MEASURED,
+        Status.OK,
+        times_us=(time_us,),
+        version=KernelVersion(kernel, found, default=CONFIG, axes=(("BLOCK_SIZE", (32,)), ("num_warps", (4,)))),
+    )
+
+
+def compared(repository: Path, *evidence: Evidence, range_text: str = "main..branch") -> dict[str, ComparedRow]:
+    comparison = compare.compare(evidence, repository, range_text)
+    assert len({row.kernel for row in comparison.rows}) == len(comparison.rows)
+    return {row.kernel: row for row in comparison.rows}
+
+
+def test_changed_code_is_paired_by_its_source_hash(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    row = compared(repository, *evidence)["colwise"]
+    assert (row.arch, row.shape, row.before_us, row.after_us) == ("sm_90", SHAPE, 200.0, 150.0)
+    assert row.ratio == 0.75
+
+
+def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
+    """Four processes a side: enough to tell 25 % from the noise, and 0.1 % from 2 %."""
+    spread = (0.998, 0.999, 1.001, 1.002)
+    before = replace(rows(repository, "main", "colwise", 1.0), times_us=tuple(200.0 * x for x in spread))
+    for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
+        times_us = tuple(200.0 * factor * x for x in spread)
+        after = replace(rows(repository, "branch", "colwise", 1.0), times_us=times_us)
+        comparison = compare.compare([before, after], repository, "main..branch", ["colwise"])
+        (row,) = comparison.rows
+        assert (row.verdict, row.n) == (verdict, 4)
+        assert row.effect is not None
+        assert row.effect.interval[0] < factor < row.effect.interval[1]
+        assert comparison.exit_code == (1 if verdict == "REGRESSION" else 0)
+
+
+def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    comparison = compare.compare(evidence, repository, "main..branch", ["colwise"])
+    assert [row.verdict for row in comparison.rows] == ["INCONCLUSIVE"]
+    assert comparison.exit_code == 3
+    assert any("one process a side" in line for line in comparison.notices)
+
+
+def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    file = repository / "kernels/fp8tune_kernels/colwise.py"
+    file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
+    (repository / "README.md").write_text("hello")
+    run(repository, "add", ".")
+    run(repository, "commit", "-q", "-m", "comments")
+    assert compared(repository, *evidence)["colwise"].after_us == 150.0
+
+
+def test_each_side_has_its_own_best_config(repository: Path) -> None:
+    slow, fast = rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)
+    other = NamedInts(BLOCK_SIZE=64, num_warps=4)
+    evidence = [
+        slow,
+        replace(slow, config=other, times_us=(180.0,)),
+        fast,
+        replace(fast, config=other, times_us=(190.0,)),
+    ]
+    row = compared(repository, *evidence)["colwise"]
+    assert (row.before_us, row.after_us) == (180.0, 150.0)
+
+
+def test_the_verdict_words(repository: Path) -> None:
+    evidence = [
+        rows(repository, "main", "colwise", 200.0),
+        rows(repository, "main", "rowwise-2d", 90.0),
+        rows(repository, "branch", "rowwise", 80.0),
+        rows(repository, "main", "mxfp8-dim0", 70.0),
+    ]
+    found = compared(repository, *evidence)
+    assert {kernel: row.verdict for kernel, row in found.items()} == {
+        "rowwise-2d": "SAME-CODE",
+        "colwise": "no rows",
+        "rowwise": "NEW",
+        "mxfp8-dim0": "REMOVED",
+    }
+    assert found["rowwise-2d"].ratio == 1.0
+    assert (found["rowwise"].before_us, found["rowwise"].after_us) == (None, 80.0)
+    assert (found["mxfp8-dim0"].before_us, found["mxfp8-dim0"].after_us) == (70.0, None)
+    assert "run fp8tune sweep there" in found["colwise"].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"driver": "570.1"}, "driver 580.95 against 570.1"),
+        ({"triton": "3.7.1"}, "triton 3.6.0 against 3.7.1"),
+        ({"name": "NVIDIA H200", "uuid_hash": "2" * 16}, "name NVIDIA H100 against NVIDIA H200"),
+    ],
+)
+def test_unlike_devices_and_versions_are_never_paired(repository: Path, change: dict[str, str], says: str) -> None:
+    elsewhere = rows(repository, "branch", "colwise", 150.0, replace(H100, **change))
+    comparison = compare.compare(
+        [rows(repository, "main", "colwise", 200.0), elsewhere], repository, "main..branch", ["colwise"]
+    )
+    assert [row.verdict for row in comparison.rows] == ["no rows", "no rows"]
+    assert any("never paired" in row.reason and says in row.reason for row in comparison.rows)
+    assert comparison.exit_code == 3
+    assert any(says in line for line in comparison.notices)
+
+
+@pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC, Kind.PUBLISHED])
+def test_rows_that_time_nothing_of_ours_do_not_count(repository: Path, kind: Kind) -> None:
+    evidence = [replace(rows(repository, side, "colwise", 1.0), kind=kind) for side in ("main", "branch")]
+    row = compared(repository, *evidence)["colwise"]
+    assert (row.verdict, row.before_us, row.problem) == ("no rows", None, None)
+
+
+def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
+    changed = [rows(repository, "main", "colwise", 100.0), rows(repository, "branch", "colwise", 25.0)]
+    shape = NamedInts(M=1, K=1, G=1)
+    slower = [replace(row, problem=replace(row.problem, shape=shape), times_us=(50.0,)) for row in changed]
+    same = rows(repository, "main", "rowwise-2d", 90.0)
+    assert compare.compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
+    assert compare.compare([same], repository, "main..branch").geomean == 1.0
+    assert compare.compare([same], repository, "main..branch", ["colwise"]).geomean is None
+
+
+def test_exit_code_three_says_that_nothing_could_be_compared(repository: Path) -> None:
+    assert compare.compare([], repository, "main..branch", ["colwise"]).exit_code == 3
+    assert compare.compare([], repository, "main..branch", ["rowwise-2d"]).exit_code == 0
+    assert compare.compare([], repository, "main..main").exit_code == 0
+
+
+def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    run(repository, "checkout", "-q", "main")
+    write(repository, "colwise", 3)
+    run(repository, "commit", "-qa", "-m", "three")
+    assert compared(repository, *evidence, range_text="main..branch")["colwise"].verdict == "no rows"
+    assert compared(repository, *evidence, range_text="main...branch")["colwise"].ratio == 0.75
+
+
+def test_uncommitted_work_is_named_worktree(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    run(repository, "checkout", "-q", "main")
+    write(repository, "colwise", 2)
+    comparison = compare.compare(evidence, repository, "main..WORKTREE", ["colwise"])
+    assert comparison.rows[0].after_us == 150.0
+    assert str(comparison.after).endswith("+)")
+    assert compare.compare(evidence, repository, "WORKTREE..branch", ["colwise"]).rows[0].verdict == "SAME-CODE"
+
+
+@pytest.mark.parametrize("text", ["main", "main..", "..branch", "a..b..c", "a....b", "..", "", "main branch"])
+def test_a_malformed_range_is_one_line(repository: Path, text: str) -> None:
+    with pytest.raises(errors.UsageError, match="no range of revisions"):
+        compare.compare([], repository, text)
+
+
+def test_unknown_revisions_and_kernels_are_one_line(repository: Path) -> None:
+    with pytest.raises(errors.UsageError, match="did you mean branch"):
+        compare.compare([], repository, "main..brnch")
+    with pytest.raises(errors.UsageError, match="did you mean colwise"):
+        compare.compare([], repository, "main..branch", ["colwse"])
+    with pytest.raises(errors.UsageError, match="declared neither at main"):
+        compare.compare([], repository, "main..branch", ["colwise-dual"])
+
+
+def test_a_kernel_of_another_repository_is_named_by_reference(repository: Path) -> None:
+    evidence = [
+        replace(rows(repository, side, "colwise", time_us), problem=Problem("colwise", SHAPE))
+        for side, time_us in (("main", 200.0), ("branch", 100.0))
+    ]
+    folder = repository / "kernels/fp8tune_kernels"
+    for kernel in ("fp8tune_kernels.colwise:SPEC", f"{folder}/colwise.py:SPEC"):
+        comparison = compare.compare(evidence, repository, "main..branch", [kernel])
+        assert [(row.kernel, row.ratio) for row in comparison.rows] == [("colwise", 0.5)]
+
+
+def test_a_file_outside_the_repository_is_refused(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(errors.UsageError, match="lies outside"):
+        compare.compare([], repository, "main..branch", [f"{tmp_path_factory.mktemp('other')}/k.py:SPEC"])
+
+
+def test_json_keeps_the_contract(repository: Path) -> None:
+    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    said = json.loads(json.dumps(compare.compare(evidence, repository, "main..branch", ["colwise"]).as_json()))
+    wanted = {"kernel": "colwise", "arch": "sm_90", "before_us": 200.0, "after_us": 150.0, "ratio": 0.75}
+    assert {"rows", "geomean"} <= set(said)
+    assert said["geomean"] == pytest.approx(0.75)
+    assert wanted.items() <= said["rows"][0].items()
+    assert said["rows"][0]["shape"] == {"M": 16640, "K": 5120, "G": 64}
+    assert said["rows"][0]["verdict"] == "INCONCLUSIVE"

@@ -1,0 +1,267 @@
+"""`compare` as it runs: two revisions of planted kernels checked out, judged and timed on the simulated clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import PLANTED
+
+from fp8tune.compare import live, pairing, side
+from fp8tune.compare.comparison import Comparison
+from fp8tune.compare.duel import Arm, Contest, Played
+from fp8tune.compare.pairing import Configs
+from fp8tune.compare.side import Side
+from fp8tune.compare.verdicts import Verdict
+from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.worker import RemoteError, Worker
+from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.sweep import session
+
+VERSIONED = (PLANTED / "versioned.py").read_text()
+SHAPES = "[[rows]]\nM = 300\nK = 64\nE = 1\n"
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def commit(folder: Path, **kernels: str) -> None:
+    for name, text in kernels.items():
+        (folder / f"{name}.py").write_text(text)
+    run(folder, "add", ".")
+    run(folder, "commit", "-q", "-m", "kernels")
+
+
+def version(name: str, *, factor: float = 2, toll: float = 1.0, comment: str = "") -> str:
+    text = VERSIONED.replace('"versioned"', f'"{name}"').replace("FACTOR = 2", f"FACTOR = {factor}")
+    return text.replace("TOLL = 1.0", f"TOLL = {toll}") + comment
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """slower is 3 % slower on the branch, faster 3 % faster, same has one more comment; gone goes, fresh comes."""
+    folder = tmp_path_factory.mktemp("repository")
+    run(folder, "init", "-q", "-b", "main")
+    kernels = {name: version(name) for name in ("slower", "faster", "same", "gone")}
+    (folder / "one.toml").write_text(SHAPES)
+    commit(folder, **kernels)
+    run(folder, "checkout", "-q", "-b", "branch")
+    (folder / "gone.py").unlink()
+    commit(
+        folder,
+        slower=version("slower", factor=2.0, toll=1.035),
+        faster=version("faster", factor=2.0, toll=0.965),
+        same=version("same", comment="# said differently\n"),
+        fresh=version("fresh"),
+    )
+    run(folder, "checkout", "-q", "main")
+    return folder
+
+
+def laboratory(seed: int = 1) -> Laboratory:
+    return session.choose_laboratory(None, f"simulated:{seed}")[0]
+
+
+def compared(repository: Path, range_text: str = "main..branch", *names: str, **wishes: object) -> Comparison:
+    wish = live.Wish(
+        range_text,
+        repository,
+        tuple(f"{repository}/{name}.py:SPEC" for name in names),
+        shapes=(str(repository / "one.toml"),),
+        **wishes,  # type: ignore[arg-type]
+    )
+    *_, last = live.compare(wish, laboratory())
+    assert isinstance(last, Comparison)
+    assert run(repository, "worktree", "list").count("\n") == 1
+    return last
+
+
+def test_each_row_ends_in_its_word(repository: Path) -> None:
+    told = compared(repository, "main..branch", "slower", "faster", "same", "gone", "fresh")
+    assert {row.kernel: str(row.verdict) for row in told.rows} == {
+        "slower": "REGRESSION",
+        "faster": "IMPROVEMENT",
+        "same": "SAME-CODE",
+        "gone": "REMOVED",
+        "fresh": "NEW",
+    }
+    rows = {row.kernel: row for row in told.rows}
+    for kernel, ratio in (("slower", 1.03), ("faster", 0.97)):
+        effect = rows[kernel].effect
+        assert effect is not None
+        assert effect.interval[0] < ratio < effect.interval[1]
+        assert rows[kernel].n == 12
+    assert rows["same"].n == 5  # a free control
+    assert rows["same"].quiet
+    assert told.overall is not None
+    assert told.overall.interval[0] < 1 < told.overall.interval[1]
+    assert told.exit_code == 1
+
+
+def test_uncommitted_work_is_compared(repository: Path) -> None:
+    file = repository / "same.py"
+    text = file.read_text()
+    try:
+        file.write_text(version("same", factor=2.0, toll=1.06))
+        told = compared(repository, "main..WORKTREE", "same")
+    finally:
+        file.write_text(text)
+    assert [row.verdict for row in told.rows] == [Verdict.REGRESSION]
+    assert told.after.commit.endswith("+")
+
+
+def test_blind_times_what_is_the_same(repository: Path) -> None:
+    told = compared(repository, "main..main", "same", "gone", blind=True)
+    assert {row.verdict for row in told.rows} == {Verdict.CLEAR}
+    assert told.quiet
+    assert told.exit_code == 0
+
+
+def test_identical_code_is_not_timed(repository: Path) -> None:
+    told = compared(repository, "main..main", "same")
+    assert [(row.verdict, row.before_us) for row in told.rows] == [(Verdict.SAME_CODE, None)]
+    assert (told.geomean, told.quiet, told.exit_code) == (1.0, None, 0)
+
+
+def test_retuning_searches_both_sides(repository: Path) -> None:
+    told = compared(repository, "main..branch", "slower", configs=Configs.RETUNE)
+    (row,) = told.rows
+    assert row.before_config == row.after_config  # the clock's best is the same config on both
+    assert row.before_config in [NamedInts(BLOCK_SIZE=b, num_warps=w) for b in (32, 64, 128) for w in (4, 8)]
+    assert row.before_config != NamedInts(BLOCK_SIZE=64, num_warps=4)  # not the default, which is slower
+    assert row.verdict is Verdict.REGRESSION
+
+
+def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
+    one, other = (compared(repository, "main..branch", "faster").as_json() for _ in range(2))
+    assert one == other
+
+
+def test_progress_counts_to_its_end(repository: Path) -> None:
+    wish = live.Wish("main..main", repository, (f"{repository}/same.py:SPEC",), blind=True)
+    wish = live.Wish(**{**vars(wish), "shapes": (str(repository / "one.toml"),)})
+    played = [event for event in live.compare(wish, laboratory()) if isinstance(event, Played)]
+    assert [event.done for event in played] == [1, 2, 3, 4, 5]
+    assert played[-1].left_s == 0
+
+
+def test_a_side_that_does_not_load_is_one_line(repository: Path) -> None:
+    run(repository, "checkout", "-q", "-b", "broken")
+    commit(repository, same=version("same") + "raise ValueError('planted')\n")
+    run(repository, "checkout", "-q", "main")
+    with pytest.raises(UsageError, match=r"^broken \(.*planted") as raised:
+        compared(repository, "main..broken", "same")
+    assert "\n" not in str(raised.value)
+
+
+def test_no_gpu_is_one_line(repository: Path) -> None:
+    stand_in = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
+    with pytest.raises(MachineError, match="no GPU"):
+        next(live.compare(live.Wish("main..branch", repository), stand_in))
+
+
+# Bytes, which the simulated clock has none of
+
+
+@pytest.fixture
+def match(tmp_path: Path) -> pairing.Match:
+    """Two sides whose ``wrong`` differs on the second, and ``mended`` on the first."""
+    sides = []
+    for name, wrong, mended in (("one", 2, 3), ("two", 3, 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "wrong.py").write_text(version("wrong", factor=wrong))
+        (tmp_path / name / "mended.py").write_text(version("mended", factor=mended))
+        (tmp_path / name / "both.py").write_text(version("both", factor=5))
+        (tmp_path / name / "right.py").write_text(version("right"))
+        sides.append(Side(name, tmp_path / name, tmp_path / f"{name}-cache"))
+    plan = side.Plan((), "none", "float8_e4m3fn", None, 0, "interpreter", "")
+    here = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
+    return pairing.Match((sides[0], sides[1]), here, plan, Configs.OWN)
+
+
+def contest(match: pairing.Match, kernel: str) -> Contest:
+    config = NamedInts(BLOCK_SIZE=64, num_warps=4)
+    before, after = (Arm(f"{of.folder}/{kernel}.py:SPEC", config) for of in match.sides)
+    return Contest(Problem(kernel, NamedInts(M=8, K=8)), before, after)
+
+
+def test_bytes_are_checked_on_both_sides(match: pairing.Match) -> None:
+    contests = [contest(match, kernel) for kernel in ("wrong", "mended", "both", "right")]
+    steps = pairing.wrong_bytes(match, contests)
+    counted = []
+    while True:
+        try:
+            counted.append(next(steps).done)
+        except StopIteration as stopped:
+            ended = stopped.value
+            break
+    assert counted == list(range(1, 9))
+    assert [row and row.verdict for row in ended] == [Verdict.NEWLY_WRONG, Verdict.NEW, Verdict.INCONCLUSIVE, None]
+    assert "64 of 64 elements differ" in ended[0].reason
+
+
+def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:
+    worker, plan = Worker(), side.Plan((NamedInts(M=8, K=8),), "jagged", "float8_e4m3fn", None, 0, "interpreter", "")
+    try:
+        one, two = match.sides
+        surveyed = worker.call(60, side.within, one, side.survey, f"{one.folder}/right.py:SPEC", plan)
+        assert surveyed.kernel == "right"
+        with pytest.raises(UsageError, match="not from the checkout of one"):
+            worker.call(60, side.within, one, side.survey, f"{two.folder}/right.py:SPEC", plan)
+        with pytest.raises(RemoteError, match="needs one of its own"):
+            worker.call(60, side.within, two, side.survey, f"{two.folder}/right.py:SPEC", plan)
+    finally:
+        worker.kill()
+
+
+# However it ends
+
+
+@pytest.fixture
+def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A comparison that has its checkouts and goes on for a while."""
+    (tmp_path / "many.toml").write_text("[[rows]]\nM = [" + ", ".join(map(str, range(100, 400))) + "]\nK = 64\nE = 1\n")
+    arguments = ["compare", "main..main", "--blind", "--repo", str(repository), "--timer", "simulated:1"]
+    arguments += ["--kernel", f"{repository}/same.py:SPEC", "--shapes", str(tmp_path / "many.toml")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "fp8tune.cli", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("timing"):
+            break
+    yield process
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_checkouts_go_when_it_is_stopped(
+    number: int, code: int, long_run: subprocess.Popen[str], repository: Path, tmp_path: Path
+) -> None:
+    assert run(repository, "worktree", "list").count("\n") == 3
+    long_run.send_signal(number)
+    assert long_run.wait(30) == code
+    assert run(repository, "worktree", "list").count("\n") == 1
+    assert not list(tmp_path.glob("fp8tune-*"))
+
+
+def test_checkouts_of_a_killed_run_go_with_the_next(
+    long_run: subprocess.Popen[str], repository: Path, tmp_path: Path
+) -> None:
+    long_run.kill()
+    long_run.wait()
+    time.sleep(0.2)
+    assert run(repository, "worktree", "list").count("\n") == 3
+    compared(repository, "main..main", "same")
+    assert not list(tmp_path.glob("fp8tune-compare-*"))

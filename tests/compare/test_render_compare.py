@@ -1,0 +1,110 @@
+"""A comparison as people see it: table, markdown, HTML, and the progress of a live one."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+import pytest
+
+from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
+from fp8tune.compare.duel import Played
+from fp8tune.compare.pairing import Step
+from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.render import compare as render_compare
+
+H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
+PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, G=64), routing="jagged")
+TIMED = ComparedRow(
+    "colwise",
+    Verdict.IMPROVEMENT,
+    PROBLEM,
+    H100,
+    before_us=1234.56,
+    after_us=617.28,
+    effect=Effect(-0.6931471805599453, 0.001, 11),
+    control=Effect(0.0004, 0.001, 11),
+    quiet=True,
+    n=12,
+)
+
+
+def comparison(*rows: ComparedRow) -> Comparison:
+    return Comparison(Revision("main", "a" * 40), Revision("branch", "b" * 40), rows)
+
+
+def test_markdown_is_a_table_and_one_line_of_provenance() -> None:
+    assert render_compare.markdown(comparison(TIMED)).splitlines() == [
+        "| Kernel | Shape | Before (us) | After (us) | Speedup | Change | 95 % interval | Detectable | Control "
+        "| Verdict |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| colwise | M=16640 K=5120 G=64, jagged | 1,234.6 | 617.3 | 2.00x | -50.00 % | -50.11 % to -49.89 % | +0.85 % "
+        "| +0.04 % | IMPROVEMENT |",
+        "",
+        "NVIDIA H100 (sm_90), driver 580.95, cuda 13.0, torch 2.11.0, triton 3.6.0. "
+        "Before: main (aaaaaaaaaaaa), after: branch (bbbbbbbbbbbb). Recorded rows, matched by kernel source. "
+        "1 IMPROVEMENT; geometric mean of the change -50.00 %.",
+    ]
+
+
+def test_markdown_has_one_table_a_device() -> None:
+    other = replace(TIMED, device=replace(H100, name="NVIDIA H200", uuid_hash="2" * 16))
+    text = render_compare.markdown(comparison(TIMED, other, ComparedRow("rowwise", Verdict.NEW)))
+    assert text.count("| Kernel |") == 3
+    assert text.count("2.00x") == 2
+
+
+@pytest.mark.parametrize("name", ["H100 | x |\n| --- |", "<script>alert(1)</script>", "\x1b[2J"])
+def test_a_stored_name_cannot_break_out(name: str) -> None:
+    told = comparison(replace(TIMED, device=replace(H100, name=name)))
+    said = render_compare.markdown(told)
+    assert len(said.splitlines()) == 5
+    assert "\x1b" not in said
+    assert "<script" not in said
+    page = render_compare.page(told)
+    assert "\x1b" not in page
+    assert "<script" not in page
+    if name.startswith("<"):
+        assert html.escape(name) in page
+
+
+def test_a_loud_control_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    loud = replace(TIMED, verdict=Verdict.CLEAR, control=Effect(0.02, 0.001, 11), quiet=False)
+    told = replace(comparison(loud), control=Effect(0.02, 0.001, 11))
+    assert told.exit_code == 3
+    render_compare.print_comparison(told, "table")
+    assert "+2.02 % (loud)" in capsys.readouterr().out
+    assert any("the control arm moved" in line for line in told.notices)
+
+
+def test_progress_says_each_phase_once_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with render_compare.CompareProgress(clock=lambda: 0.0) as progress:
+        progress.show(Step("surveying colwise"))
+        for done in range(1, 5):
+            progress.show(Step("compiling", done, 4))
+        for done in range(1, 9):
+            progress.show(Played(done, 8, seconds=2.0 * done))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "surveying colwise",
+        "compiling 1/4",
+        "compiling 4/4",
+        "timing 1/8, ETA of this stage 14 s",
+        "timing 8/8, ETA of this stage 0 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["CLEAR", "SAME-CODE", "IMPROVEMENT", "NEW", "REMOVED"], 0),
+        (["CLEAR", "INCONCLUSIVE"], 3),
+        (["CLEAR", "no rows"], 3),
+        (["INCONCLUSIVE", "REGRESSION"], 1),
+        (["INCONCLUSIVE", "NEWLY-WRONG"], 1),
+        ([], 3),
+    ],
+)
+def test_exit_codes(verdicts: list[str], code: int) -> None:
+    assert comparison(*(replace(TIMED, verdict=Verdict(word)) for word in verdicts)).exit_code == code

@@ -1,0 +1,103 @@
+"""The statistics of a comparison, against scipy's and against their own promises."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fp8tune.compare import verdicts
+from fp8tune.compare.verdicts import Effect, Verdict
+
+logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=20)
+
+
+@given(logs)
+def test_a_paired_effect_is_students(values: list[float]) -> None:
+    effect = verdicts.paired(values)
+    assert effect.mean == pytest.approx(np.mean(values), abs=1e-12)
+    assert effect.error == pytest.approx(stats.sem(values), abs=1e-12)
+    if effect.error > 1e-6:
+        bound = stats.ttest_1samp(values, 0).confidence_interval(0.9).high
+        assert effect.upper(0.05) == pytest.approx(bound, abs=1e-9)
+
+
+def test_an_unpaired_effect_is_welchs() -> None:
+    before, after = [100.0, 101.0, 99.5, 100.2], [103.0, 105.0, 104.1]
+    effect = verdicts.unpaired(before, after)
+    theirs = stats.ttest_ind(np.log(after), np.log(before), equal_var=False)
+    assert effect.mean / effect.error == pytest.approx(theirs.statistic)
+    assert effect.df == pytest.approx(theirs.df)
+
+
+def test_the_words() -> None:
+    assert verdicts.judge(Effect(math.log(1.02), 0.001, 11)) is Verdict.REGRESSION
+    assert verdicts.judge(Effect(-math.log(1.02), 0.001, 11)) is Verdict.IMPROVEMENT
+    assert verdicts.judge(Effect(0.0, 0.001, 4)) is Verdict.CLEAR
+    assert verdicts.judge(Effect(0.0, 0.02, 4)) is Verdict.INCONCLUSIVE
+    assert verdicts.judge(Effect(math.log(1.004), 0.0, 4)) is Verdict.CLEAR
+
+
+def test_more_rows_decided_together_need_more_proof() -> None:
+    effect = Effect(math.log(1.013), 0.003, 11)
+    assert verdicts.judge(effect) is Verdict.REGRESSION
+    assert verdicts.judge(effect, tested=20) is not Verdict.REGRESSION
+
+
+@given(st.floats(-0.05, 0.05), st.floats(0, 0.03), st.integers(1, 30))
+def test_no_row_is_faster_and_slower_and_what_is_uncontested_is_clear(mean: float, error: float, tested: int) -> None:
+    effect = Effect(mean, error, 4)
+    assert verdicts.contested(effect) or verdicts.judge(effect) is Verdict.CLEAR
+    mirrored = {Verdict.REGRESSION: Verdict.IMPROVEMENT, Verdict.IMPROVEMENT: Verdict.REGRESSION}
+    verdict = verdicts.judge(effect, tested)
+    if verdict in mirrored:
+        assert verdicts.judge(Effect(-mean, error, 4), tested) is mirrored[verdict]
+
+
+def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
+    random, sd, rounds, tested = np.random.default_rng(5), 0.008, 12, 3
+    error = sd / math.sqrt(rounds)
+    true = math.log(verdicts.smallest_detectable(Effect(0.0, error, rounds - 1), tested))
+    found = sum(
+        verdicts.judge(verdicts.paired(list(true + sd * random.standard_normal(rounds))), tested) is Verdict.REGRESSION
+        for _ in range(1000)
+    )
+    # the formula takes the error for known, as any power does
+    assert stats.binomtest(found, 1000, verdicts.POWER).pvalue > 1e-4
+
+
+def test_a_slowdown_at_the_threshold_is_called_a_regression_in_5_percent_at_most() -> None:
+    random, sd, rounds = np.random.default_rng(7), 0.008, 12
+    called = sum(
+        verdicts.judge(verdicts.paired(list(verdicts.SLOWDOWN + sd * random.standard_normal(rounds))))
+        is Verdict.REGRESSION
+        for _ in range(2000)
+    )
+    assert stats.binomtest(called, 2000, verdicts.ERROR, alternative="greater").pvalue > 1e-4
+    assert called > 20  # the test does reject
+
+
+def test_a_control_is_loud_only_outside_half_a_percent_and_beyond_chance() -> None:
+    assert verdicts.quiet(Effect(0.004, 0.0001, 4))
+    assert verdicts.quiet(Effect(0.01, 0.01, 4))
+    assert not verdicts.quiet(Effect(0.01, 0.001, 4))
+    assert not verdicts.quiet(Effect(-0.01, 0.001, 4))
+
+
+def test_the_geometric_mean_is_over_rows_and_its_error_over_rounds() -> None:
+    """Rows that move together (here: are the same) tell no more than one of them."""
+    changes = [0.01, 0.02, 0.0, 0.015, 0.005]
+    one, many = verdicts.geomean([[changes]]), verdicts.geomean([[changes] * 4])
+    assert (many.mean, many.error, many.df) == pytest.approx((one.mean, one.error, one.df))
+    both = verdicts.geomean([[changes] * 3, [[0.05, 0.05, 0.05]]])
+    assert both.mean == pytest.approx((3 * 0.01 + 0.05) / 4)
+    assert both.error == pytest.approx(0.75 * one.error)
+
+
+def test_few_rounds_have_no_error() -> None:
+    with pytest.raises(ValueError, match="two rounds"):
+        verdicts.paired([0.1])

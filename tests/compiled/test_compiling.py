@@ -1,0 +1,70 @@
+"""Compiling for arches that are not here: the facts are each arch's own, whatever was compiled before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json
+from dataclasses import asdict
+from fp8tune.measure.compiling import compile_config, distinct
+from fp8tune_kernels.spec import NamedInts, Problem
+
+def compiled(arch, fp8_dtype, **options):
+    problem = Problem("rowwise-2d", NamedInts(M=64, K=512), fp8_dtype=fp8_dtype)
+    config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=1, **options)
+    return asdict(compile_config("rowwise-2d", problem, config, arch, 200_000, read_code=arch != "sm_90"))
+
+def distinct_shapes(*shapes):
+    problems = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in shapes]
+    return [list(problem.shape.values()) for problem in distinct("rowwise-2d", problems, "gfx942")]
+
+found = {
+    "sm_90": compiled("sm_90", "float8_e4m3fn"),
+    "sm_90 fnuz": compiled("sm_90", "float8_e4m3fnuz"),
+    "gfx942": compiled("gfx942", "float8_e4m3fnuz"),
+    "gfx950": compiled("gfx950", "float8_e4m3fn"),
+    "gfx90a": compiled("gfx90a", "float8_e4m3fnuz"),
+    "waves": compiled("gfx942", "float8_e4m3fnuz", waves_per_eu=2),
+    "distinct": distinct_shapes((640, 512), (64, 512), (256, 512), (64, 513)),
+}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_one_process_compiles_for_several_arches() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    distinct = found.pop("distinct")
+    assert {arch: result["status"] for arch, result in found.items()} == {
+        "sm_90": "ok",
+        "sm_90 fnuz": "compile_error",
+        "gfx942": "ok",
+        "gfx950": "ok",
+        "gfx90a": "ok",
+        "waves": "ok",
+    }
+    assert "\n" not in found["sm_90 fnuz"]["reason"]
+    for arch in ("sm_90", "gfx942", "gfx950"):
+        assert found[arch]["facts"]["registers"] > 0
+        assert found[arch]["facts"]["spill_bytes"] == 0
+    assert found["sm_90"]["facts"]["registers"] != found["gfx942"]["facts"]["registers"]
+    code = {arch: result["facts"]["code"] for arch, result in found.items()}
+    assert code["sm_90"] is None  # it is read only where asked for
+    for arch in ("gfx942", "gfx950", "gfx90a"):
+        assert code[arch]["programs"] == 64
+        assert code[arch]["passes"] == 1
+        assert 0 < code[arch]["resident_warps"] <= 32
+    conversions = {arch: code[arch]["fp8_conversions"] for arch in ("gfx942", "gfx950", "gfx90a")}
+    assert conversions["gfx942"] > 0
+    assert conversions["gfx950"] > 0
+    assert conversions["gfx90a"] == 0  # it has no such instruction
+    assert distinct == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513

@@ -1,0 +1,250 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.code.loading import load_spec
+from fp8tune.errors import UsageError
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, DeviceLimits, KernelSpec
+
+AXES = {"BLOCK_SIZE": (32, 64), "UNROLL": (1, 3), "num_warps": (4, 8), "num_stages": (1, 2, 3), "waves_per_eu": (0, 2)}
+LIMITS = DeviceLimits("sm_90", 32, 232_448, 65_536, 132)
+
+
+def activations(row):
+    yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
+    yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
+
+
+def not_run(*_):
+    raise AssertionError("planning runs no kernel")
+
+
+SPEC = KernelSpec(
+    name="planned",
+    axes=AXES,
+    default=NamedInts(num_stages=2, num_warps=4, BLOCK_SIZE=128, UNROLL=1, waves_per_eu=0),
+    key=("K", "G"),
+    problems=activations,
+    inputs=not_run,
+    outputs=not_run,
+    launch=not_run,
+    reference=not_run,
+    bytes_moved=lambda shape: 3 * shape["M"] * shape["K"],
+    scaled_down=lambda problem: replace(problem, shape=NamedInts(M=16, K=min(problem.shape["K"], 8), G=2)),
+    invalid=lambda config, shape, limits: "too many warps" if config["num_warps"] == 8 else None,
+    routed=True,
+)
+PROBLEM = Problem("planned", NamedInts(M=64, K=32, G=4), "jagged")
+ROW = NamedInts(M=64, K=32, N=48, E=4)
+
+
+# grids
+
+
+def test_a_grid_narrows_and_widens_only_the_axes_it_names():
+    assert plan.parse_grid([], AXES) == AXES
+    assert plan.parse_grid(["num_warps=16", " BLOCK_SIZE = 32 , 512 "], AXES) == AXES | {
+        "num_warps": (16,),
+        "BLOCK_SIZE": (32, 512),
+    }
+
+
+def test_a_grid_keeps_the_order_of_the_axes_and_drops_repeats():
+    assert list(plan.parse_grid(["waves_per_eu=2,0,2", "UNROLL=5"], AXES).items())[1:] == [
+        ("UNROLL", (5,)),
+        ("num_warps", (4, 8)),
+        ("num_stages", (1, 2, 3)),
+        ("waves_per_eu", (2, 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        (["num_warps"], "grid 'num_warps' is not of the form AXIS=VALUE,VALUE"),
+        (["num_warps="], "is not of the form"),
+        (["num_warp=4"], "unknown grid axis 'num_warp': did you mean num_warps"),
+        (["=4"], "unknown grid axis ''"),
+        (["num_warps=4", "num_warps=8"], "num_warps is given twice"),
+        (["num_warps=6"], "num_warps takes powers of two, not 6"),
+        (["BLOCK_SIZE=48"], "BLOCK_SIZE takes powers of two, not 48"),
+        (["num_stages=0"], "num_stages takes integers from 1 to 1048576, not '0'"),
+        (["num_stages=4,,5"], "not ''"),
+        (["num_stages=-1"], "not '-1'"),
+        (["num_stages=1_0"], "not '1_0'"),
+        (["num_stages=٣"], "not '٣'"),
+        (["BLOCK_SIZE=" + "9" * 5000], "BLOCK_SIZE takes integers from 1 to 1048576"),
+        (["num_stages=2=3"], "not '2=3'"),
+    ],
+)
+def test_a_grid_that_triton_cannot_take_is_refused(texts, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        plan.parse_grid(texts, AXES)
+
+
+@given(st.lists(st.one_of(st.text(max_size=20), st.from_regex(r"(num_warps|BLOCK_SIZE|UNROLL)=[0-9,]{0,9}"))))
+def test_any_grid_gives_the_same_axes_or_a_one_line_error(texts):
+    try:
+        grid = plan.parse_grid(texts, AXES)
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert list(grid) == list(AXES)
+        assert all(values and len(set(values)) == len(values) for values in grid.values())
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional={name: st.lists(st.sampled_from(AXES[name]), min_size=1, unique=True) for name in AXES}
+    )
+)
+def test_a_grid_of_declared_values_is_taken_as_written(chosen):
+    texts = [f"{name}={','.join(map(str, values))}" for name, values in chosen.items()]
+    assert plan.parse_grid(texts, AXES) == AXES | {name: tuple(values) for name, values in chosen.items()}
+
+
+# problems
+
+
+def test_problems_come_in_order_once_each_for_every_layout():
+    spec = replace(SPEC, input_layouts=("contiguous", "transposed"))
+    swapped = NamedInts(M=64, K=48, N=32, E=4)
+    found = plan.problems(
+        spec, [ROW, swapped, ROW], routing="zipf", fp8_dtype="float8_e5m2", scale_mode="exact", seed=7
+    )
+    assert found == [
+        Problem("planned", NamedInts(M=64, K=k, G=4), "zipf", layout, "bfloat16", "float8_e5m2", "exact", 7)
+        for k in (32, 48)
+        for layout in ("contiguous", "transposed")
+    ]
+
+
+def test_a_kernel_without_groups_has_no_routing():
+    assert {problem.routing for problem in plan.problems(replace(SPEC, routed=False), [ROW])} == {"none"}
+
+
+def test_the_scale_mode_is_the_first_declared_one_unless_named():
+    mx = replace(SPEC, scale_modes=("floor", "rceil"))
+    assert {problem.scale_mode for problem in plan.problems(mx, [ROW])} == {"floor"}
+    with pytest.raises(UsageError, match="unknown scale mode of planned 'exact': known: floor, rceil"):
+        plan.problems(mx, [ROW], scale_mode="exact")
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ({"routing": "jaged"}, "unknown routing 'jaged': did you mean jagged"),
+        ({"routing": "none"}, "unknown routing 'none'"),
+        ({"fp8_dtype": "float8_e4m3"}, "unknown fp8 dtype 'float8_e4m3': did you mean float8_e4m3fn"),
+        ({"in_dtype": "float16"}, "unknown input dtype 'float16'"),
+    ],
+)
+def test_names_nobody_knows_get_their_near_matches(names, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        plan.problems(SPEC, [ROW], **names)
+
+
+def test_a_row_without_n_gives_the_problems_that_need_none():
+    activations_alone = NamedInts(M=64, K=32, E=4)
+    assert [problem.shape for problem in plan.problems(SPEC, [activations_alone])] == [NamedInts(M=64, K=32, G=4)]
+    weights = replace(SPEC, problems=lambda row: iter([NamedInts(E=row["E"], N=row["N"], K=row["K"])]))
+    with pytest.raises(UsageError, match="hold no problem for planned"):
+        plan.problems(weights, [activations_alone])
+
+
+@pytest.mark.parametrize("dim", ["N", "Q"])
+def test_a_key_error_that_is_the_specs_own_fault_is_not_hidden(dim):
+    def broken(row):
+        raise KeyError(dim)
+        yield
+
+    with pytest.raises(KeyError):
+        plan.problems(replace(SPEC, problems=broken), [ROW])
+
+
+# trials
+
+
+def test_trials_are_the_default_and_then_the_product_in_declaration_order():
+    configs = [trial.config for trial in plan.trials(SPEC, PROBLEM, AXES, None)]
+    assert configs[0] == SPEC.default
+    assert [tuple(config.values()) for config in configs[1:]] == list(itertools.product(*AXES.values()))
+    assert all(list(config) == list(AXES) for config in configs)
+
+
+def test_a_default_inside_the_grid_is_tried_once():
+    grid = plan.parse_grid(["BLOCK_SIZE=128,32"], AXES)
+    configs = [trial.config for trial in plan.trials(SPEC, PROBLEM, grid, None)]
+    assert len(configs) == len(set(configs)) == 2 * 2 * 2 * 3 * 2
+
+
+def test_a_narrowed_grid_still_tries_the_default():
+    grid = plan.parse_grid(["BLOCK_SIZE=64", "UNROLL=3", "num_warps=4", "num_stages=1", "waves_per_eu=2"], AXES)
+    assert [trial.config for trial in plan.trials(SPEC, PROBLEM, grid, None)] == [
+        SPEC.default,
+        NamedInts(BLOCK_SIZE=64, UNROLL=3, num_warps=4, num_stages=1, waves_per_eu=2),
+    ]
+
+
+def test_pruned_configs_stay_with_their_reason_and_the_default_is_never_one():
+    for trial in plan.trials(SPEC, PROBLEM, AXES, LIMITS):
+        assert trial.pruned == ("too many warps" if trial.config["num_warps"] == 8 else None)
+    spec = replace(SPEC, invalid=lambda config, shape, limits: "never")
+    default, *others = plan.trials(spec, PROBLEM, AXES, LIMITS)
+    assert default == plan.Planned(PROBLEM, SPEC.default)
+    assert {trial.pruned for trial in others} == {"never"}
+
+
+def test_the_interpreter_tries_each_set_of_block_sizes_once_on_each_scaled_down_problem():
+    problems = plan.problems(SPEC, [ROW, NamedInts(M=64, K=4, N=32, E=2)])
+    planned = plan.interpreter_plan(SPEC, problems, AXES)
+    assert list(dict.fromkeys(trial.problem.shape["K"] for trial in planned)) == [8, 4]
+    for problem in {trial.problem for trial in planned}:
+        configs = [trial.config for trial in planned if trial.problem == problem]
+        assert [(config["BLOCK_SIZE"], config["UNROLL"]) for config in configs] == [
+            (128, 1),
+            (32, 1),
+            (32, 3),
+            (64, 1),
+            (64, 3),
+        ]
+        assert all(
+            config[name] == SPEC.default[name] for config in configs for name in LAUNCH_OPTIONS if name in config
+        )
+
+
+# the kernels and the sets that come with fp8tune
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("name", shapes.list_sets())
+def test_every_kernel_has_problems_in_every_set(kernel, name):
+    spec = load_spec(kernel)
+    rows = shapes.load(name).rows
+    for routing in ROUTINGS:
+        problems = plan.problems(spec, rows, routing=routing)
+        assert len(set(problems)) == len(problems)
+    for problem in problems:
+        assert set(spec.lookup_key(problem)) == set(spec.key)
+        assert spec.bytes_moved(problem.shape) > 0
+
+
+def test_colwise_is_planned_on_the_activations_that_4069_timed():
+    problems = plan.problems(load_spec("colwise"), shapes.load("deepseek-moe-16b").rows)
+    shapes_planned = {problem.shape for problem in problems}
+    assert shapes_planned >= {NamedInts(M=16640, K=k, G=groups) for k in (5120, 2048) for groups in (64, 128)}
+
+
+def test_an_axis_of_the_arch_joins_the_grid_only_where_it_is_named():
+    axes = {"BLOCK_SIZE": (32, 64), "num_warps": (4,)}
+    assert plan.parse_grid([], axes, ["waves_per_eu"]) == axes
+    assert plan.parse_grid(["waves_per_eu=2,4"], axes, ["waves_per_eu"]) == axes | {"waves_per_eu": (2, 4)}
+    with pytest.raises(UsageError, match="waves_per_eu"):
+        plan.parse_grid(["waves_per_eu=2"], axes)

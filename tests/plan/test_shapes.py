@@ -1,0 +1,158 @@
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.errors import UsageError
+from fp8tune.plan import shapes
+from fp8tune.records import NamedInts
+
+SIZE = st.integers(1, shapes.LARGEST_DIM)
+SIZES = st.one_of(SIZE, st.lists(SIZE, min_size=1, max_size=3))
+ENTRY = st.fixed_dictionaries({"M": SIZES, "K": SIZES, "E": SIZES}, optional={"N": SIZES})
+
+
+def as_toml(entries):
+    return "".join("[[rows]]\n" + "".join(f"{dim} = {value}\n" for dim, value in entry.items()) for entry in entries)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shapes")
+
+
+def load_text(folder: Path, text: str | bytes) -> shapes.ShapeSet:
+    path = folder / "mine.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return shapes.load(str(path))
+
+
+def rows_of(name):
+    return {tuple(row.items()) for row in shapes.load(name).rows}
+
+
+def expected(weights, sizes):
+    """Rows of both weights, w1/w3 (K, N) and w2 (N, K), each at all of ``sizes`` (M, E)."""
+    return {
+        (("M", m), ("K", k), ("N", n), ("E", e))
+        for k, n in (weights, weights[::-1])
+        for m, experts in sizes
+        for e in experts
+    }
+
+
+def test_the_sets_hold_what_they_promise():
+    assert shapes.list_sets() == (
+        "deepseek-moe-16b",
+        "deepseek-v3",
+        "grouped-mm",
+        "llama4",
+        "starting-line",
+        "tiny",
+        "unseen",
+    )
+    assert rows_of("llama4") == expected((5120, 8192), [(16640, (1, 4, 16, 64, 128)), (131072, (8,))])
+    assert rows_of("deepseek-v3") == expected((7168, 2048), [(16640, (4, 8, 32)), (131072, (8,))])
+    activations = {(("M", 16640), ("K", 5120), ("E", experts)) for experts in (64, 128)}
+    assert rows_of("deepseek-moe-16b") == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
+
+
+@pytest.mark.parametrize("name", shapes.list_sets())
+def test_no_set_repeats_a_row(name):
+    rows = shapes.load(name).rows
+    assert len(set(rows)) == len(rows)
+
+
+def test_tiny_is_small_has_groups_and_dims_that_no_block_divides():
+    for row in shapes.load("tiny").rows:
+        assert row["E"] > 1
+        assert all(size % 64 and size < 256 for size in row.values())
+
+
+def test_a_set_is_named_after_its_file(folder):
+    (folder / "ours.toml").write_text("rows = [{M = 3, K = 4, E = 1}]")
+    assert shapes.load(str(folder / "ours.toml")) == shapes.ShapeSet("ours", (NamedInts(M=3, K=4, E=1),))
+
+
+@given(st.lists(ENTRY, min_size=1, max_size=4))
+def test_an_entry_multiplies_out_in_order(folder, entries):
+    wanted = []
+    for entry in entries:
+        dims = [dim for dim in shapes.DIMS if dim in entry]
+        lists = [entry[dim] if isinstance(entry[dim], list) else [entry[dim]] for dim in dims]
+        wanted += [tuple(zip(dims, sizes, strict=True)) for sizes in itertools.product(*lists)]
+    assert [tuple(row.items()) for row in load_text(folder, as_toml(entries)).rows] == wanted
+
+
+@given(st.one_of(st.binary(max_size=80), st.text(max_size=80)))
+def test_any_bytes_are_a_set_or_a_one_line_error(folder, text):
+    try:
+        loaded = load_text(folder, text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert loaded.rows
+
+
+VALUE = st.recursive(
+    st.one_of(
+        st.integers(), st.booleans(), st.floats(), st.just('"a\\nb"'), st.just("1979-05-27"), st.just("0x" + "f" * 5000)
+    ),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(["M", "K", "N", "E", "routing", '"a\\nb"']), VALUE)
+def test_any_value_of_any_dim_is_taken_or_refused_in_one_line(folder, dim, value):
+    text = str(value).replace("'", "").replace("True", "true").replace("False", "false")
+    entry = {"M": 2, "K": 2, "E": 2, dim: text}
+    try:
+        load_text(folder, as_toml([entry]))
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+        assert "mine.toml" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", r"has no \[\[rows\]\] entry: add one"),
+        ("rows = 3", r"has no \[\[rows\]\] entry"),
+        ("rows = [3]", r"entry 1: must be a \[\[rows\]\] table, not int"),
+        ("row = 1", "unknown key 'row'"),
+        ("[[rows]]\nM = many", "is not TOML: .*line 2"),
+        (b"\xff", "is not TOML: .*utf-8"),
+        ("[" * 5000, "is not TOML"),
+        ("[[rows]]\nM=1\nK=1\nE=1\n[[rows]]\nM=1\nK=1", "entry 2: E is missing"),
+        ("[[rows]]\nM=1\nK=1\nE=1\nG=1", "entry 1: unknown dim 'G': the dims are M, K, N, E"),
+        ("[[rows]]\nM=true\nK=1\nE=1", "entry 1: M must be an integer or a list of integers, not bool"),
+        ('[[rows]]\nM=1\nK=[1, "2"]\nE=1', "entry 1: K must be an integer or a list of integers, not str"),
+        ("[[rows]]\nM=1\nK=[]\nE=1", "entry 1: K is an empty list"),
+        ("[[rows]]\nM=0\nK=1\nE=1", "entry 1: M must be from 1 to 2147483647"),
+        ("[[rows]]\nM=1\nK=1\nE=2147483648", "entry 1: E must be from 1 to"),
+        (as_toml([{dim: list(range(1, 12)) for dim in "MKNE"}]), "multiplies out to 14641 rows"),
+    ],
+)
+def test_an_error_names_the_file_the_entry_and_what_is_wrong(folder, text, complaint):
+    with pytest.raises(UsageError, match=f"shape file '.*mine.toml'.*{complaint}"):
+        load_text(folder, text)
+
+
+def test_an_unknown_name_gets_its_near_matches():
+    with pytest.raises(UsageError, match="unknown shape set 'lama4': did you mean llama4"):
+        shapes.load("lama4")
+
+
+@pytest.mark.parametrize("reference", ["missing.toml", "../llama4", "/"])
+def test_a_file_that_cannot_be_read_is_a_usage_error(reference):
+    with pytest.raises(UsageError, match="cannot read shape file"):
+        shapes.load(reference)
+
+
+def test_a_name_cannot_leave_the_folder():
+    for reference in ("..", "", "published", "llama4\n"):
+        with pytest.raises(UsageError):
+            shapes.load(reference)

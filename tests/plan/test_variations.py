@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.code.loading import load_spec
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.plan.variations import key_faults, variations
+from fp8tune.records import NamedInts
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import ROUTINGS
+
+dims = st.integers(1, 2**31 - 1)
+
+
+def problems(kernel: str):
+    spec = load_spec(kernel)
+    rows = [row for name in ("llama4", "tiny") for row in shapes.load(name).rows]
+    return spec, plan.problems(spec, rows)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_name_in_a_key_is_a_size_of_its_problems(kernel):
+    spec, found = problems(kernel)
+    assert [fault for problem in found for fault in key_faults(spec, problem)] == []
+
+
+def test_a_name_of_nothing_and_the_exact_m_are_faults():
+    spec, (problem, *_) = problems("colwise")
+    (fault,) = key_faults(replace(spec, key=("M_bucket", "K", "num_elements")), problem)
+    assert "num_elements" in fault
+    assert "M, K, G" in fault
+    (fault,) = key_faults(replace(spec, key=("M", "K")), problem)
+    assert "M_bucket" in fault
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_argument_is_in_the_key_or_varied(kernel):
+    spec, found = problems(kernel)
+    for problem in found:
+        varied = {variation.argument for variation in variations(spec, problem)}
+        assert varied >= {dim for dim in problem.shape if dim not in spec.key}
+        assert {"scale_mode", "seed"} <= varied
+        assert ("routing" in varied) == spec.routed
+        assert not varied & set(spec.key)
+
+
+@given(st.sampled_from(KERNELS), st.data())
+def test_a_variation_differs_in_its_argument_alone_and_has_the_same_key(kernel, data):
+    spec, (problem, *_) = problems(kernel)
+    problem = replace(problem, shape=NamedInts({dim: data.draw(dims) for dim in problem.shape}))
+    for variation in variations(spec, problem):
+        other, argument = variation.problem, variation.argument
+        assert spec.lookup_key(other) == spec.lookup_key(problem)
+        if argument in problem.shape:
+            assert other.shape[argument] >= 1
+            back = replace(other, shape=NamedInts({**other.shape, argument: problem.shape[argument]}))
+        else:
+            back = replace(other, **{argument: getattr(problem, argument)})
+        assert other != problem
+        assert back == problem
+
+
+def test_what_colwise_is_varied_to():
+    spec, (problem, *_) = problems("colwise")
+    found = variations(spec, problem)
+    assert [variation.problem.shape["M"] for variation in found if variation.argument == "M"] == [16384, 24576, 32736]
+    assert {v.problem.routing for v in found if v.argument == "routing"} == set(ROUTINGS) - {"jagged"}
+    coarse = variations(replace(spec, key=("M_bucket", "K")), problem)
+    assert [variation.problem.shape["G"] for variation in coarse if variation.argument == "G"] == [2]

@@ -1,0 +1,134 @@
+"""Databases brought together: every row kept, no side preferred, the order of imports without a trace."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row
+
+from fp8tune.choose import ranking
+from fp8tune.choose.decision import Verdict
+from fp8tune.export import table as export
+from fp8tune.store.importing import import_file
+from fp8tune.store.results import Store
+
+CONFIGS = (KERNEL.default, config(32), config(128))
+WIDENED = replace(KERNEL, axes=(*KERNEL.axes, ("num_ctas", (1, 2))))
+
+
+def sweep_with_finals(
+    store: Store, times_us: tuple[float, ...], seed: int = 0, request: str = "request", K: int = 5120
+):
+    """A finished sweep of one problem: a screen, and six processes of six rounds; a block is off by up to 0.05 %."""
+    noise, sweep, of = random.Random(f"{times_us} {seed}"), begin(store, request=request, again=True), problem(K=K)
+    store.record_ceiling(sweep, H100, 3000.0 + seed)
+    for time_us, config_ in zip(times_us, CONFIGS, strict=True):
+        store.add(sweep, row(time_us, of=of, config=config_))
+        for process, round in itertools.product(range(6), range(6)):
+            block_us = time_us * noise.uniform(0.9995, 1.0005)
+            made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
+            store.add(sweep, made)
+    store.mark_complete(sweep, KERNEL, H100, of, len(CONFIGS))
+    end_finals(store, sweep, of)
+    store.finish_sweep(sweep)
+
+
+def winner(store: Store) -> ranking.Winner:
+    (found,) = ranking.winners(store.evidence(keep=ranking.competing))
+    return found
+
+
+def opened(path: Path) -> Store:
+    return Store.open(str(path), create=True)
+
+
+def test_two_sides_that_disagree_are_ambiguous_until_measured_again(tmp_path):
+    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(theirs, (110.0, 105.0, 99.0))  # the lower time of all
+        assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[1], Verdict.CERTIFIED)
+        assert (winner(theirs).config, winner(theirs).verdict) == (CONFIGS[2], Verdict.CERTIFIED)
+    with opened(tmp_path / "ours.db") as ours:
+        import_file(ours, tmp_path / "theirs.db")
+        assert (winner(ours).verdict, winner(ours).disputed) == (Verdict.AMBIGUOUS, True)
+        assert ours.has_rival_finals(H100)
+        assert len(list(ours.rows())) == 2 * (3 + 3 * 36)
+        sweep_with_finals(ours, (110.0, 100.5, 105.0), seed=1)
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).disputed) == (
+            CONFIGS[1],
+            Verdict.CERTIFIED,
+            False,
+        )
+        assert not ours.has_rival_finals(H100)
+
+
+def test_two_sides_that_agree_stay_certified_with_all_processes(tmp_path):
+    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(theirs, (111.0, 101.0, 105.0))
+    with opened(tmp_path / "ours.db") as ours:
+        import_file(ours, tmp_path / "theirs.db")
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], Verdict.CERTIFIED, 12)
+
+
+def test_a_newer_sweep_of_one_s_own_is_no_disagreement(tmp_path):
+    with opened(tmp_path / "ours.db") as ours:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
+        assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[2], Verdict.CERTIFIED)
+        shutil.copy(tmp_path / "ours.db", tmp_path / "older.db")
+
+
+def test_an_old_copy_brings_no_disagreement(tmp_path):
+    with opened(tmp_path / "ours.db") as ours:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+    shutil.copy(tmp_path / "ours.db", tmp_path / "old copy.db")
+    with opened(tmp_path / "ours.db") as ours:
+        sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
+        before = winner(ours)
+        import_file(ours, tmp_path / "old copy.db")
+        assert winner(ours) == before
+    with opened(tmp_path / "old copy.db") as old:
+        import_file(old, tmp_path / "ours.db")
+        assert winner(old) == before
+
+
+def filled(path: Path, generator: random.Random) -> None:
+    """Some sweeps of two problems, with finals or without, of either declaration of the kernel."""
+    with opened(path) as store:
+        for number in range(generator.randint(1, 3)):
+            times = tuple(generator.choice([99.0, 100.0, 100.4, 103.0]) for _ in CONFIGS)
+            K = generator.choice([2048, 5120])
+            if generator.random() < 0.8:
+                sweep_with_finals(store, times, generator.randint(0, 10**6), f"{path.name} {number}", K)
+            else:
+                sweep = begin(store, request=f"{path.name} {number}")
+                version = generator.choice([KERNEL, WIDENED])
+                store.add(sweep, row(times[0], of=problem(K=K), config=CONFIGS[0], version=version))
+                store.mark_complete(sweep, version, H100, problem(K=K), 1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_order_of_imports_makes_no_difference(tmp_path: Path, seed: int) -> None:
+    generator = random.Random(seed)
+    filled(tmp_path / "common.db", generator)
+    names = ["a", "b", "c"]
+    for name in names:
+        if generator.random() < 0.5:
+            shutil.copy(tmp_path / "common.db", tmp_path / f"{name}.db")
+        filled(tmp_path / f"{name}.db", generator)
+    outcomes = []
+    for order in itertools.permutations(names):
+        target = tmp_path / f"{''.join(order)}.db"
+        shutil.copy(tmp_path / f"{order[0]}.db", target)
+        with opened(target) as store:
+            for name in order[1:]:
+                import_file(store, tmp_path / f"{name}.db")
+            evidence = store.evidence(keep=ranking.competing)
+            outcomes.append((ranking.winners(evidence), export.render(evidence, "sm_90")))
+    assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
+from fp8tune.store.results import Store
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.db"
+
+
+@pytest.fixture
+def store(path):
+    with Store.open(str(path), create=True) as opened:
+        yield opened
+
+
+def siblings(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_a_row_comes_back_whole(store):
+    given = replace(
+        row(100.125, facts=Facts(40, 0, 4096, 0.43), stage="final", round=3),
+        outcome=Outcome(
+            Status.OK,
+            100.125,
+            samples_us=(100.096, 100.128, 131.2),
+            tick_us=0.032,
+            facts=Facts(40, 0, 4096, 0.43),
+            telemetry=Telemetry(1980, 2619, 45, 412.5, 4),
+        ),
+        position=7,
+    )
+    assert store.add(begin(store), given)
+    assert list(store.rows()) == [given]
+    assert list(store.rows(kernel="rowwise-2d")) == []
+    assert [item.problem.shape for item in store.evidence()] == [given.problem.shape]
+    assert str(next(store.rows()).config) == str(given.config)
+
+
+def test_a_double_is_not_stored(store):
+    sweep = begin(store)
+    assert store.add(sweep, row(100.0))
+    assert not store.add(sweep, row(101.0))
+    assert store.add(sweep, row(101.0, round=1))
+    assert store.add(sweep, row(101.0, process="w2"))
+    assert len(list(store.rows())) == 3
+
+
+def test_bulk_and_single_rows_are_the_same(store):
+    rows = [row(100.0 + index, config=config(block)) for index, block in enumerate((32, 64, 128))]
+    sweep = begin(store)
+    assert store.add(sweep, rows[1])
+    assert store.add_many(sweep, rows) == 2
+    assert store.add_many(sweep, rows) == 0
+
+
+def test_bulk_is_all_or_nothing(store):
+    sweep = begin(store)
+    with pytest.raises(DatabaseError, match="refused"):
+        store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
+    assert store.evidence() == []
+    assert store.add(sweep, row())  # ids of what was rolled back are forgotten
+    assert len(store.evidence()) == 1
+
+
+def test_a_process_counts_once_with_the_median_of_its_blocks(store):
+    sweep = begin(store)
+    for process, times in {"w1": (100.0, 90.0, 120.0), "w2": (80.0, 82.0)}.items():
+        for round_, time_us in enumerate(times):
+            store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
+    end_finals(store, sweep)
+    (item,) = store.evidence()
+    assert item.times_us == (81.0, pytest.approx(310 / 3))  # of four blocks and more a quarter is cut at each end
+    assert [visit.blocks[0] for visit in item.finals] == [(0, 100.0), (0, 80.0)]
+
+
+def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store):
+    sweep = begin(store)
+    for round_, time_us in enumerate((100.0, 150.0, 101.0, 99.0, 10.0)):
+        store.add(sweep, row(time_us, round=round_))
+    assert store.evidence()[0].times_us == (100.0,)
+
+
+def test_a_screen_in_two_processes_is_the_screen_in_one(store):
+    """As when a sweep was killed and continued, or a config took its worker down."""
+    sweep = begin(store)
+    for round_, (time_us, process) in enumerate(((100.0, "w1"), (130.0, "w2"), (90.0, "w2"))):
+        store.add(sweep, row(time_us, process=process, round=round_))
+    assert store.evidence()[0].times_us == (100.0,)
+    again = begin(store, again=True)
+    store.add(again, row(110.0, process="w3"))
+    assert len(store.evidence()[0].times_us) == 3
+
+
+def test_two_that_run_the_same_sweep_store_a_trial_once(store):
+    sweep = begin(store)
+    assert store.add(sweep, row(100.0, process="w1"), once=True)
+    assert not store.add(sweep, row(101.0, process="w2"), once=True)
+    assert store.add(sweep, row(101.0, process="w2", round=1), once=True)
+    assert store.add(sweep, row(None, process="w2", status=Status.WRONG), once=True)
+    assert store.add(begin(store, again=True), row(99.0, process="w2"), once=True)
+    assert [made.process for made in store.rows()] == ["w1", "w2", "w2", "w2"]
+
+
+def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
+    sweep = begin(store)
+    store.add(sweep, row(90.0))
+    store.add(sweep, row(100.0, stage="final"))
+    store.add(sweep, row(101.0, stage="twin"))
+    (item,) = store.evidence()
+    assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
+    end_finals(store, sweep)
+    (item,) = store.evidence()
+    assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
+    assert [visit.time_us for visit in item.twin] == [101.0]
+
+
+def test_later_finals_replace_the_earlier_ones(store):
+    for time_us in (100.0, 90.0):
+        sweep = begin(store, again=True)
+        store.add(sweep, row(time_us, stage="final"))
+        end_finals(store, sweep)
+        store.finish_sweep(sweep)
+    (item,) = store.evidence()
+    assert item.times_us == (90.0,)
+
+
+def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):
+    sweep = begin(store)
+    for status, block in ((Status.WRONG, 32), (Status.CRASHED, 64)):
+        store.add(sweep, row(None, status=status, config=config(block)))
+        time.sleep(0.002)
+        store.add(sweep, row(100.0, process="w2", config=config(block)))
+    first, second = store.evidence()
+    assert (first.status, first.times_us) == (Status.WRONG, ())
+    assert (second.status, second.times_us) == (Status.OK, (100.0,))
+    tried = store.tried(KERNEL, H100, Kind.MEASURED, problem())
+    assert [tried[config(block)].status for block in (32, 64)] == [Status.WRONG, Status.OK]
+    assert tried[config(64)].time_us == 100.0
+
+
+def test_tried_knows_only_its_own_identity(store):
+    sweep = begin(store)
+    store.add(sweep, row(100.0, facts=Facts(40, 0, 0, 1.0)))
+    again = begin(store, again=True)
+    assert store.tried(KERNEL, H100, Kind.MEASURED, problem())[config()].facts.registers == 40
+    assert list(store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=sweep)) == [config()]
+    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=again)
+    assert store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=0)
+    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=1)
+    assert not store.tried(replace(KERNEL, source_hash="bbbb"), H100, Kind.MEASURED, problem())
+    assert not store.tried(KERNEL, H200, Kind.MEASURED, problem())
+    assert not store.tried(KERNEL, H100, Kind.STATIC, problem())
+    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(K=2048))
+
+
+def test_an_unfinished_sweep_is_continued(store):
+    first = begin(store)
+    assert begin(store) == first
+    assert begin(store, H200) != first
+    assert begin(store, request="other") != first
+    anew = begin(store, again=True)
+    assert anew != first
+    assert begin(store, again=True) == anew
+    store.finish_sweep(first)
+    assert begin(store) != first
+    assert len(store.unfinished_sweeps()) == 4
+
+
+def test_a_problem_is_complete_once_it_was_swept_to_the_end(store):
+    sweep = begin(store)
+    store.add(sweep, row())
+    assert not store.evidence()[0].complete
+    store.mark_complete(sweep, KERNEL, H100, problem(), 1)
+    store.mark_complete(sweep, KERNEL, H100, problem(), 1)
+    assert store.evidence()[0].complete
+
+
+def test_the_ceiling_is_that_of_the_sweep(store):
+    first, second = begin(store), begin(store, request="second")
+    store.record_ceiling(first, H100, 2900.0)
+    store.record_ceiling(first, H100, 3018.0)
+    store.record_ceiling(second, H100, 2500.0)
+    store.add(first, row())
+    assert store.evidence()[0].ceiling_gb_per_s == 3018.0
+
+
+def test_shapes_and_configs_are_the_same_in_any_order(store):
+    sweep = begin(store)
+    assert store.add(sweep, row())
+    turned = replace(
+        row(),
+        config=NamedInts(reversed(list(config().items()))),
+        problem=replace(problem(), shape=NamedInts(reversed(list(problem().shape.items())))),
+    )
+    assert not store.add(sweep, turned)
+
+
+def test_the_newest_declaration_of_a_source_is_kept(store):
+    sweep = begin(store)
+    store.add(sweep, row())
+    widened = replace(KERNEL, axes=(*KERNEL.axes, ("waves_per_eu", (0, 2))))
+    store.add(sweep, row(version=widened, process="w2"))
+    assert [item.version for item in store.evidence()] == [widened]
+
+
+def test_a_lookup_key_learned_later_is_filled_in(store):
+    sweep = begin(store)
+    store.add(sweep, replace(row(), lookup_key=None))
+    with_key = row(process="w2")
+    store._writer.forget()  # as in another run
+    store.add(sweep, with_key)
+    assert [item.lookup_key for item in store.evidence()] == [with_key.lookup_key]
+
+
+def test_evidence_can_be_narrowed(store):
+    sweep = begin(store)
+    store.add(sweep, row())
+    store.add(sweep, row(None, kind=Kind.STATIC, device=replace(H100, arch="gfx942", name="")))
+    assert len(store.evidence()) == 2
+    assert [item.kind for item in store.evidence(arch="gfx942")] == [Kind.STATIC]
+    assert [item.kind for item in store.evidence(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
+    assert store.evidence(kernel="rowwise-2d") == []
+    assert store.arches() == ["gfx942", "sm_90"]
+    assert store.kernels() == ["colwise"]
+    assert store.counts() == {("gfx942", Kind.STATIC): 1, ("sm_90", Kind.MEASURED): 1}
+    assert store.integrity() == []
+
+
+def _add_for_ever(path: str) -> None:
+    with Store.open(path, create=True) as store:
+        sweep = begin(store)
+        for round_ in range(10**6):
+            store.add(sweep, row(100.0, round=round_, process=str(os.getpid())))
+
+
+def test_killed_writers_lose_nothing_and_double_nothing(path):
+    context = multiprocessing.get_context("spawn")
+    generator, seen = random.Random(0), 0
+    for _ in range(3):
+        writer = context.Process(target=_add_for_ever, args=(str(path),))
+        writer.start()
+        while not path.exists() or _stored(path) <= seen:
+            time.sleep(0.02)
+        time.sleep(generator.uniform(0, 0.05))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        stored = _stored(path)
+        assert stored > seen
+        seen = stored
+    with Store.open(str(path)) as store:
+        assert store.integrity() == []
+        assert len(list(store.rows())) >= seen
+    assert siblings(path) == ["results.db"]
+
+
+def _stored(path: Path) -> int:
+    try:
+        with Store.open(str(path), writable=False) as store:
+            return sum(store.counts().values())
+    except DatabaseError:  # not made yet
+        return 0
+
+
+def _add_some(path: str, process: str) -> None:
+    with Store.open(path, create=True) as store:
+        sweep = begin(store)
+        for round_ in range(30):
+            assert store.add(sweep, row(100.0, round=round_, process=process))
+
+
+def test_two_writers_at_once_lose_nothing(path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_add_some, args=(str(path), name)) for name in ("w1", "w2")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    with Store.open(str(path), writable=False) as store:
+        assert len(list(store.rows())) == 60
+        assert len(store.unfinished_sweeps()) == 1
+    assert siblings(path) == ["results.db"]
+
+
+def test_merging_keeps_every_row_once(tmp_path, store):
+    with Store.open(str(tmp_path / "other.db"), create=True) as other:
+        finished_sweep(other, {problem(): {config(32): 100.0, config(64): 90.0}}, H200)
+        begun = begin(other, H200, "unfinished")
+        other.add(begun, row(80.0, device=H200, config=config(128), facts=Facts(40, 0, 0, 1.0)))
+        other.record_ceiling(begun, H200, 4000.0)
+        finished_sweep(store, {problem(): {config(32): 110.0}})
+        store.add(begin(store), row(None, kind=Kind.STATIC))
+        assert store.merge(other) == (3, 0)
+        assert store.merge(other) == (0, 3)
+        ours = [item for item in store.evidence() if item.device == H200]
+        theirs = other.evidence()
+        assert [replace(item, newest=0) for item in ours] == [replace(item, newest=0) for item in theirs]
+        assert len(list(store.rows())) == 5
+        assert store.integrity() == []
+
+
+def test_ten_thousand_trials_fit_in_twelve_megabytes(path):
+    generator = random.Random(0)
+    with Store.open(str(path), create=True) as store:
+        sweep = begin(store)
+        rows = (
+            replace(made, outcome=replace(made.outcome, samples_us=_block(generator)))
+            for index in range(2000)
+            for made in [row(100.0, of=problem(K=512 * (index % 20 + 1)), config=config(32 + index // 20))]
+        )
+        assert store.add_many(sweep, rows) == 2000
+    assert path.stat().st_size < 12e6 / 5
+
+
+def _block(generator: random.Random) -> tuple[float, ...]:
+    """100 samples of a 90 us kernel: 0.35 % noise, 32 ns ticks."""
+    return tuple(round(90_000 * generator.gauss(1, 0.0035) / 32) * 32 / 1000 for _ in range(100))

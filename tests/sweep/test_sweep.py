@@ -1,0 +1,197 @@
+"""Sweeps end to end on fakes: every failure is a row, nothing is lost or doubled, the simulated clock runs it all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from places import PLANTED
+
+from fp8tune.code.loading import load_spec
+from fp8tune.errors import MachineError
+from fp8tune.measure.laboratory import Laboratory, OpenLaboratory
+from fp8tune.measure.simulated import SimulatedTimer
+from fp8tune.measure.trial import trial_of
+from fp8tune.measure.worker import RemoteError
+from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.store.results import Store
+from fp8tune.sweep import loop as sweep
+from fp8tune.sweep import session
+from fp8tune_kernels.arches import ARCHES
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+
+
+def wish(**options: object) -> session.Wish:
+    return session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
+
+
+def events(store: Store, **options: object) -> Iterator[sweep.Event]:
+    job = session.take(wish(**options))
+    return session.run(store, job, session.prepare(job))
+
+
+def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
+    """(rows of new trials, rows answered from the database)"""
+    done = [event for event in events(store, **options) if isinstance(event, sweep.TrialDone)]
+    return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake kernel runs on the CPU, also where there is a GPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+        yield opened  # type: ignore[misc]
+
+
+@pytest.fixture
+def one_shape(tmp_path: Path) -> tuple[str, ...]:
+    path = tmp_path / "one.toml"
+    path.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
+    return (str(path),)
+
+
+EXPECTED = {
+    0: (Status.OK, ""),
+    1: (Status.COMPILE_ERROR, "no such operation"),
+    2: (Status.OUT_OF_RESOURCES, "shared memory"),
+    3: (Status.OUT_OF_MEMORY, "1 TiB"),
+    4: (Status.CRASHED, "illegal memory access"),
+    5: (Status.TIMEOUT, "no answer in 5 s"),
+    6: (Status.CRASHED, "SIGABRT"),
+    7: (Status.WRONG, "one-giant"),
+    8: (Status.WRONG, "elements differ"),
+}
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store, one_shape: tuple[str, ...]) -> None:
+    rows, _ = run(store, shapes=one_shape)
+    assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
+        fault: status for fault, (status, _) in EXPECTED.items()
+    }
+    for row in rows:
+        assert row.config is not None
+        assert EXPECTED[row.config["FAULT"]][1] in row.outcome.reason
+        assert "\n" not in row.outcome.reason
+        assert row.kind is Kind.INTERPRETER
+        assert row.outcome.time_us is None
+    again, kept = run(store, shapes=one_shape)
+    assert again == []
+    assert len(kept) == len(rows)
+    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), retry_failed=True)
+    assert [row.config["FAULT"] for row in retried if row.config] == [1]
+
+
+def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:
+    rows, _ = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.outcome.status for row in rows} == {Status.OK}
+    assert {row.device.arch for row in rows} == {"simulated"}
+    assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
+    job = session.take(wish(shapes=one_shape, timer="simulated:7"))
+    best = session.winners(store, job.laboratory, [rows[0].problem])
+    assert len(best) == 1
+    clock, spec = SimulatedTimer(7), load_spec(FAULTS)
+    true_us = {row.config: clock.true_time_us(trial_of(spec, row.problem, row.config)) for row in rows if row.config}
+    assert true_us[best[0].config] <= 1.02 * min(true_us.values())
+    repeated = {row.config for row in rows if row.round == 2}
+    assert best[0].config in repeated
+    assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
+
+
+def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
+    running = events(store, shapes=one_shape, timer="simulated:7")
+    done = 0
+    for event in running:
+        done += isinstance(event, sweep.TrialDone)
+        if done == 4:
+            break
+    running.close()  # type: ignore[attr-defined]
+    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    assert len(kept) == 4
+    assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
+    stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
+    assert len(stored) == len(set(stored)) == len(new) + len(kept)
+
+
+def test_config_that_is_no_longer_pruned_is_tried(
+    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
+    spec = load_spec(FAULTS)
+    monkeypatch.setattr("fp8tune.sweep.session.limits_of", lambda device: ARCHES["sm_90"].limits())
+    reason = {"why": "planted"}
+    pruning = replace(spec, invalid=lambda config, shape, limits: reason["why"] if config["FAULT"] == 3 else None)
+    monkeypatch.setattr("fp8tune.sweep.session.load_spec", lambda reference: pruning)
+    first, _ = run(store, shapes=one_shape, timer="simulated:7")
+    assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
+    reason.clear()
+    pruning = spec
+    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
+    assert kept
+
+
+def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
+    first, _ = run(store, shapes=one_shape, timer="simulated:7")
+    new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    assert (len(new), len(kept)) == (len(first), 0)
+
+
+def test_gpu_that_cannot_copy_is_one_line() -> None:
+    """A full GPU failed the copy ceiling, and the sweep with a traceback."""
+    gpu = Laboratory(Kind.MEASURED, Device("sm_90"), "do_bench", "cuda", compiles=False)
+    failed: Future[float] = Future()
+    failed.set_exception(RemoteError("Traceback ...\nOutOfMemoryError: planted\n"))
+    with OpenLaboratory(gpu, _ceiling=failed) as lab, pytest.raises(MachineError, match="OutOfMemoryError: planted"):
+        lab.take_ceiling_gb_per_s()
+
+
+def test_time_budget_says_what_it_left_out(store: Store) -> None:
+    *_, last = events(store, timer="simulated:7", time_budget_s=0.0)
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out > 0
+
+
+def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+    """The same events without planning, and only where nothing that makes other work has changed."""
+    database = str(tmp_path / "results.db")
+    same = wish(shapes=one_shape, timer="simulated:7")
+    with Store.open(database, create=True) as store:
+        rows, _ = run(store, shapes=one_shape, timer="simulated:7")
+    job = session.take(same)
+    assert session.is_stored(database, job)
+    with Store.open(database) as store:
+        started, *trials, finished = session.run(store, job)
+    assert isinstance(started, sweep.Started)
+    assert isinstance(finished, sweep.Finished)
+    assert started.stored == finished.trials == len(trials) == len(rows)
+
+    def lines(rows: Iterable[Row]) -> set[str]:  # the database keeps times to 1e-6 us
+        return {json.dumps({**row.as_json(), "time_us": round(row.outcome.time_us or 0, 6)}) for row in rows}
+
+    assert lines(event.row for event in trials if isinstance(event, sweep.TrialDone)) == lines(rows)
+    other = tmp_path / "other.toml"
+    other.write_text("[[rows]]\nM = 48\nK = 24\nN = 8\nE = 2\n")
+    for changed in (
+        {"shapes": (str(other),)},
+        {"grid": ("FAULT=0",)},
+        {"seed": 1},
+        {"routing": "empty"},
+        {"scale_mode": "exact"},
+        {"timer": "simulated:8"},
+        {"again": True},
+        {"retry_failed": True},
+    ):
+        assert not session.is_stored(database, session.take(replace(same, **changed)))  # type: ignore[arg-type]
+    assert not session.is_stored(str(tmp_path / "absent.db"), job)
+    assert not (tmp_path / "absent.db").exists()
