@@ -20,7 +20,7 @@ from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.host import host_us
+from fp8tune.measure import host
 from fp8tune.measure.worker import Poisoned, Worker
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -183,8 +183,8 @@ def test_a_device_error_ends_the_worker() -> None:
 
 def test_host_time_is_of_calls_after_the_first() -> None:
     calls: list[int] = []
-    assert 0 < host_us(lambda: calls.append(1)) < 1000
-    assert len(calls) == 1 + benching.HOST_BATCHES * benching.HOST_CALLS
+    assert 0 < host.host_us(lambda: calls.append(1)) < 1000
+    assert len(calls) == 1 + host.HOST_BATCHES * host.HOST_CALLS
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

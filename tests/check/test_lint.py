@@ -187,7 +187,7 @@ def test_a_key_of_nothing_is_a_finding_before_anything_is_timed(tmp_path):
     spec = tmp_path / "nameless.py"
     spec.write_text(
         "import sys; from dataclasses import replace\n"
-        f"sys.path.insert(0, {str(PLANTED.parent)!r})\n"
+        f"sys.path.insert(0, {str(PLANTED)!r})\n"
         "from understated import HONEST\nSPEC = replace(HONEST, key=('num_elements',))\n"
     )
     done = run_lint(f"{spec}:SPEC")
