@@ -2,6 +2,7 @@
 
     python -m benchmarks.targets                              # 1,000 tables of 20 rows, about ten minutes on two cores
     python -m benchmarks.targets --tables 50 --process-sd 0.002
+    python -m benchmarks.targets --device "NVIDIA H100 80GB HBM3"    # its calibrated noise, and the protocol for it
 
 Every row is a new problem that is swept twice from scratch, and once more with the first pick as the committed table's
 entry. True times are known, so the oracle is exact. Exit code 1 where a target is missed.
@@ -22,8 +23,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.simulation import World, sweep
+from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, protocol_of
 from fp8tune.choose.decision import Protocol
-from fp8tune.measure.simulated import Noise
+from fp8tune.measure.simulated import MEASURED, Noise
 
 ROWS = 20
 """Rows of a table."""
@@ -58,10 +60,13 @@ class Target:
 def main() -> int:
     """Sweep, judge, print; the exit code."""
     arguments = _parser().parse_args()
-    noise = replace(Noise(), **{name: value for name in NOISES if (value := getattr(arguments, name)) is not None})
+    given = {name: value for name in NOISES if (value := getattr(arguments, name)) is not None}
+    noise = replace(MEASURED[arguments.device] if arguments.device else Noise(), **given)
+    spreads = {PROCESS_SD: noise.process_sd, BLOCK_SD: noise.block_sd}
+    protocol = protocol_of(spreads) if arguments.device else Protocol()
     seeds = [(arguments.seed, number) for number in range(arguments.tables)]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        tables = list(pool.map(partial(table, noise=noise), seeds, chunksize=4))
+        tables = list(pool.map(partial(table, noise=noise, protocol=protocol), seeds, chunksize=4))
     targets = judged(tables)
     rows = [row for rows in tables for row in rows]
     print(f"{len(tables)} tables of {ROWS} rows, process sd {noise.process_sd:.2%}, block sd {noise.block_sd:.2%},")
@@ -141,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tables", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=MEASURED, help="one that was calibrated")
     for name in NOISES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="noise of the simulated GPU")
     return parser

@@ -31,10 +31,12 @@ MEASURED: Mapping[str, str] = {
 TICK_SHARE = 0.0025
 """A timer's tick may be this share of a time, no more: else two configs apart by half the tie band look the same."""
 
-SPARE = 0.75
+SPARE = 0.8
 """Share of the keep band that the bound between two equal configs may take up at the first look."""
 
 PROCESSES = (4, 12)
+MORE = (2, 4, 8)
+"""The later looks have as many times the processes of the first."""
 ROUNDS = (4, 6)
 
 
@@ -51,7 +53,7 @@ def protocol_of(measured: Mapping[str, float], standard: Protocol = Protocol()) 
     - *rounds*: 4 to 6, so many that blocks add at most a quarter to the variance of a process, ``b^2 / R <= p^2 / 4``;
     - *processes*: 4 to 12, the fewest with which two equal configs are told to be within the keep band at the first
       look. Their difference has the standard deviation ``d = sqrt(2 (p^2 + b^2 / R))`` in one process, and its
-      one-sided bound over ``n`` of them is ``t(n - 1) d / sqrt(n)`` at alpha / (challengers x looks): it may be 3/4 of
+      one-sided bound over ``n`` of them is ``t(n - 1) d / sqrt(n)`` at alpha / (challengers x looks): it may be 4/5 of
       the band;
     - *bands*: where all the processes of the last look do not get there, the keep band is what they do reach, and the
       tie band keeps its proportion to it; the screen's band is at least 4 standard deviations of a difference there.
@@ -63,13 +65,13 @@ def protocol_of(measured: Mapping[str, float], standard: Protocol = Protocol()) 
     one_process = math.sqrt(2 * (process**2 + block**2 / rounds))
     enough = (n for n in range(*PROCESSES) if _bound(one_process, n, standard) <= SPARE * standard.keep_band)
     processes = next(enough, PROCESSES[1])
-    keep_band = max(standard.keep_band, _bound(one_process, 4 * processes, standard) / SPARE)
+    keep_band = max(standard.keep_band, _bound(one_process, MORE[-1] * processes, standard) / SPARE)
     in_screen = math.sqrt(2 * (process**2 + block**2 / standard.screen_rounds))
     return Protocol(
         screen_band=max(standard.screen_band, standard.screen_sigmas * in_screen),
         processes=processes,
         rounds=rounds,
-        more_processes=(2 * processes, 4 * processes),
+        more_processes=tuple(times * processes for times in MORE),
         tie_band=standard.tie_band * keep_band / standard.keep_band,
         keep_band=keep_band,
     )

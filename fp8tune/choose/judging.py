@@ -75,9 +75,10 @@ def _protocol(sessions: Iterable[Session]) -> Protocol:
 
 def _blocks(visits: Visits) -> list[Block]:
     return [
-        Block(f"{visit.session.sweep} {visit.process}", round, config, time_us)
+        Block(process, round, config, time_us)
         for config, of_config in visits.items()
         for visit in of_config
+        for process in [f"{visit.session.sweep} {visit.process}"]
         for round, time_us in visit.blocks
     ]
 

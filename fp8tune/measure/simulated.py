@@ -99,8 +99,12 @@ class Noise:
         return tuple(float(sample) for sample in ticks * self.tick_us)
 
 
-MEASURED: Mapping[str, Noise] = {}
-"""Device name -> what ``fp8tune calibrate`` measured there, beside the guesses above."""
+MEASURED: Mapping[str, Noise] = {
+    "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0, block_sd=0.0049, tick_us=0.032),
+}
+"""Device name -> what ``fp8tune calibrate`` measured there; the rest are the guesses above.
+
+0.0 from process to process: less than the blocks' own scatter lets see, over 20 fresh processes."""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:

@@ -38,7 +38,7 @@ def test_the_guessed_noise_asks_for_the_standard_protocol() -> None:
 
 def test_a_quiet_device_needs_less_and_a_noisy_one_more() -> None:
     quiet, noisy = protocol_of(measured(0.0005, 0.0002)), protocol_of(measured(0.006, 0.004))
-    assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16))
+    assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16, 32))
     assert noisy.processes > Protocol().processes
     assert noisy.keep_band == Protocol().keep_band
     hopeless = protocol_of(measured(0.03, 0.03))
@@ -54,7 +54,7 @@ def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(proces
     assert 4 <= protocol.processes <= 12
     last = protocol.more_processes[-1]
     sd = math.sqrt(2 * (process**2 + block**2 / protocol.rounds))
-    bound = t.isf(protocol.alpha / (7 * 3), last - 1) * sd / math.sqrt(last)
+    bound = t.isf(protocol.alpha / (7 * protocol.looks), last - 1) * sd / math.sqrt(last)
     assert bound <= protocol.keep_band
 
 
