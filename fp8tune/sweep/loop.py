@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fp8tune.choose.decision import Protocol
 from fp8tune.measure.laboratory import Batch, CompileProgress, Laboratory, OpenLaboratory
 from fp8tune.plan.problems import Planned
 from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status
@@ -43,7 +44,7 @@ __all__ = [
     "sweep",
 ]
 
-ROUNDS = 3
+ROUNDS = Protocol().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 
