@@ -1,6 +1,7 @@
 """``compare``'s error rates on the simulated GPU: false alarms of A..A, and how many slowdowns of 2 % it finds.
 
     python -m benchmarks.compare_targets [--runs 2000] [--seed 0]
+    python -m benchmarks.compare_targets --process-sd 0.006 --drift-sd 0.012 --bimodal-share 0.05    # one line of noise
 
 Prints the tables of docs/compare.md. The noise, the order of blocks and the statistics are fp8tune's own; workers,
 checkouts and samples are left out (a block's value is drawn with the scatter that its trimmed mean would have).
@@ -99,11 +100,15 @@ class Rounds:
 # The targets
 
 
-def noises() -> Iterator[Noise]:
+def noises(
+    process_sds: Sequence[float] = PROCESS_SDS,
+    drift_sds: Sequence[float] = DRIFT_SDS,
+    bimodal_shares: Sequence[float] = BIMODAL_SHARES,
+) -> Iterator[Noise]:
     """The grid of noise."""
-    for bimodal in BIMODAL_SHARES:
-        for drift in DRIFT_SDS:
-            for process in PROCESS_SDS:
+    for bimodal in bimodal_shares:
+        for drift in drift_sds:
+            for process in process_sds:
                 yield replace(Noise(), process_sd=process, drift_sd=drift, bimodal_share=bimodal)
 
 
@@ -140,9 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help="of each target, spread over the grid of noise")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--process-sd", type=float, nargs="*", default=PROCESS_SDS, help="shares: 0.006 is 0.6 %%")
+    parser.add_argument("--drift-sd", type=float, nargs="*", default=DRIFT_SDS)
+    parser.add_argument("--bimodal-share", type=float, nargs="*", default=BIMODAL_SHARES)
     options = parser.parse_args(arguments)
     random = np.random.default_rng(options.seed)
-    grid = list(noises())
+    grid = list(noises(options.process_sd, options.drift_sd, options.bimodal_share))
     each = -(-options.runs // len(grid))
     print(f"{ROWS} rows a run, seed {options.seed}; 95 % Clopper-Pearson intervals\n")
     print("| process sd | drift sd | bimodal rows | A..A runs with an alarm | all settled and quiet | +2 % found |")
