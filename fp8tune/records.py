@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Pool",
     "Problem",
+    "Published",
     "Row",
     "Session",
     "Status",
@@ -284,3 +285,51 @@ class Evidence:
     """The same under its second name; the declared default only."""
     newest: float = 0.0
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others printed of one grouped GEMM, beside bf16 on the same device. Times in microseconds."""
+
+    operation: str
+    shape: NamedInts
+    recipe: str
+    """``mxfp8``: what ``scaled`` times are of."""
+    device: Device
+    source: str
+    note: str
+    bf16_fwd_us: float
+    scaled_fwd_us: float
+    bf16_fwd_bwd_us: float
+    scaled_fwd_bwd_us: float
+
+    @property
+    def speedup(self) -> float:
+        """Of forward and backward, over bf16."""
+        return self.bf16_fwd_bwd_us / self.scaled_fwd_bwd_us
+
+    @property
+    def impossible(self) -> str:
+        """Why the row cannot be right as printed; empty where nothing speaks against it."""
+        slower = ["bf16"] if self.bf16_fwd_us >= self.bf16_fwd_bwd_us else []
+        slower += ["scaled"] if self.scaled_fwd_us >= self.scaled_fwd_bwd_us else []
+        return f"{' and '.join(slower)} forward is not below forward+backward" if slower else ""
+
+    def as_json(self) -> Mapping[str, object]:
+        """The machine-readable contract of ``fp8tune show --op`` and of such rows in ``fp8tune bench --op``."""
+        return {
+            "row": "published",
+            "operation": self.operation,
+            "source": self.source,
+            "device": self.device.name,
+            "arch": self.device.arch,
+            "recipe": self.recipe,
+            "shape": dict(self.shape),
+            "bf16_fwd_us": self.bf16_fwd_us,
+            "scaled_fwd_us": self.scaled_fwd_us,
+            "bf16_fwd_bwd_us": self.bf16_fwd_bwd_us,
+            "scaled_fwd_bwd_us": self.scaled_fwd_bwd_us,
+            "speedup_fwd_bwd": self.speedup,
+            "note": self.note,
+            "impossible": self.impossible,
+        }

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune_kernels.catalog import KERNELS
 
@@ -66,8 +66,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_start_is_quick_and_loads_no_torch() -> None:
-    for arguments in (["--help"], ["show", "--help"], ["export", "--help"]):
+def test_start_is_quick_and_loads_no_torch(tmp_path: Path) -> None:
+    operations = ["import", str(PUBLISHED_OPERATIONS), "--db", str(tmp_path / "results.db")]
+    for arguments in (["--help"], ["show", "--help"], ["export", "--help"], operations):
         code = (
             "import sys; sys.argv[1:] = sys.argv[1:]; from fp8tune.cli import main\n"
             "try: main()\nexcept SystemExit: pass\n"
@@ -251,6 +252,20 @@ def test_published_conflicts_are_shown_with_both_sides(database: Path) -> None:
     found = json.loads(fp8tune("show", "--conflicts", "--format", "json", "--db", database).stdout)
     assert [len(conflict["rows"]) for conflict in found] == [2, 2, 2]
     assert fp8tune("show", "--conflicts", "--format", "csv", "--db", database).returncode == 2
+
+
+def test_published_operations_are_imported_and_shown_with_the_impossible_one(tmp_path: Path) -> None:
+    db = tmp_path / "results.db"
+    for said in ("8 rows added, 0 already there", "0 rows added, 8 already there"):
+        assert said in fp8tune("import", PUBLISHED_OPERATIONS, "--db", db).stdout
+    shown = fp8tune("show", "--op", "grouped-mm", "--db", db).stdout
+    assert (shown.count("pytorch/ao#2998"), shown.count("not stated"), shown.count("impossible")) == (8, 8, 1)
+    rows = json.loads(fp8tune("show", "--op", "grouped-mm", "--format", "json", "--db", db).stdout)
+    assert [(row["shape"]["E"], row["note"]) for row in rows if row["impossible"]] == [(16, "before")]
+    assert json.loads(fp8tune("show", "--op", "mxfp8-grouped-mm", "--format", "json", "--db", db).stdout) == rows
+    (tmp_path / "again.csv").write_text(fp8tune("show", "--op", "grouped-mm", "--format", "csv", "--db", db).stdout)
+    assert "0 rows added, 8 already there" in fp8tune("import", tmp_path / "again.csv", "--db", db).stdout
+    assert fp8tune("show", "--op", "grouped-mm", "--kernel", "colwise", "--db", db).returncode == 2
 
 
 def test_show_gives_the_best_single_config_of_a_kernel(database: Path) -> None:

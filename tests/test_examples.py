@@ -59,13 +59,15 @@ def step(model: Any) -> list[torch.Tensor]:
 
 
 def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode = code_blocks()
+    stand_in, switch, mode, keeping = code_blocks()
     names: dict[str, Any] = {}
     exec(stand_in, names)
     in_bf16 = step(experts(names))
     model = experts(names)
     exec(switch, names)
     in_fp8 = step(model)
+    exec(keeping, names)
+    assert all(torch.equal(kept, fp8) for kept, fp8 in zip(step(model), in_fp8, strict=True))
     exec(stand_in, names)  # calls torch._grouped_mm again
     exec(mode, names)
     with names["Fp8GroupedMM"]():

@@ -23,6 +23,7 @@ import pytest
 from database_rows import H100, begin, config, finished_sweep, key_of, problem, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import PUBLISHED_OPERATIONS
 from sqlalchemy import String
 
 from fp8tune import cli
@@ -33,6 +34,7 @@ from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status
 from fp8tune.render import terminal as render
+from fp8tune.store import published as operations
 from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.results import Store
@@ -67,6 +69,8 @@ TEXT_COLUMNS = [
 COMMANDS = [
     ("show",),
     ("show", "--format", "csv"),
+    ("show", "--op", "grouped-mm"),
+    ("show", "--op", "grouped-mm", "--format", "csv"),
     ("export", "--arch", "sm_90", "--output", "table.py"),
     ("doctor",),
 ]
@@ -81,6 +85,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(str(path), create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0, config(64): 110.0}})
         store.record_ceiling(begin(store, request="second"), H100, 3000.0)
+        store.add_published(operations.read(PUBLISHED_OPERATIONS))
         store.add(begin(store, request="third"), row(None, status=Status.CRASHED, config=config(128)))
     return path
 

@@ -4,8 +4,8 @@
     python docs/examples/moe_training.py --steps 5 --tokens 64 --dim 32 --hidden 48 --experts 4
 
 The two runs differ in one function: ``torch._grouped_mm``, or ``fp8tune_kernels.fp8_grouped_mm`` with padded groups. On
-a CPU FP8 is a reference that gives the same numbers and no speed. The plot needs matplotlib; without it the losses are
-printed all the same.
+a CPU FP8 is a reference that gives the same numbers and no speed. The plot needs matplotlib (extra ``examples``);
+without it the losses are printed all the same.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def plot(curves: dict[str, list[float]], path: str) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        print("no plot: pip install matplotlib")
+        print("no plot: pip install matplotlib, or fp8tune's extra `examples`")
         return
     matplotlib.use("agg")
     from matplotlib import pyplot

@@ -92,6 +92,12 @@ COUNTERPARTS: dict[str, tuple[str, str, Call]] = {
 """Kernel -> module and function of torchao 0.18.0, and how it is called."""
 
 
+TWO_KERNELS = {
+    "rowwise-colwise": ("rowwise-2d", "colwise"),
+    "colwise-transpose-3d": ("colwise-3d", "transpose-3d-atomic"),
+}
+"""What torchao has no one kernel for -> the two whose counterparts are called one after the other."""
+
 _TO_MX = ("torchao.prototype.mx_formats.mx_tensor", "to_mx")
 
 IN_TORCH: dict[str, tuple[str, str, Call]] = {
@@ -108,6 +114,11 @@ def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Callable[[], Any]:
 
     Raises MachineError where torchao is not installed, cannot be imported or has none.
     """
+    if kernel in TWO_KERNELS:
+        x, *offs, dtype, mode = inputs
+        first, second = TWO_KERNELS[kernel]
+        one, other = counterpart(first, (x, dtype, mode)), counterpart(second, (x, *offs, dtype, mode))
+        return lambda: (one(), other())
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
     in_torch = kernel in IN_TORCH and not _knows_e8m0()

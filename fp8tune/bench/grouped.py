@@ -1,4 +1,4 @@
-"""``fp8tune bench --op grouped-mm``: the FP8 grouped GEMM beside bf16 and torchao, and where its time goes.
+"""``fp8tune bench --op``: a grouped GEMM of ours beside bf16 and torchao, and where its time goes.
 
 Every cell is timed in one worker, problem after problem. A cell without a time has a reason, and the run goes on.
 """
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from fp8tune.bench import grouped_cells as grouped_steps
 from fp8tune.bench.cells import LONGEST_REASON, Timing
-from fp8tune.bench.grouped_cells import BF16, BOTH, FORWARD, FP8, GEMMS, STEPS, TORCHAO
+from fp8tune.bench.grouped_cells import OPERATIONS
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
@@ -19,16 +20,16 @@ from fp8tune.plan import shapes
 from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS
 
-OPERATION = "grouped-mm"
 CELL_TIMEOUT_S = 180.0
 """Long enough for torchao's autotuners with a cold cache."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """The options of ``fp8tune bench --op grouped-mm``."""
+    """The options of ``fp8tune bench --op``."""
 
-    shapes: tuple[str, ...] = (OPERATION,)
+    operation: Operation = OPERATIONS["grouped-mm"]
+    shapes: tuple[str, ...] = (SHAPES,)
     routing: str = "jagged"
     seed: int = 0
     with_torchao: bool = True
@@ -44,23 +45,37 @@ class Row:
     padded: bool
     """Whether our groups had to be padded, inside what is timed."""
     steps: Mapping[tuple[str, str], Timing]
-    """(contender, step) -> time; see :data:`fp8tune.bench.grouped_cells.STEPS`."""
+    """(contender, step) -> time; see :meth:`fp8tune.bench.operation.Operation.steps`."""
     parts: Mapping[str, Timing]
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     """Contender -> what forward and backward allocate at their peak, beyond operands."""
+
+    @property
+    def operation(self) -> Operation:
+        """What the problem is of."""
+        return grouped_steps.operation_of(self.problem)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the times of ours say nothing of the recipe's speed on this device."""
+        return self.operation.is_emulated(self.device.arch)
 
     def time_us(self, contender: str, step: str) -> float | None:
         """None where it was not timed."""
         timing = self.steps.get((contender, step))
         return timing.time_us if timing else None
 
-    def speedup(self, step: str, contender: str = FP8) -> float | None:
-        """The time of bf16 over the contender's: above 1 FP8 is faster."""
-        return _ratio(self.time_us(BF16, step), self.time_us(contender, step))
+    def ours_us(self, step: str) -> float | None:
+        """:meth:`time_us` of ours."""
+        return self.time_us(self.operation.ours, step)
+
+    def speedup(self, step: str, contender: str | None = None) -> float | None:
+        """The time of bf16 over the contender's, ours unless given: above 1 bf16 is slower."""
+        return _ratio(self.time_us(BF16, step), self.time_us(contender or self.operation.ours, step))
 
     @property
     def gemms_us(self) -> float | None:
-        """The three FP8 GEMMs alone, each on operands quantized before."""
+        """The three GEMMs of the recipe alone, each on operands quantized before."""
         times = [self.parts[gemm].time_us for gemm in GEMMS]
         return None if None in times else sum(time_us for time_us in times if time_us)
 
@@ -72,12 +87,16 @@ class Row:
     @property
     def bound_share(self) -> float | None:
         """0.84 where the speedup is 84 % of the bound."""
-        return _ratio(self.gemms_us, self.time_us(FP8, BOTH))
+        return self.bound_share_of(self.operation.ours)
+
+    def bound_share_of(self, contender: str) -> float | None:
+        """:attr:`bound_share` of another contender of the same recipe."""
+        return _ratio(self.gemms_us, self.time_us(contender, BOTH))
 
     @property
     def rest_us(self) -> float | None:
         """Of our step, what no part explains: launches, reciprocals of scales, and the host where it is slower."""
-        times, whole = [timing.time_us for timing in self.parts.values()], self.time_us(FP8, BOTH)
+        times, whole = [timing.time_us for timing in self.parts.values()], self.ours_us(BOTH)
         if whole is None or None in times:
             return None
         return whole - sum(time_us for time_us in times if time_us)
@@ -97,9 +116,10 @@ def prepare(wish: Wish, laboratory: Laboratory) -> tuple[Problem, ...]:
     if not rows:
         raise UsageError(f"no row of {', '.join(wish.shapes)} has all of M, K, N and E: a grouped GEMM needs them")
     layers = dict.fromkeys(NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"]) for row in rows)
-    if odd := [layer for layer in layers if layer["N"] % 16 or layer["K"] % 16]:
-        raise UsageError(f"{odd[0]}: the scaled grouped GEMM wants K and N to be multiples of 16")
-    return tuple(Problem(OPERATION, layer, wish.routing, seed=wish.seed) for layer in layers)
+    name, multiple = wish.operation.name, wish.operation.multiple
+    if odd := [layer for layer in layers if layer["N"] % multiple or layer["K"] % multiple]:
+        raise UsageError(f"{odd[0]}: {name} wants K and N to be multiples of {multiple}")
+    return tuple(Problem(name, layer, wish.routing, seed=wish.seed) for layer in layers)
 
 
 def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> Iterator[Row]:
@@ -124,7 +144,7 @@ class _Cells:
 
     def row(self, problem: Problem, with_torchao: bool) -> Row:
         timer = self.laboratory.timer
-        steps = [(who, step) for who, step in STEPS if with_torchao or who != TORCHAO]
+        steps = grouped_steps.operation_of(problem).steps(with_torchao)
         contenders = dict.fromkeys(who for who, _ in steps)
         return Row(
             problem=problem,
@@ -156,10 +176,11 @@ class _Cells:
 
 
 def row_json(row: Row) -> Mapping[str, object]:
-    """One problem: times in microseconds, sizes in bytes, ratios above 1 where FP8 is faster."""
+    """One problem: times in microseconds, sizes in bytes, ratios above 1 where bf16 is slower."""
     return {
-        "row": "grouped-mm",
-        "recipe": "fp8 rowwise",
+        "row": row.operation.name,
+        "recipe": row.operation.recipe,
+        "emulated": row.is_emulated,
         "arch": row.device.arch,
         "device": row.device.name,
         "torch": row.device.torch,

@@ -1,19 +1,19 @@
-"""One cell of ``fp8tune bench --op grouped-mm``, in the worker that owns the tensors: what each cell runs.
+"""One cell of ``fp8tune bench --op``, in the worker that owns the tensors: a step of a contender, or a part of ours.
 
-A step is a forward pass, or forward and backward with both gradients. A part is one kernel or GEMM of our step on
-operands that are there already, so that the parts add up to the step but for launches and reciprocals of scales.
+What an operation consists of: :mod:`fp8tune.bench.operation`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fp8tune.bench.cells import Timing, block_us, guarded
-from fp8tune.errors import MachineError
+from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
+from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
 from fp8tune.measure.timing import Trial, make_timer
 from fp8tune.records import Problem
 from fp8tune_kernels.groups import group_ends
@@ -21,67 +21,59 @@ from fp8tune_kernels.groups import group_ends
 if TYPE_CHECKING:
     import torch
 
-BF16, FP8, TORCHAO = "bf16", "fp8", "torchao"
-FORWARD, BOTH, GRAPH = "fwd", "fwd+bwd", "fwd+bwd in a CUDA graph"
+OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in (FP8_GROUPED_MM, MXFP8_GROUPED_MM)}
+"""What ``--op`` names."""
 
-STEPS = (*((contender, step) for contender in (BF16, FP8, TORCHAO) for step in (FORWARD, BOTH)), (FP8, GRAPH))
-"""(whose grouped GEMM, what of it)."""
+PADDING: Mapping[str, Callable[[int, int, int, int], int]] = {
+    "pad A": lambda M, N, K, G: 4 * M * K,
+    "unpad out": lambda M, N, K, G: 4 * M * N,
+    "pad grad": lambda M, N, K, G: 4 * M * N,
+    "unpad grad_A": lambda M, N, K, G: 4 * M * K,
+}
+"""Parts of a step whose groups are not all positive multiples of what its operation wants, and their least bytes."""
 
-GEMMS = ("GEMM out", "GEMM grad_A", "GEMM grad_B")
-PARTS = (
-    "rowwise-2d A",
-    "colwise-3d B_t",
-    GEMMS[0],
-    "rowwise-2d grad",
-    "transpose-3d B_t",
-    GEMMS[1],
-    "colwise-dual grad, A",
-    GEMMS[2],
-)
-PADDING = ("pad A", "unpad out", "pad grad", "unpad grad_A")
-"""Parts of a step whose groups are not all positive multiples of 16 rows."""
-
-Call = Callable[[], Any]
+FORWARD_PADDING = ("pad A", "unpad out")
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Tensors of a problem: those of :func:`fp8tune_kernels.fp8_grouped_mm`, and the output's gradient."""
-
-    A: torch.Tensor
-    B_t: torch.Tensor
-    offs: torch.Tensor
-    grad: torch.Tensor
-    pad: bool
+def operation_of(problem: Problem) -> Operation:
+    """The operation that a problem is of."""
+    return OPERATIONS[problem.kernel]
 
 
 def needs_padding(problem: Problem) -> bool:
-    """Whether a group is empty or of no multiple of 16 rows: no FP8 GEMM contracts over it as it is."""
+    """Whether a group is empty or of no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
     ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return any(size <= 0 or size % 16 for size in sizes)
+    return any(size <= 0 or size % operation_of(problem).multiple for size in sizes)
 
 
 def parts_of(problem: Problem) -> tuple[str, ...]:
     """The parts of our step on a problem."""
-    return (*PARTS, *PADDING) if needs_padding(problem) else PARTS
+    parts = tuple(operation_of(problem).parts)
+    return (*parts, *PADDING) if needs_padding(problem) else parts
 
 
 # What the worker is asked
 
 
 def time_step(contender: str, step: str, problem: Problem, timer_name: str) -> Timing:
-    """One of :data:`STEPS`. Raises Poisoned with a Timing where the process must not be used again."""
+    """One of the operation's steps. Raises Poisoned with a Timing where the process must not be used again."""
     timer = make_timer(timer_name)
     trial = Trial(f"{contender} {step} {problem}", 0, _step_bytes(contender, step, problem))
-    return guarded(lambda: block_us(timer, trial, lambda: step_call(contender, step, operands(problem, "cuda"))))
+    return guarded(
+        lambda: block_us(
+            timer, trial, lambda: step_call(operation_of(problem), contender, step, operands(problem, "cuda"))
+        )
+    )
 
 
 def time_part(part: str, problem: Problem, timer_name: str) -> Timing:
     """One of :func:`parts_of`."""
     timer = make_timer(timer_name)
     trial = Trial(f"{part} {problem}", 0, part_bytes(part, problem))
-    return guarded(lambda: block_us(timer, trial, lambda: part_call(part, operands(problem, "cuda"))))
+    return guarded(
+        lambda: block_us(timer, trial, lambda: part_call(operation_of(problem), part, operands(problem, "cuda")))
+    )
 
 
 def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None:
@@ -91,7 +83,7 @@ def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None
     if not make_timer(timer_name).runs_kernels:
         return None
     try:
-        call = step_call(contender, BOTH, operands(problem, "cuda"))
+        call = step_call(operation_of(problem), contender, BOTH, operands(problem, "cuda"))
         call()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -106,31 +98,16 @@ def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None
 
 
 def part_bytes(part: str, problem: Problem) -> int:
-    """The least bytes of a part: bfloat16 is 2, FP8 is 1; a GEMM reads both operands and writes its result."""
+    """The least bytes of a part."""
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    moved: Mapping[str, int] = {
-        "rowwise-2d A": 3 * M * K,
-        "colwise-3d B_t": 3 * G * K * N,
-        "GEMM out": M * K + G * K * N + 2 * M * N,
-        "rowwise-2d grad": 3 * M * N,
-        "transpose-3d B_t": 3 * G * K * N,
-        "GEMM grad_A": M * N + G * K * N + 2 * M * K,
-        "colwise-dual grad, A": 3 * M * (N + K),
-        "GEMM grad_B": M * (N + K) + 2 * G * K * N,
-        "pad A": 4 * M * K,
-        "unpad out": 4 * M * N,
-        "pad grad": 4 * M * N,
-        "unpad grad_A": 4 * M * K,
-    }
-    return moved[part]
+    of_part = PADDING[part] if part in PADDING else operation_of(problem).parts[part].least_bytes
+    return of_part(M, N, K, G)
 
 
 def _step_bytes(contender: str, step: str, problem: Problem) -> int:
-    parts = parts_of(problem)
-    if contender == BF16:
-        parts = GEMMS
+    parts = GEMMS if contender == BF16 else parts_of(problem)
     if step == FORWARD:
-        parts = tuple(part for part in parts if part in (*PARTS[:3], *PADDING[:2]))
+        parts = tuple(part for part in parts if part in (*operation_of(problem).forward_parts, *FORWARD_PADDING))
     return sum(part_bytes(part, problem) for part in parts) * (2 if contender == BF16 else 1)
 
 
@@ -158,11 +135,11 @@ def operands(problem: Problem, device: str) -> Operands:
     )
 
 
-def step_call(contender: str, step: str, given: Operands) -> Call:
-    """What runs one of :data:`STEPS`. Raises MachineError where a contender cannot take the operands."""
+def step_call(operation: Operation, contender: str, step: str, given: Operands) -> Call:
+    """What runs one of the steps. Raises MachineError where a contender cannot take the operands."""
     import torch
 
-    multiply = _grouped_mm(contender, given)
+    multiply = {**operation.contenders, **operation.variants}[contender](given)
     if step == FORWARD:
         A, B_t = given.A.detach(), given.B_t.detach()
         return lambda: multiply(A, B_t, given.offs)
@@ -172,32 +149,6 @@ def step_call(contender: str, step: str, given: Operands) -> Call:
         return torch.autograd.grad(out, (given.A, given.B_t), given.grad)
 
     return _captured(forward_and_backward) if step == GRAPH else forward_and_backward
-
-
-def _grouped_mm(contender: str, given: Operands) -> Callable[..., torch.Tensor]:
-    import torch
-
-    from fp8tune_kernels import fp8_grouped_mm
-
-    if contender == BF16:
-        return lambda A, B_t, offs: torch._grouped_mm(A, B_t, offs=offs)
-    if contender == FP8:
-        return lambda A, B_t, offs: fp8_grouped_mm(A, B_t, offs, pad_token_groups=given.pad)
-    if given.pad:
-        raise MachineError("torchao takes only groups of a positive multiple of 16 rows")
-    function = _of_torchao()
-    return lambda A, B_t, offs: function(A, B_t, offs, pad_token_groups_for_grouped_mm=False)
-
-
-def _of_torchao() -> Callable[..., torch.Tensor]:
-    try:
-        module = importlib.import_module("torchao.prototype.moe_training.fp8_grouped_mm")
-        function: Callable[..., torch.Tensor] = module._to_fp8_rowwise_then_scaled_grouped_mm
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
-            raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
-        raise MachineError(f"torchao's FP8 grouped GEMM cannot be imported: {error}") from error
-    return function
 
 
 def _captured(call: Call) -> Call:
@@ -216,61 +167,28 @@ def _captured(call: Call) -> Call:
     return graph.replay
 
 
-def part_call(part: str, given: Operands) -> Call:
+def part_call(operation: Operation, part: str, given: Operands) -> Call:
     """What runs one of :func:`parts_of`, on operands padded as the step pads them."""
     from fp8tune_kernels import token_groups
 
-    M = len(given.A)
-    A, B_t, grad, offs = given.A.detach(), given.B_t.detach(), given.grad, given.offs
+    multiple, offs = operation.multiple, given.offs
+    if part == "pad A":
+        return lambda: token_groups.pad(given.A.detach(), offs, multiple)
+    if part == "pad grad":
+        return lambda: token_groups.pad(given.grad, offs, multiple)
+    padded = _padded(given, multiple)
+    if part in PADDING:
+        taken_out = padded.grad if part == "unpad out" else padded.A  # out is as large as grad
+        return lambda: token_groups.unpad(taken_out, offs, len(given.A), multiple)
+    return operation.parts[part].prepare(padded)
+
+
+def _padded(given: Operands, multiple: int) -> Operands:
+    """What the kernels are launched on: no gradient is asked of it."""
+    from fp8tune_kernels import token_groups
+
+    A, grad, offs = given.A.detach(), given.grad, given.offs
     if given.pad:
-        A, offs = token_groups.pad(A, given.offs)
-        grad, _ = token_groups.pad(grad, given.offs)
-    makers: Mapping[str, Callable[[], Call]] = {
-        "pad A": lambda: lambda: token_groups.pad(given.A.detach(), given.offs),
-        "pad grad": lambda: lambda: token_groups.pad(given.grad, given.offs),
-        "unpad out": lambda: lambda: token_groups.unpad(grad, given.offs, M),  # as large as grad
-        "unpad grad_A": lambda: lambda: token_groups.unpad(A, given.offs, M),
-        **_quantizations(A, B_t, grad, offs),
-        **_gemms(A, B_t, grad, offs),
-    }
-    return makers[part]()
-
-
-def _quantizations(
-    A: torch.Tensor, B_t: torch.Tensor, grad: torch.Tensor, offs: torch.Tensor
-) -> Mapping[str, Callable[[], Call]]:
-    from fp8tune_kernels import grouped_mm, quantize_colwise_3d, quantize_colwise_dual, quantize_rowwise_2d
-
-    return {
-        "rowwise-2d A": lambda: lambda: quantize_rowwise_2d(A),
-        "colwise-3d B_t": lambda: lambda: quantize_colwise_3d(B_t),
-        "rowwise-2d grad": lambda: lambda: quantize_rowwise_2d(grad),
-        "transpose-3d B_t": lambda: lambda: grouped_mm.quantize_transposed(B_t),
-        "colwise-dual grad, A": lambda: lambda: quantize_colwise_dual(grad, A, offs),
-    }
-
-
-def _gemms(
-    A: torch.Tensor, B_t: torch.Tensor, grad: torch.Tensor, offs: torch.Tensor
-) -> Mapping[str, Callable[[], Call]]:
-    """The three GEMMs on reciprocals that are there already."""
-    from fp8tune_kernels import grouped_mm, quantize_colwise_3d, quantize_colwise_dual, quantize_rowwise_2d
-    from fp8tune_kernels.scaled_gemm import multiply
-
-    def prepared(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Call:
-        inverse_a, inverse_b = scale_a.reciprocal(), scale_b.reciprocal()
-        return lambda: multiply(a, b, inverse_a, inverse_b, offs)
-
-    def rows_times_experts(rows: torch.Tensor, experts: tuple[torch.Tensor, torch.Tensor]) -> Call:
-        codes, scales = quantize_rowwise_2d(rows)
-        return prepared(codes, experts[0], scales.squeeze(1), experts[1].squeeze(1))
-
-    def over_groups() -> Call:
-        q_grad, scales_grad, q_A, scales_A = quantize_colwise_dual(grad, A, offs)
-        return prepared(q_grad.t(), q_A, scales_grad, scales_A)
-
-    return {
-        "GEMM out": lambda: rows_times_experts(A, quantize_colwise_3d(B_t)),
-        "GEMM grad_A": lambda: rows_times_experts(grad, grouped_mm.quantize_transposed(B_t)),
-        "GEMM grad_B": over_groups,
-    }
+        A, offs = token_groups.pad(A, given.offs, multiple)
+        grad, _ = token_groups.pad(grad, given.offs, multiple)
+    return replace(given, A=A, B_t=given.B_t.detach(), grad=grad, offs=offs)

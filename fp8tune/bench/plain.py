@@ -36,6 +36,12 @@ def _colwise_dual(x: Any, y: Any, offs: Any, dtype: Any, power_of_two: bool) -> 
     return *_colwise(x, offs, dtype, power_of_two), *_colwise(y, offs, dtype, power_of_two)
 
 
+def _rowwise_colwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    from fp8tune_kernels import rowwise_2d
+
+    return *rowwise_2d.reference(x, dtype, power_of_two), *_colwise(x, offs, dtype, power_of_two)
+
+
 def _by_group_of_rows(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
     """``(M, K)`` -> codes of the same shape, in no layout in particular, and scales ``(G * K,)``."""
     import torch
@@ -64,6 +70,10 @@ def _transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
 
     scale = reference_scale(w.abs().amax(2, keepdim=True).float(), dtype, power_of_two)
     return reference_cast(w, scale, dtype).contiguous().mT, scale.mT
+
+
+def _colwise_transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    return *_colwise_3d(w, dtype, power_of_two), *_transpose_3d(w, dtype, power_of_two)
 
 
 def _mxfp8_dim0(x: Any, dtype: Any, scale_mode: str) -> Tensors:
@@ -95,9 +105,11 @@ _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
     "colwise-dual": _colwise_dual,
+    "rowwise-colwise": _rowwise_colwise,
     "colwise-3d": _colwise_3d,
     "transpose-3d-atomic": _transpose_3d,
     "transpose-3d-reduction": _transpose_3d,
+    "colwise-transpose-3d": _colwise_transpose_3d,
     "mxfp8-dim0": _mxfp8_dim0,
     "mxfp8-dim1": _mxfp8_dim1,
     "mxfp8-dim1-3d": _mxfp8_dim1_3d,

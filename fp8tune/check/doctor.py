@@ -174,8 +174,8 @@ def check_store(db: str, store: Store) -> list[Finding]:
     damage = store.integrity()
     if damage:
         return [Finding(Level.ERROR, f"{db} is damaged: {damage[0]}", way_back(db))]
-    rows = ", ".join(f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items())
-    findings = [Finding(Level.OK, f"{db}: schema {store.schema_version}, sound; rows: {rows or 'none'}")]
+    rows = [f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items()] + _of_operations(store)
+    findings = [Finding(Level.OK, f"{db}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")]
     if "://" not in db and not os.access(db, os.W_OK):
         fix = f"make it writable (chmod u+w {db}), or give sweep another file with --db"
         findings.append(Finding(Level.WARNING, f"{db} cannot be written", fix))
@@ -183,6 +183,14 @@ def check_store(db: str, store: Store) -> list[Finding]:
         what = f"a sweep was not finished: {command or 'its command is not known'}"
         findings.append(Finding(Level.WARNING, what, "run the same command again: it continues where it stopped"))
     return findings
+
+
+def _of_operations(store: Store) -> list[str]:
+    """Published rows of whole operations; what cannot be right as printed is kept, and counted."""
+    published = store.published()
+    impossible = sum(bool(row.impossible) for row in published)
+    flagged = f" ({impossible} impossible as printed)" if impossible else ""
+    return [f"{len(published)} published of operations{flagged}"] if published else []
 
 
 def way_back(db: str) -> str:

@@ -70,6 +70,8 @@ class _Losses:
     config: NamedInts
     logs: Sequence[float]
     """Of its slowdowns, by place; 0 where it has no time."""
+    total: Sequence[float]
+    """Few numbers whose sum is exactly that of the logs."""
     largest: Sequence[tuple[float, int]]
     """Its slowdowns with their places, in falling order."""
     untimed: frozenset[int]
@@ -80,13 +82,13 @@ class _Losses:
         places = {place: c.slowdown(config) for place, c in enumerate(contests) if config in c.times_us}
         logs = [math.log(places.get(place, 1.0)) for place in range(len(contests))]
         largest = sorted(((slowdown, place) for place, slowdown in places.items()), reverse=True)
-        return cls(config, logs, largest, frozenset(range(len(contests))) - places.keys())
+        return cls(config, logs, _exact_sum(logs), largest, frozenset(range(len(contests))) - places.keys())
 
     def without(self, left_out: frozenset[int]) -> Shared | None:
         """What it loses on the other contests; None unless it has a time on all of them."""
         if not self.untimed <= left_out:
             return None
-        total = math.fsum([*self.logs, *(-self.logs[place] for place in left_out)])  # exact: the sum of the others
+        total = math.fsum([*self.total, *(-self.logs[place] for place in left_out)])  # exact: the sum of the others
         worst = next(slowdown for slowdown, place in self.largest if place not in left_out)
         return Shared(self.config, math.exp(total / (len(self.logs) - len(left_out))), worst, ())
 
@@ -170,6 +172,14 @@ def _nearest(contest: Contest, rows: Sequence[Row]) -> NamedInts | None:
 def _judged(contest: Contest, config: NamedInts) -> LeftOut:
     slowdown = contest.slowdown(config) if config in contest.times_us else None
     return LeftOut(contest.problem, config, slowdown)
+
+
+def _exact_sum(numbers: Sequence[float]) -> list[float]:
+    """What one float holds of the sum, what a second holds of the rest, and so on until nothing is left."""
+    parts: list[float] = []
+    while rest := math.fsum([*numbers, *(-part for part in parts)]):
+        parts.append(rest)
+    return parts
 
 
 def _key(contest: Contest) -> Key:

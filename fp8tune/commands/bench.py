@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import KernelOption
+from fp8tune.commands.options import (
+    KernelOption,
+    OperationName,
+    RoutingOption,
+    SeedOption,
+    TimeBudgetOption,
+    TimerOption,
+    shapes_option,
+)
 from fp8tune.errors import UsageError
 from fp8tune_kernels.catalog import KERNELS
-
-
-class Operation(enum.StrEnum):
-    """What ``bench`` times beside single kernels."""
-
-    GROUPED_MM = "grouped-mm"
 
 
 class OperationFormat(enum.StrEnum):
@@ -29,42 +31,32 @@ class OperationFormat(enum.StrEnum):
 def bench(
     kernel: KernelOption = None,
     op: Annotated[
-        Operation | None,
+        OperationName | None,
         typer.Option("--op", help="The whole grouped GEMM, forward and backward, instead of single kernels."),
     ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line, or grouped-mm"
-        ),
-    ] = None,
-    routing: Annotated[str, typer.Option(help="How rows spread over groups, as for sweep.")] = "jagged",
-    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    shapes: Annotated[list[str] | None, shapes_option("starting-line, or grouped-mm")] = None,
+    routing: RoutingOption = "jagged",
+    seed: SeedOption = 0,
     against: Annotated[
         list[str] | None,
         typer.Option("--against", help="torch.compile or torchao. Repeatable.", show_default="both"),
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Only our kernels and the ceiling.")] = False,
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
-    ] = None,
-    time_budget: Annotated[
-        float | None,
-        typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
-    ] = None,
+    timer: TimerOption = None,
+    time_budget: TimeBudgetOption = None,
     format: Annotated[
         OperationFormat, typer.Option("--format", help="table or json; with --op also markdown.")
     ] = OperationFormat.TABLE,
 ) -> None:
     """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
 
-    With --op grouped-mm: FP8 beside bf16 and torchao, forward and backward, and the parts of the step.
+    With --op: FP8 or MXFP8 beside bf16 and torchao, forward and backward, and the parts of the step. MXFP8 is emulated,
+    and says so, where the GPU has no units for it.
     """
     if op is not None:
         if kernel or (against and "torch.compile" in against):
             raise UsageError("--op is timed as a whole, beside bf16 and torchao: leave out --kernel and torch.compile")
-        _bench_operation(tuple(shapes or (str(op),)), routing, seed, not alone, timer, time_budget, str(format))
+        _bench_operation(op, shapes, routing, seed, not alone, timer, time_budget, str(format))
         return
     if format is OperationFormat.MARKDOWN:
         raise UsageError("single kernels are printed as a table or JSON: use --format json, or --op grouped-mm")
@@ -100,7 +92,8 @@ def bench(
 
 
 def _bench_operation(
-    shapes: tuple[str, ...],
+    op: OperationName,
+    shapes: list[str] | None,
     routing: str,
     seed: int,
     with_torchao: bool,
@@ -109,13 +102,16 @@ def _bench_operation(
     output_format: str,
 ) -> None:
     from fp8tune.bench import grouped as bench_grouped
-    from fp8tune.bench import published as published_grouped
+    from fp8tune.bench.grouped_cells import OPERATIONS
+    from fp8tune.bench.operation import SHAPES
     from fp8tune.plan.shapes import sweeps_dir
     from fp8tune.render import grouped as render_grouped
     from fp8tune.render import terminal as render
+    from fp8tune.store import published as store_published
     from fp8tune.sweep import session
 
-    wish = bench_grouped.Wish(shapes, routing, seed, with_torchao, time_budget_s)
+    operation = OPERATIONS[op]
+    wish = bench_grouped.Wish(operation, tuple(shapes or (SHAPES,)), routing, seed, with_torchao, time_budget_s)
     laboratory, notices = session.choose_laboratory(None, timer)
     problems = bench_grouped.prepare(wish, laboratory)
     for line in notices:
@@ -126,5 +122,5 @@ def _bench_operation(
         render_grouped.show_row(row, len(rows), len(problems))
     if len(rows) < len(problems):
         render.notice(f"{len(problems) - len(rows)} problems left out by the time budget")
-    published = published_grouped.read(sweeps_dir() / "published" / "grouped_mm.csv")
-    render_grouped.print_grouped(rows, published, output_format)
+    published = store_published.read(sweeps_dir() / "published" / "grouped_mm.csv")
+    render_grouped.print_grouped(rows, [row for row in published if op.covers(row)], output_format)

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption, KernelOption
+from fp8tune.commands.options import (
+    DEFAULT_DATABASE,
+    DatabaseOption,
+    KernelOption,
+    RoutingOption,
+    ScaleModeOption,
+    SeedOption,
+    TimerOption,
+    shapes_option,
+)
 
 
 class CompareFormat(enum.StrEnum):
@@ -34,26 +43,17 @@ def compare(
     ],
     kernel: KernelOption = None,
     repo: Annotated[Path, typer.Option("--repo", help="The git repository that holds both revisions.")] = Path("."),
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="llama4"),
-    ] = None,
-    routing: Annotated[str, typer.Option(help="How rows spread over groups, as for sweep.")] = "jagged",
-    scale_mode: Annotated[
-        str | None,
-        typer.Option("--scale-mode", help="As for sweep.", show_default="the kernel's first"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
+    shapes: Annotated[list[str] | None, shapes_option("llama4")] = None,
+    routing: RoutingOption = "jagged",
+    scale_mode: ScaleModeOption = None,
+    seed: SeedOption = 0,
     configs: Annotated[
         CompareConfigs, typer.Option("--configs", help="Each side's own table; the first side's on both; tuned anew.")
     ] = CompareConfigs.OWN,
     blind: Annotated[
         bool, typer.Option("--blind", help="Time identical code, too: A..A shows what this machine makes of nothing.")
     ] = False,
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
-    ] = None,
+    timer: TimerOption = None,
     from_db: Annotated[bool, typer.Option("--from-db", help="Run nothing: compare recorded rows.")] = False,
     db: DatabaseOption = DEFAULT_DATABASE,
     format: Annotated[

@@ -30,7 +30,8 @@ def import_(
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep has run there again")
-        if file.suffix == ".csv":  # also with nothing new: the kernels may have changed since they were compiled
+        if file.suffix == ".csv" and not report.of_operations:
+            # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:
                 for event in session.compile_published(store):
                     progress.show(event)

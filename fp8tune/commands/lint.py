@@ -6,25 +6,19 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import TableFormat
+from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, shapes_option
 
 
 def lint(
     kernel: Annotated[str, typer.Argument(help="A kernel, as for sweep --kernel.")],
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default="starting-line"),
-    ] = None,
+    shapes: Annotated[list[str] | None, shapes_option("starting-line")] = None,
     routing: Annotated[str, typer.Option(help="How rows spread over groups where the pick is made.")] = "jagged",
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", help="Narrow an axis, and so the time it takes: num_stages=1. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
-    ] = None,
+    seed: SeedOption = 0,
+    timer: TimerOption = None,
     time_budget: Annotated[
         float | None,
         typer.Option("--time-budget", help="Screen no new problem after this many seconds; say what was left out."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, ArchOption, DatabaseOption, KernelOption
+from fp8tune.commands.options import DEFAULT_DATABASE, ArchOption, DatabaseOption, KernelOption, OperationName
 from fp8tune.errors import UsageError
 
 
@@ -22,6 +22,10 @@ class Format(enum.StrEnum):
 def show(
     kernel: KernelOption = None,
     arch: ArchOption = None,
+    op: Annotated[
+        OperationName | None,
+        typer.Option("--op", help="What others published of a whole operation, instead; grouped-mm: in any recipe."),
+    ] = None,
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
     ] = False,
@@ -30,8 +34,14 @@ def show(
 ) -> None:
     """The best config of each problem, with its share of the copy ceiling. Needs no GPU.
 
-    With --kernel also the one config that loses least over all its problems, and what it loses on each.
+    With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
+    others published of a whole operation, the rows that cannot be right marked.
     """
+    if op is not None:
+        if kernel or conflicts:
+            raise UsageError("--op shows published rows of a whole operation: leave out --kernel and --conflicts")
+        _show_operation(op, arch, db, str(format))
+        return
     from fp8tune.choose import conflicts as contradicting
     from fp8tune.choose import incumbents, ranking
     from fp8tune.render import evidence as render_evidence
@@ -41,6 +51,7 @@ def show(
 
     if conflicts and format is Format.CSV:
         raise UsageError("--conflicts prints a table or JSON: use --format json")
+    picks = not (conflicts or (kernel and format is Format.TABLE))
 
     with Store.open(db, writable=False) as store:
         wanted = names.stored_kernels(kernel, store)
@@ -48,7 +59,7 @@ def show(
             names.check_arch(arch, store)
         chosen = wanted if kernel else [None]
         keep = None if conflicts else ranking.competing
-        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep)]
+        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep, finalists_only=picks)]
     if conflicts:
         render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
         return
@@ -58,3 +69,15 @@ def show(
     render.print_winners(winners, str(format))
     if kernel and format is Format.TABLE:
         render_evidence.print_single_bests(ranking.contests(evidence, incumbents.committed))
+
+
+def _show_operation(op: OperationName, arch: str | None, db: str, output_format: str) -> None:
+    from fp8tune.render import published as render_published
+    from fp8tune.render import terminal as render
+    from fp8tune.store.results import Store
+
+    with Store.open(db, writable=False) as store:
+        rows = [row for row in store.published() if op.covers(row) and arch in (None, row.device.arch)]
+    if not rows and output_format == "table":
+        render.notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
+    render_published.print_published(rows, output_format)

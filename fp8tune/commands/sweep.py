@@ -7,19 +7,24 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption, KernelOption
+from fp8tune.commands.options import (
+    DEFAULT_DATABASE,
+    DatabaseOption,
+    KernelOption,
+    RoutingOption,
+    ScaleModeOption,
+    SeedOption,
+    TimeBudgetOption,
+    TimerOption,
+    shapes_option,
+)
 from fp8tune_kernels.catalog import KERNELS
 
 
 def sweep(
     kernel: KernelOption = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", help="A shape set in sweeps/ or a path.toml. Repeatable.", show_default="llama4"),
-    ] = None,
-    routing: Annotated[
-        str, typer.Option(help="How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.")
-    ] = "jagged",
+    shapes: Annotated[list[str] | None, shapes_option("llama4")] = None,
+    routing: RoutingOption = "jagged",
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", help="Narrow or widen an axis: num_warps=4,8. Repeatable."),
@@ -31,24 +36,15 @@ def sweep(
     static: Annotated[
         bool, typer.Option("--static", help="Compile only, also where --arch is this machine's.")
     ] = False,
-    scale_mode: Annotated[
-        str | None,
-        typer.Option("--scale-mode", help="power-of-two or exact.", show_default="the kernel's first"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds values and group layouts.")] = 0,
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench"),
-    ] = None,
+    scale_mode: ScaleModeOption = None,
+    seed: SeedOption = 0,
+    timer: TimerOption = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what already has a row.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try configs again that failed before.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="The screen alone; without it finals in fresh processes.")
     ] = False,
-    time_budget: Annotated[
-        float | None,
-        typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
-    ] = None,
+    time_budget: TimeBudgetOption = None,
     trial_timeout: Annotated[
         float, typer.Option("--trial-timeout", help="Seconds after which a trial counts as hanging.", min=1)
     ] = 120.0,

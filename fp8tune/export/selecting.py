@@ -175,13 +175,16 @@ class _Builder:
 
     def _add_measured(self, devices: Mapping[str, Sequence[Contest]]) -> None:
         timed = [contest for found in devices.values() for contest in found]
-        for key in sorted({_key(contest) for contest in timed}, key=lambda key: key.canonical):
-            self._add_key(key, {name: [c for c in found if _key(c) == key] for name, found in devices.items()})
+        by_key: dict[NamedInts, dict[str, list[Contest]]] = {}
+        for name, found in devices.items():
+            for contest in found:
+                by_key.setdefault(_key(contest), {}).setdefault(name, []).append(contest)
+        for key, holders in sorted(by_key.items(), key=lambda item: item[0].canonical):
+            self._add_key(key, holders)
         word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
         self.comments.append(f"{word} on {', '.join(devices)}")
 
-    def _add_key(self, key: NamedInts, devices: Mapping[str, Sequence[Contest]]) -> None:
-        holders = {name: found for name, found in devices.items() if found}
+    def _add_key(self, key: NamedInts, holders: Mapping[str, Sequence[Contest]]) -> None:
         shared: NamedInts | None = None
         for name, found in holders.items():
             if shared is None:

@@ -11,9 +11,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a progress line at most this often."""
-
-WIDE = 10_000
-"""Width of a table that goes to a file or pipe: never folded."""
 
 
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -69,21 +67,28 @@ def share(value: float | None) -> str:
 
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout; ``columns`` are (header, ``left`` or ``right``)."""
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else WIDE)
-    grid = Table(
-        title=Text(visible(title), "table.title"), title_justify="left", box=None, pad_edge=False, header_style="bold"
-    )
+    if not sys.stdout.isatty():
+        print("\n".join([visible(title), *_plain(columns, rows)]))
+        return
+    heading = Text(visible(title), "table.title")  # a table's own title would fold at the table's width
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for header, side in columns:
-        grid.add_column(header, justify="right" if side == "right" else "left", overflow="fold", no_wrap=not terminal)
+        grid.add_column(header, justify="right" if side == "right" else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
-    if terminal:
-        console.print(grid, markup=False)
-    else:  # without the blanks that pad a wide console
-        with console.capture() as captured:
-            console.print(grid, markup=False)
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    Console().print(heading, grid, sep="\n", markup=False)
+
+
+def _plain(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table that goes to a file or pipe: never folded, and a million rows' in no time."""
+    lines = [[header for header, _ in columns], *([visible(cell) for cell in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = []
+        for (_, side), cell, width in zip(columns, line, widths, strict=True):
+            blanks = " " * (width - cell_len(cell))
+            cells.append(blanks + cell if side == "right" else cell + blanks)
+        yield "  ".join(cells).rstrip()
 
 
 def winner_json(winner: Winner) -> Mapping[str, object]:
@@ -120,7 +125,7 @@ def print_winners(winners: Sequence[Winner], output_format: str) -> None:
         print_json([winner_json(winner) for winner in winners])
         return
     if output_format == "csv":
-        _print_csv([winner_json(winner) for winner in winners])
+        print_csv([winner_json(winner) for winner in winners])
         return
     by_kernel: dict[tuple[str, str], list[Winner]] = {}
     for winner in winners:
@@ -184,7 +189,8 @@ def _origin(winner: Winner) -> str:
     return (winner.source or str(winner.kind)) + unfinished
 
 
-def _print_csv(rows: Sequence[Mapping[str, object]]) -> None:
+def print_csv(rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows of the same names with a header; a mapping in a cell as name=value pairs."""
     if not rows:
         return
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")

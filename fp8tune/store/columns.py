@@ -217,3 +217,15 @@ class Finite(TypeDecorator[float]):
         if value is None or (isinstance(value, int | float) and math.isfinite(value)):
             return value
         raise DatabaseError(f"refused {str(value)[:80]!r}: that is no finite number")
+
+
+class Duration(Finite):
+    """A time above 0, in microseconds where its name says so."""
+
+    cache_ok = True
+
+    def _checked(self, value: Any) -> float | None:
+        time = super()._checked(value)
+        if time is None or time > 0:
+            return time
+        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no time above 0")

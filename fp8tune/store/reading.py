@@ -23,6 +23,7 @@ from fp8tune.records import (
     NamedInts,
     Outcome,
     Problem,
+    Published,
     Row,
     Status,
     Telemetry,
@@ -38,6 +39,7 @@ from fp8tune.store.schema import (
     KernelVersions,
     LookupKeys,
     Problems,
+    PublishedOperations,
     Sweeps,
     Trials,
     Workers,
@@ -46,7 +48,7 @@ from fp8tune.store.schema import (
 _YIELD = 1000
 
 
-class _ById(dict[int, Any]):
+class ById(dict[int, Any]):
     """Records by id; an id that is not there is a damaged database."""
 
     def __missing__(self, id: int) -> Any:
@@ -69,10 +71,10 @@ class Shared:
         return cls(
             problems=_records(connection, Problems, Problem),
             configs=_items(connection, Configs),
-            lookup_keys=_ById(
+            lookup_keys=ById(
                 (row.id, row.items) for row in connection.execute(select(LookupKeys.id, LookupKeys.items))
             ),
-            versions=_ById(
+            versions=ById(
                 (id, version if version.source_hash else None)
                 for id, version in _records(connection, KernelVersions, KernelVersion).items()
             ),
@@ -80,14 +82,14 @@ class Shared:
         )
 
 
-def _items(connection: Connection, table: type[Configs] | type[LookupKeys]) -> _ById:
-    return _ById((row.id, row.items) for row in connection.execute(select(table.id, table.items)))
+def _items(connection: Connection, table: type[Configs] | type[LookupKeys]) -> ById:
+    return ById((row.id, row.items) for row in connection.execute(select(table.id, table.items)))
 
 
-def _records(connection: Connection, table: type[DeclarativeBase], record: type[Any]) -> _ById:
+def _records(connection: Connection, table: type[DeclarativeBase], record: type[Any]) -> ById:
     names = list(record.__dataclass_fields__)
     query = select(*(getattr(table, name) for name in ("id", *names)))
-    return _ById((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in connection.execute(query))
+    return ById((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in connection.execute(query))
 
 
 def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None) -> Select[Any]:
@@ -221,6 +223,23 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
     )
     for found in connection.execution_options(yield_per=_YIELD).execute(query):
         yield _row(found, shared, known_codes.get(found.candidate_id))
+
+
+def published(connection: Connection) -> list[Published]:
+    """What others printed of whole operations, in the order stored. Few."""
+    if not inspect(connection).has_table(PublishedOperations.__tablename__):
+        return []
+    shared = Shared.load(connection)
+    told = [name for name in Published.__dataclass_fields__ if hasattr(PublishedOperations, name)]
+    return [
+        Published(
+            operation=shared.problems[row.problem_id].kernel,
+            shape=shared.problems[row.problem_id].shape,
+            device=shared.devices[row.device_id],
+            **{name: getattr(row, name) for name in told},
+        )
+        for row in connection.execute(select(PublishedOperations.__table__).order_by(PublishedOperations.id))
+    ]
 
 
 def _row(found: Any, shared: Shared, code: Code | None) -> Row:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Select, func, insert, inspect, select, update
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Row
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
 from fp8tune.store import database, gathering, reading, visits
 from fp8tune.store.schema import (
     SCHEMA_VERSION,
@@ -177,8 +177,13 @@ class Store:
         with self._transaction(write=True):
             return self._writer.insert_trials(self._writer.trial(sweep_id, row) for row in rows)[0]
 
+    def add_published(self, rows: Iterable[Published]) -> int:
+        """Store what others printed of whole operations in one commit, all or nothing. Returns how many were new."""
+        with self._transaction(write=True):
+            return self._writer.insert_published(self._writer.published(row) for row in rows)[0]
+
     def merge(self, other: Store) -> tuple[int, int]:
-        """Take over every row of another database, all or nothing. Returns (trials added, trials already there)."""
+        """Take over every row of another database, all or nothing. Returns (rows added, rows already there)."""
         with other._transaction(), self._transaction(write=True):
             added, given = self._writer.merge(other._stream)
             return added, given - added
@@ -231,19 +236,27 @@ class Store:
         keep: gathering.Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
+        finalists_only: bool = False,
     ) -> list[Evidence]:
         """All candidates that have rows, each with one time a process; of one kernel, one arch, some kinds or problems,
         or one device with the software that drove it.
 
-        ``keep`` says which pools to read: :func:`fp8tune.choose.ranking.competing` leaves out what cannot win.
+        ``keep`` says which pools to read: :func:`fp8tune.choose.ranking.competing` leaves out what cannot win;
+        ``finalists_only`` also leaves out what finals decided against before they began, which is enough for picks.
         """
+        wish = gathering.Wish(kernel, arch, kinds, problems, device, keep, finalists_only)
         with self._transaction():
-            return gathering.evidence(self._connection, kernel, arch, kinds, COPY_CEILING, keep, problems, device)
+            return gathering.evidence(self._connection, COPY_CEILING, wish)
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Every trial with all that is kept of it, samples included, in the order stored."""
         with self._transaction():
             yield from reading.rows(self._connection, kernel, arch)
+
+    def published(self) -> list[Published]:
+        """What others printed of whole operations, in the order stored."""
+        with self._transaction():
+            return reading.published(self._connection)
 
     def arches(self) -> list[str]:
         """Arches that have rows, sorted."""

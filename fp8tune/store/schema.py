@@ -13,6 +13,7 @@ on one problem and device, and says so through ids. What each column may hold: :
     completions   this problem was swept to the end with this kernel version on this device
     finals        its finals were, too; which earlier finals they replace, and the numbers they were judged by
     calibrations  named values of a device in a sweep, such as copy_ceiling_gb_per_s
+    published_operations  what others printed of a whole operation, such as a grouped GEMM
 """
 
 from __future__ import annotations
@@ -24,7 +25,20 @@ from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, UniqueCo
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from fp8tune.records import Kind, NamedInts, Status
-from fp8tune.store.columns import ARCH, KERNEL, LINE, NAME, WORD, AxesJson, Finite, KeyNames, NamedIntsText, Text, Whole
+from fp8tune.store.columns import (
+    ARCH,
+    KERNEL,
+    LINE,
+    NAME,
+    WORD,
+    AxesJson,
+    Duration,
+    Finite,
+    KeyNames,
+    NamedIntsText,
+    Text,
+    Whole,
+)
 
 SCHEMA_VERSION = 1
 """Rises with every change that an older fp8tune would misread."""
@@ -280,3 +294,36 @@ class Calibrations(Base):
     value: Mapped[float]
     created_at: Mapped[float]
     __table_args__ = (UniqueConstraint("sweep_id", "device_id", "name"),)
+
+
+class PublishedOperations(Base):
+    """:class:`fp8tune.records.Published`. All that is printed is its identity: rows that contradict each other stay.
+
+    A database from before these rows has no such table: it is read as an empty one, and made when the database is next
+    written to.
+    """
+
+    __tablename__ = "published_operations"
+    id: Mapped[Id]
+    problem_id: Mapped[int] = _refers_to("problems")
+    device_id: Mapped[int] = _refers_to("devices")
+    recipe: Mapped[str] = mapped_column(Text("recipe", WORD, 32))
+    source: Mapped[str] = mapped_column(Text("source", LINE, 200))
+    note: Mapped[str] = mapped_column(Text("note", LINE, 500))
+    bf16_fwd_us: Mapped[float] = mapped_column(Duration)
+    scaled_fwd_us: Mapped[float] = mapped_column(Duration)
+    bf16_fwd_bwd_us: Mapped[float] = mapped_column(Duration)
+    scaled_fwd_bwd_us: Mapped[float] = mapped_column(Duration)
+    __table_args__ = (
+        UniqueConstraint(
+            "problem_id",
+            "device_id",
+            "recipe",
+            "source",
+            "note",
+            "bf16_fwd_us",
+            "scaled_fwd_us",
+            "bf16_fwd_bwd_us",
+            "scaled_fwd_bwd_us",
+        ),
+    )

@@ -6,17 +6,17 @@ together by an import do not replace each other: both count.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Integer, Select, String, cast, func, inspect, select, type_coerce
+from sqlalchemy import Connection, Select, func, inspect, select
 
-from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Session, Status, Visit
-from fp8tune.store.reading import device_ids, problem_ids
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Session, Visit
+from fp8tune.store.reading import ById, device_ids, problem_ids
 from fp8tune.store.schema import Candidates, Configs, Finals, KernelVersions, Sweeps, Trials, Workers
+from fp8tune.store.summaries import Block, summaries
 
 Subject = tuple[int, int, int]
 """The ids of a problem, a kernel version and a device."""
@@ -43,11 +43,6 @@ class Sessions:
         """Those of a problem, kernel version and device, by the sweep's id."""
         return self.by_subject.get((subject[0], subject[1], subject[2]), {})
 
-    @property
-    def sweeps(self) -> set[int]:
-        """The ids of all sweeps that hold one."""
-        return {sweep for sessions in self.by_subject.values() for sweep in sessions}
-
 
 def _unreplaced(rows: Iterable[Any]) -> dict[int, Session]:
     rows = list(rows)
@@ -63,74 +58,50 @@ def _unreplaced(rows: Iterable[Any]) -> dict[int, Session]:
 class Timed:
     """What one process timed of one candidate in one sweep's finals."""
 
-    candidate: int
-    sweep: int
     stage: str
     process: str
-    blocks: tuple[tuple[int, float], ...]
+    blocks: tuple[Block, ...]
 
     def visit(self, session: Session) -> Visit:
         """As a part of its session."""
         return Visit(session, self.process, self.blocks)
 
 
-def timed(connection: Connection, candidates: Select[Any] | None, sweeps: Collection[int]) -> list[Timed]:
-    """The finals of candidates (None: of all) in these sweeps. Reads one covering index and the few workers."""
-    if not sweeps:
-        return []
-    picoseconds = cast(func.round(Trials.time_us * 1e6), BigInteger)
-    block = cast(Trials.round, String) + ":" + cast(picoseconds, String)
-    groups = [type_coerce(id, Integer) for id in (Trials.candidate_id, Trials.sweep_id, Trials.worker_id)]
-    query = (
-        select(*groups, Trials.stage, func.aggregate_strings(block, " "))
-        .add_columns(func.min(Trials.time_us), func.max(Trials.time_us))
-        .where(Trials.stage != "screen", Trials.status == str(Status.OK), Trials.time_us.is_not(None))
-        .where(Trials.sweep_id.in_(sweeps))
-        .group_by(Trials.candidate_id, Trials.stage, Trials.worker_id, Trials.sweep_id)
-    )
-    if candidates is not None:
-        query = query.where(Trials.candidate_id.in_(candidates))
-    processes = {row.id: row.process for row in connection.execute(select(Workers.id, Workers.process))}
-    return [
-        Timed(candidate, sweep, stage, processes[worker], _blocks(joined, least, most))
-        for candidate, sweep, worker, stage, joined, least, most in connection.execute(query).all()
-    ]
+def of_candidate(
+    finals: Mapping[tuple[str, int, int], tuple[Block, ...]],
+    sessions: Mapping[int, Session],
+    processes: Mapping[int, str],
+) -> dict[str, tuple[Visit, ...]]:
+    """Stage -> the visits of one candidate in the sessions that count, by the sweep's uid and the process.
+
+    ``finals`` as in :class:`fp8tune.store.summaries.Summary`; ``sessions`` and ``processes`` by the ids of sweeps and
+    workers.
+    """
+    found: dict[str, list[Visit]] = {}
+    for (stage, sweep, worker), blocks in finals.items():
+        if sweep in sessions:
+            found.setdefault(stage, []).append(Visit(sessions[sweep], processes[worker], blocks))
+    order = attrgetter("session.sweep", "process")
+    return {stage: tuple(sorted(visits, key=order)) for stage, visits in found.items()}
 
 
-def _blocks(joined: str, least: Any, most: Any) -> tuple[tuple[int, float], ...]:
-    """``round:picoseconds`` pairs -> (round, microseconds) in order. Refuses what is no time."""
-    if not (isinstance(least, float) and isinstance(most, float) and 0 < least <= most < math.inf):
-        raise DatabaseError(f"refused {joined[:80]!r}: a time is a positive number of microseconds")
-    pairs = (pair.split(":") for pair in joined.split(" "))
-    return tuple(sorted((int(round), int(picoseconds) / 1e6) for round, picoseconds in pairs))
-
-
-def by_candidate(
-    connection: Connection, candidates: Select[Any] | None, rows: Mapping[int, Any]
-) -> dict[int, dict[str, list[Visit]]]:
-    """Candidate -> stage -> its visits in the sessions that count, sessions by uid; ``rows``: the candidates by id."""
-    sessions = Sessions.load(connection)
-    found: dict[int, dict[str, list[Visit]]] = {}
-    for one in timed(connection, candidates, sessions.sweeps):
-        row = rows.get(one.candidate)
-        session = row and sessions.of(row.problem_id, row.version_id, row.device_id).get(one.sweep)
-        if session is not None:
-            found.setdefault(one.candidate, {}).setdefault(one.stage, []).append(one.visit(session))
-    for by_stage in found.values():
-        for visits in by_stage.values():
-            visits.sort(key=lambda visit: (visit.session.sweep, visit.process))
-    return found
+def processes(connection: Connection) -> Mapping[int, str]:
+    """The names of all workers by id. Few beside the trials."""
+    return ById((row.id, row.process) for row in connection.execute(select(Workers.id, Workers.process)))
 
 
 def of_sweep(
     connection: Connection, version: KernelVersion, device: Device, problem: Problem, sweep: int
 ) -> dict[NamedInts, list[Timed]]:
     """Config -> what one sweep's finals of a problem timed so far, ended or not."""
-    mine = _candidates(version, device, problem).add_columns(Configs.items)
-    configs = {row.id: row.items or NamedInts() for row in connection.execute(mine)}
+    mine = _candidates(version, device, problem)
+    configs = {row.id: row.items or NamedInts() for row in connection.execute(mine.add_columns(Configs.items))}
+    names = processes(connection)
     found: dict[NamedInts, list[Timed]] = {}
-    for one in timed(connection, mine.with_only_columns(Candidates.id), [sweep]):
-        found.setdefault(configs[one.candidate], []).append(one)
+    for candidate, summary in summaries(connection, mine):
+        for (stage, of, worker), blocks in sorted(summary.finals.items()):
+            if of == sweep:
+                found.setdefault(configs[candidate], []).append(Timed(stage, names[worker], blocks))
     return found
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, i
 from sqlalchemy.dialects import sqlite
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Row, Telemetry
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Telemetry
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
     Base,
@@ -29,6 +29,7 @@ from fp8tune.store.schema import (
     KernelVersions,
     LookupKeys,
     Problems,
+    PublishedOperations,
     Sweeps,
     Trials,
     Workers,
@@ -48,7 +49,10 @@ _SHARED: tuple[type[Base], ...] = (
     Finals,
     Calibrations,
 )
-"""All tables but trials, each after those it refers to."""
+"""Tables that other tables refer to, or that say something once; each after those it refers to."""
+
+_ROWS: tuple[type[Base], ...] = (Trials, PublishedOperations)
+"""Tables of what was timed, here or by others: what an import counts."""
 
 _FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
 _CHUNK = 1000
@@ -110,13 +114,20 @@ class Writer:
             "samples": pack_samples(outcome.samples_us),
         }
 
+    def published(self, row: Published) -> Values:
+        """A published row's columns, with its problem and device stored."""
+        problem = Problem(row.operation, row.shape, UNSTATED, fp8_dtype=UNSTATED, scale_mode=UNSTATED)
+        told = _fields(row)
+        values = {name: told[name] for name in told if name not in ("operation", "shape", "device")}
+        return {"problem_id": self.problem_id(problem), "device_id": self.device_id(row.device), **values}
+
     def insert_trials(self, trials: Iterable[Values]) -> tuple[int, int]:
-        """Store trials that are not there yet. Returns (stored, given)."""
-        stored = given = 0
-        for chunk in _chunks(trials):
-            stored += self._insert_new(Trials, chunk)
-            given += len(chunk)
-        return stored, given
+        """Store trials that are not there yet. Returns (stored, given); likewise the next."""
+        return self._insert_all(Trials, trials)
+
+    def insert_published(self, rows: Iterable[Values]) -> tuple[int, int]:
+        """Store published rows."""
+        return self._insert_all(PublishedOperations, rows)
 
     def insert_trial_once(self, trial: Values) -> bool:
         """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
@@ -125,11 +136,12 @@ class Writer:
         return self._connection.execute(self._insert_once, trial, execution_options=_COUNTED).rowcount == 1
 
     def merge(self, read: Callable[[type[Base]], Iterator[Values]]) -> tuple[int, int]:
-        """Take over another database, read table by table. Returns (trials stored, trials given)."""
+        """Take over another database, read table by table. Returns (rows stored, rows given)."""
         ids: dict[str, dict[int, int]] = {}
         for table in _SHARED:
             ids[table.__tablename__] = {row["id"]: self._merged_id(table, row, ids) for row in read(table)}
-        return self.insert_trials(_translated(Trials, row, ids) for row in read(Trials))
+        counts = [self._insert_all(table, _all_translated(table, read(table), ids)) for table in _ROWS]
+        return sum(stored for stored, _ in counts), sum(given for _, given in counts)
 
     def id(self, table: type[Base], key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
         """The id of the row with this unique key, inserted with ``rest`` where there is none.
@@ -198,6 +210,13 @@ class Writer:
         ours = self._connection.execute(select(*columns).where(*same)).first()
         return ours is not None and _text(declared.values()) > _text(ours)
 
+    def _insert_all(self, table: type[Base], rows: Iterable[Values]) -> tuple[int, int]:
+        stored = given = 0
+        for chunk in _chunks(rows):
+            stored += self._insert_new(table, chunk)
+            given += len(chunk)
+        return stored, given
+
     def _insert_new(self, table: type[Base], rows: list[Values]) -> int:
         return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
 
@@ -256,6 +275,12 @@ def _translated(table: type[Base], row: Values, ids: Mapping[str, Mapping[int, i
                 raise DatabaseError(f"the other database is damaged, a row of {table.__tablename__} refers to nothing")
             values[column.name] = ours[values[column.name]]
     return values
+
+
+def _all_translated(
+    table: type[Base], rows: Iterable[Values], ids: Mapping[str, Mapping[int, int]]
+) -> Iterator[dict[str, Any]]:
+    return (_translated(table, row, ids) for row in rows)
 
 
 def _chunks(rows: Iterable[Values]) -> Iterator[list[Values]]:

@@ -129,7 +129,7 @@ def disputes(store: Store) -> list[Winner]:
     """The problems on whose pick finals that were made apart disagree. Looks closer only where there are such."""
     if not store.has_rival_finals():
         return []
-    evidence = store.evidence(keep=ranking.competing)
+    evidence = store.evidence(keep=ranking.competing, finalists_only=True)
     return [winner for winner in ranking.winners(evidence, incumbents.committed) if winner.disputed]
 
 
@@ -194,7 +194,8 @@ def row_of(event: Event) -> Row | None:
 
 def winners(store: Store, laboratory: Laboratory, problems: Collection[Problem]) -> list[Winner]:
     """The best config of each of these problems on the laboratory's device."""
-    evidence = store.evidence(keep=ranking.competing, problems=set(problems), device=laboratory.device)
+    wanted, device = set(problems), laboratory.device
+    evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
     return ranking.winners(evidence, incumbents.committed)
 
 

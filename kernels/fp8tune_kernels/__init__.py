@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.colwise import quantize_colwise
     from fp8tune_kernels.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.colwise_dual import quantize_colwise_dual
+    from fp8tune_kernels.colwise_transpose_3d import quantize_colwise_transpose_3d
     from fp8tune_kernels.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.grouped_mxfp8 import mxfp8_grouped_mm
     from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
     from fp8tune_kernels.rowwise import quantize_rowwise
     from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
+    from fp8tune_kernels.rowwise_colwise import quantize_rowwise_colwise
     from fp8tune_kernels.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction
 
@@ -29,12 +31,14 @@ __all__ = [
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
+    "quantize_colwise_transpose_3d",
     "quantize_mxfp8_dim0",
     "quantize_mxfp8_dim1",
     "quantize_mxfp8_dim1_3d",
     "quantize_mxfp8_dim1_3d_via_2d",
     "quantize_rowwise",
     "quantize_rowwise_2d",
+    "quantize_rowwise_colwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
 ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fp8tune_kernels.spec import DeviceLimits
 
-__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "SIMDS", "Arch", "default_fp8_dtype"]
+__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "MXFP8_GEMM_ARCHES", "SIMDS", "Arch", "default_fp8_dtype"]
 
 KIB = 1024
 SIMDS = 4
@@ -24,6 +24,9 @@ SIMDS = 4
 
 DEFAULT_FP8_DTYPE = "float8_e4m3fn"
 """The OCP format: NVIDIA's, gfx950's, and what runs where there is no GPU."""
+
+MXFP8_GEMM_ARCHES = ("sm_100",)
+"""Where ``torch._scaled_grouped_mm`` takes E8M0 scales; anywhere else an MXFP8 GEMM is emulated."""
 
 
 @dataclass(frozen=True)

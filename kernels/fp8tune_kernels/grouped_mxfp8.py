@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import mxfp8_blocked, token_groups
+from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
 from fp8tune_kernels.grouped_mm import autocast, check_operands
 from fp8tune_kernels.lookup import running_arch
 from fp8tune_kernels.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
@@ -27,10 +28,9 @@ from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
 from fp8tune_kernels.mxfp8_dim1 import quantize_mxfp8_dim1
 from fp8tune_kernels.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
 
-__all__ = ["mxfp8_grouped_mm", "mxfp8_path"]
+__all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands_of_groups", "operands_of_rows", "quantize"]
 
-NATIVE_ARCHES = ("sm_100",)
-"""Where ``torch._scaled_grouped_mm`` takes E8M0 scales."""
+Tensors = tuple[torch.Tensor, ...]
 
 
 def mxfp8_grouped_mm(
@@ -63,7 +63,7 @@ def mxfp8_grouped_mm(
 @torch.compiler.assume_constant_result
 def mxfp8_path(device: torch.device) -> str:
     """``native`` or ``emulated``: what :func:`mxfp8_grouped_mm` is on a device, for every table that shows it."""
-    return "native" if running_arch(device) in NATIVE_ARCHES else "emulated"
+    return "native" if running_arch(device) in MXFP8_GEMM_ARCHES else "emulated"
 
 
 class _Mxfp8GroupedMM(torch.autograd.Function):
@@ -74,9 +74,9 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         ctx.save_for_backward(A, B_t, offs)
         ctx.scale_mode = scale_mode
         E, K, N = B_t.shape
-        q_B, scales_B = _quantize(quantize_mxfp8_dim0, B_t.mT.reshape(E * N, K), scale_mode)
-        q_A, scales_A = _quantize(quantize_mxfp8_dim0, A, scale_mode)
-        return _rows_times_experts(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs)
+        q_B, scales_B = quantize(quantize_mxfp8_dim0, B_t.mT.reshape(E * N, K), scale_mode)
+        q_A, scales_A = quantize(quantize_mxfp8_dim0, A, scale_mode)
+        return multiply(operands_of_rows(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -84,13 +84,13 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         grad = grad.contiguous()
         grad_A = grad_B_t = None
         if ctx.needs_input_grad[0]:
-            q_grad, scales_grad = _quantize(quantize_mxfp8_dim0, grad, ctx.scale_mode)
-            q_B, scales_B = _quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
-            grad_A = _rows_times_experts(q_grad, scales_grad, q_B, scales_B, offs).to(A.dtype)
+            q_grad, scales_grad = quantize(quantize_mxfp8_dim0, grad, ctx.scale_mode)
+            q_B, scales_B = quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
+            grad_A = multiply(operands_of_rows(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
         if ctx.needs_input_grad[1]:
-            q_grad, scales_grad = _quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
-            q_A, scales_A = _quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
-            grad_B = _over_groups(q_grad.t(), scales_grad, q_A, scales_A, offs)
+            q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
+            q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
+            grad_B = multiply(operands_of_groups(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
             grad_B_t = grad_B.transpose(1, 2).to(B_t.dtype)
         return grad_A, grad_B_t, None, None
 
@@ -98,29 +98,39 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
 _apply: Callable[..., torch.Tensor] = _Mxfp8GroupedMM.apply
 
 
-def _quantize(kernel: Any, x: torch.Tensor, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(kernel: Any, x: torch.Tensor, scale_mode: str = "rceil") -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes, e4m3fn, and scales by one of the ``quantize_mxfp8_...`` wrappers."""
     codes, scales = kernel(x, float8_dtype=torch.float8_e4m3fn, scale_mode=scale_mode)
     return codes, scales
 
 
-def _rows_times_experts(
+def operands_of_rows(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
-    """(M, K), scales (M, K/32) by (E, K, N), strides (K*N, 1, K), scales (E, N, K/32) -> (M, N), bfloat16."""
+) -> Tensors:
+    """(M, K), scales (M, K/32) by (E, K, N), strides (K*N, 1, K), scales (E, N, K/32) -> for :func:`multiply`."""
     if mxfp8_path(a.device) == "native":
-        blocked = mxfp8_blocked.of_row_groups(scale_a, offs), mxfp8_blocked.of_experts(scale_b)
-        return torch._scaled_grouped_mm(a, b, *blocked, offs=offs, out_dtype=torch.bfloat16)
-    return torch._grouped_mm(_values(a, scale_a), _values(b.mT, scale_b).mT, offs=offs)
+        return a, b, mxfp8_blocked.of_row_groups(scale_a, offs), mxfp8_blocked.of_experts(scale_b)
+    return _values(a, scale_a), _values(b.mT, scale_b).mT
 
 
-def _over_groups(
+def operands_of_groups(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
-    """(N, M), scales (N, M/32) by (M, K), strides (1, M), scales (K, M/32) -> (G, N, K), bfloat16."""
+) -> Tensors:
+    """(N, M), scales (N, M/32) by (M, K), strides (1, M), scales (K, M/32) -> for :func:`multiply`."""
     if mxfp8_path(a.device) == "native":
-        blocked = mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
-        return torch._scaled_grouped_mm(a, b, *blocked, offs=offs, out_dtype=torch.bfloat16)
-    return torch._grouped_mm(_values(a, scale_a), _values(b.mT, scale_b).mT, offs=offs)
+        return a, b, mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
+    return _values(a, scale_a), _values(b.mT, scale_b).mT
+
+
+def multiply(operands: Tensors, offs: torch.Tensor) -> torch.Tensor:
+    """The GEMM of each group, bfloat16: codes with blocked scales, or the bfloat16 values that stand for them.
+
+    Of rows (M, N); of groups, contracted over their rows, (G, N, K).
+    """
+    if len(operands) == 2:
+        return torch._grouped_mm(*operands, offs=offs)
+    a, b, scale_a, scale_b = operands
+    return torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16)
 
 
 def _values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -35,6 +36,7 @@ def distance(first: Key, second: Key) -> float:
     return math.fsum(_squared_log(name, one, other) for (name, one), (_, other) in zip(first, second, strict=True))
 
 
+@functools.lru_cache(4096)  # a table repeats few sizes
 def _squared_log(name: str, one: int, other: int) -> float:
     if one == other:
         return 0.0

@@ -27,11 +27,12 @@ class NamedInts(Mapping[str, int]):
     Keeps the order it was given for printing; equality, hash and :attr:`canonical` ignore that order.
     """
 
-    __slots__ = ("_hash", "_items")
+    __slots__ = ("_canonical", "_hash", "_items")
 
     def __init__(self, items: Mapping[str, int] | Sequence[tuple[str, int]] = (), /, **named: int) -> None:
         self._items: dict[str, int] = {**dict(items), **named}
         self._hash = hash(frozenset(self._items.items()))
+        self._canonical = ""
 
     def __getitem__(self, name: str) -> int:
         return self._items[name]
@@ -46,6 +47,8 @@ class NamedInts(Mapping[str, int]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, NamedInts):  # without a copy: rankings compare by the million
+            return self._items == other._items
         return isinstance(other, Mapping) and self._items == dict(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,7 +63,9 @@ class NamedInts(Mapping[str, int]):
     @property
     def canonical(self) -> str:
         """The same text for equal mappings: ``name=value`` pairs sorted by name, one blank between."""
-        return " ".join(f"{name}={value}" for name, value in sorted(self._items.items()))
+        if not self._canonical:
+            self._canonical = " ".join(f"{name}={value}" for name, value in sorted(self._items.items()))
+        return self._canonical
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
 
 
 def test_every_kernel_has_a_counterpart() -> None:
-    assert set(counterparts.COUNTERPARTS) == set(KERNELS)
+    assert {*counterparts.COUNTERPARTS, *counterparts.TWO_KERNELS} == set(KERNELS)
 
 
 def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> None:
@@ -218,7 +218,7 @@ def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any)
         setattr(sys.modules[module], name, function)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", counterparts.COUNTERPARTS)
 def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +237,24 @@ def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
     tensors = sum(isinstance(value, torch.Tensor) for value in inputs)
     assert sum(isinstance(value, torch.Tensor) for value in seen) == tensors
     assert inputs[-1] in seen[tensors:]
+
+
+@pytest.mark.parametrize("kernel", counterparts.TWO_KERNELS)
+def test_what_torchao_reads_twice_is_both_of_its_kernels(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: dict[str, dict[str, Any]] = {}
+    for one in counterparts.TWO_KERNELS[kernel]:
+        module, name, _ = counterparts.COUNTERPARTS[one]
+        modules.setdefault(module, {})[name] = load_spec(one).reference
+    for module in modules:
+        fake_torchao(monkeypatch, module)
+    for module, functions in modules.items():
+        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**functions))
+    spec = load_spec(kernel)
+    shape = {"M": 33, "N": 20, "K": 24, "E": 2, "G": 2}
+    inputs = spec.inputs(Problem(kernel, NamedInts({dim: shape[dim] for dim in spec_dims(kernel)}), "jagged"), "cpu")
+    outputs = [output for pair in counterparts.counterpart(kernel, inputs)() for output in pair]
+    for output, right in zip(outputs, spec.reference(*inputs), strict=True):
+        assert torch.equal(output.view(torch.uint8), right.view(torch.uint8))
 
 
 def test_the_two_steps_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:

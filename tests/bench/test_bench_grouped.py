@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import sys
+import types
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,26 +16,42 @@ import torch
 from fp8tune import cli
 from fp8tune.bench import grouped as bench_grouped
 from fp8tune.bench import grouped_cells as grouped_steps
-from fp8tune.bench import published as published_grouped
 from fp8tune.bench.cells import Timing
+from fp8tune.bench.fp8_operation import FP8, FP8_GROUPED_MM
 from fp8tune.bench.grouped import Row, Wish
-from fp8tune.bench.grouped_cells import BF16, BOTH, FORWARD, FP8, GEMMS, GRAPH, PADDING, PARTS, STEPS, TORCHAO
+from fp8tune.bench.grouped_cells import OPERATIONS, PADDING
+from fp8tune.bench.mxfp8_operation import MXFP8, MXFP8_GROUPED_MM
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, TORCHAO, Operation
+from fp8tune.commands import options
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.plan import shapes
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import grouped as render_grouped
+from fp8tune.store import published as store_published
 from fp8tune.sweep import session
 
 LAYER = NamedInts(M=96, N=32, K=48, G=3)
 
 
-def timed(steps: Mapping[tuple[str, str], float | None], part_us: float | None = 10.0) -> Row:
+each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
+
+
+def timed(
+    steps: Mapping[tuple[str, str], float | None],
+    part_us: float | None = 10.0,
+    operation: Operation = FP8_GROUPED_MM,
+    arch: str = "sm_90",
+) -> Row:
     timings = {step: Timing(us, "" if us else "planted") for step, us in steps.items()}
-    parts = {part: Timing(part_us, "" if part_us else "planted") for part in PARTS}
-    return Row(Problem("grouped-mm", LAYER, "jagged"), Device("sm_90", "a GPU"), False, timings, parts, {FP8: 1 << 30})
+    parts = {part: Timing(part_us, "" if part_us else "planted") for part in operation.parts}
+    one = Problem(operation.name, LAYER, "jagged")
+    return Row(one, Device(arch, "a GPU"), False, timings, parts, {operation.ours: 1 << 30})
 
 
 FAST = {(BF16, FORWARD): 50.0, (FP8, FORWARD): 40.0, (BF16, BOTH): 180.0, (FP8, BOTH): 120.0, (FP8, GRAPH): 110.0}
+
+
+MXFP8_FAST = {(MXFP8 if who == FP8 else who, step): us for (who, step), us in FAST.items()}
 
 
 def test_speedup_bound_and_share_of_the_bound() -> None:
@@ -68,36 +87,58 @@ def test_the_default_set_is_the_starting_line_end_to_end() -> None:
 # What cells run: on a CPU, where bf16 is torch's own grouped GEMM and FP8 is the reference
 
 
-def problem(routing: str = "balanced", **sizes: int) -> Problem:
-    return Problem("grouped-mm", NamedInts({**LAYER, **sizes}), routing)
+def problem(operation: Operation = FP8_GROUPED_MM, routing: str = "balanced") -> Problem:
+    return Problem(operation.name, NamedInts(M=96, N=32, K=64, G=3), routing)
 
 
+@each_operation
 @pytest.mark.parametrize(("routing", "padded"), [("balanced", False), ("ragged", True), ("empty", True)])
-def test_groups_are_padded_where_one_needs_it(routing: str, padded: bool) -> None:
-    assert grouped_steps.needs_padding(problem(routing)) == padded
-    assert grouped_steps.operands(problem(routing), "cpu").pad == padded
-    assert grouped_steps.parts_of(problem(routing)) == ((*PARTS, *PADDING) if padded else PARTS)
+def test_groups_are_padded_where_one_needs_it(routing: str, padded: bool, operation: Operation) -> None:
+    one = problem(operation, routing)
+    assert grouped_steps.needs_padding(one) == padded
+    assert grouped_steps.operands(one, "cpu").pad == padded
+    assert grouped_steps.parts_of(one) == (*operation.parts, *(PADDING if padded else ()))
+
+
+def test_mxfp8_wants_groups_of_32_rows() -> None:
+    layer = NamedInts(M=96, N=32, K=64, G=2)  # 48 rows each
+    padded = {name: grouped_steps.needs_padding(Problem(name, layer, "balanced")) for name in OPERATIONS}
+    assert padded == {"grouped-mm": False, "mxfp8-grouped-mm": True}
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
+@each_operation
 @pytest.mark.parametrize("routing", ["balanced", "ragged"])
-def test_our_step_is_near_that_of_bf16(routing: str) -> None:
-    given = grouped_steps.operands(problem(routing), "cpu")
+def test_our_step_is_near_that_of_bf16(routing: str, operation: Operation) -> None:
+    given = grouped_steps.operands(problem(operation, routing), "cpu")
     for step in (FORWARD, BOTH):
-        results = [grouped_steps.step_call(contender, step, given)() for contender in (BF16, FP8)]
+        results = [grouped_steps.step_call(operation, who, step, given)() for who in (BF16, operation.ours)]
         pairs = [results] if step == FORWARD else list(zip(*results, strict=True))
         assert len(pairs) == (1 if step == FORWARD else 2)
         for right, ours in pairs:
             assert ours.shape == right.shape
-            assert (ours.float() - right.float()).norm() < 0.06 * right.float().norm()
+            assert 0 < (ours.float() - right.float()).norm() < 0.06 * right.float().norm()
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
+@each_operation
 @pytest.mark.parametrize("routing", ["balanced", "ragged"])
-def test_the_parts_put_together_are_the_step(routing: str) -> None:
-    given = grouped_steps.operands(problem(routing), "cpu")
-    parts = {part: grouped_steps.part_call(part, given)() for part in grouped_steps.parts_of(problem(routing))}
-    out, grads = (grouped_steps.step_call(FP8, step, given)() for step in (FORWARD, BOTH))
+def test_a_variant_is_our_step_to_the_bit(routing: str, operation: Operation) -> None:
+    given = grouped_steps.operands(problem(operation, routing), "cpu")
+    ours = grouped_steps.step_call(operation, operation.ours, BOTH, given)()
+    for name in operation.variants:
+        for result, right in zip(grouped_steps.step_call(operation, name, BOTH, given)(), ours, strict=True):
+            assert torch.equal(result, right)
+
+
+@pytest.mark.usefixtures("quantizers_in_plain_torch")
+@each_operation
+@pytest.mark.parametrize("routing", ["balanced", "ragged"])
+def test_the_parts_put_together_are_the_step(routing: str, operation: Operation) -> None:
+    one = problem(operation, routing)
+    given = grouped_steps.operands(one, "cpu")
+    parts = {part: grouped_steps.part_call(operation, part, given)() for part in grouped_steps.parts_of(one)}
+    out, grads = (grouped_steps.step_call(operation, operation.ours, step, given)() for step in (FORWARD, BOTH))
     gemms = [parts[gemm] for gemm in GEMMS]
     assert torch.equal(gemms[2].transpose(1, 2), grads[1])
     if not given.pad:
@@ -105,9 +146,39 @@ def test_the_parts_put_together_are_the_step(routing: str) -> None:
         assert torch.equal(gemms[1], grads[0])
 
 
-def test_torchao_is_refused_what_it_does_not_take() -> None:
-    with pytest.raises(MachineError, match="positive multiple of 16 rows"):
-        grouped_steps.step_call(TORCHAO, BOTH, grouped_steps.operands(problem("ragged"), "cpu"))
+@each_operation
+def test_torchao_is_refused_what_it_does_not_take(operation: Operation) -> None:
+    given = grouped_steps.operands(problem(operation, "ragged"), "cpu")
+    with pytest.raises(MachineError, match=f"positive multiple of {operation.multiple} rows"):
+        grouped_steps.step_call(operation, TORCHAO, BOTH, given)
+
+
+def test_torchao_is_asked_to_emulate_where_ours_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    _stand_in(monkeypatch, "torchao.quantization.quantize_.common", KernelPreference=KernelPreference)
+    _stand_in(
+        monkeypatch,
+        "torchao.prototype.moe_training.mxfp8_grouped_mm",
+        _to_mxfp8_then_scaled_grouped_mm=lambda A, B_t, offs, **options: asked.update(options),
+    )
+    given = grouped_steps.operands(problem(MXFP8_GROUPED_MM), "cpu")
+    grouped_steps.step_call(MXFP8_GROUPED_MM, TORCHAO, FORWARD, given)()
+    assert asked == {"kernel_preference": KernelPreference.EMULATED}
+
+
+class KernelPreference(enum.Enum):
+    AUTO = "auto"
+    EMULATED = "emulated"
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
+    """A module of torchao's, and the packages above it."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        module = types.ModuleType(".".join(parts[:depth]))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for function, value in functions.items():
+        monkeypatch.setattr(module, function, value, raising=False)
 
 
 # The simulated clock: the whole command, no kernel runs
@@ -119,15 +190,16 @@ def simulated(**options: Any) -> list[Row]:
     return list(bench_grouped.run(wish, laboratory, bench_grouped.prepare(wish, laboratory)))
 
 
-def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
-    rows = simulated(seed=1)
+@each_operation
+def test_a_simulated_run_times_every_cell_and_repeats_itself(operation: Operation) -> None:
+    rows = simulated(operation=operation, seed=1)
     assert len(rows) == 6
     for row in rows:
-        assert tuple(row.steps) == STEPS
+        assert tuple(row.steps) == operation.steps()
         assert tuple(row.parts) == grouped_steps.parts_of(row.problem)
         assert all(timing.time_us and not timing.reason for timing in (*row.steps.values(), *row.parts.values()))
         assert set(row.peak_bytes.values()) == {None}
-    assert simulated(seed=1) == rows
+    assert simulated(operation=operation, seed=1) == rows
 
 
 def test_without_torchao_and_with_a_spent_budget() -> None:
@@ -138,6 +210,8 @@ def test_without_torchao_and_with_a_spent_budget() -> None:
 def test_shapes_that_no_gemm_takes_are_refused() -> None:
     with pytest.raises(UsageError, match="multiples of 16"):
         simulated(shapes=("tiny",))
+    with pytest.raises(UsageError, match="multiples of 32"):
+        simulated(operation=MXFP8_GROUPED_MM, shapes=("tiny",))
     with pytest.raises(UsageError, match="unknown routing"):
         simulated(routing="sideways")
 
@@ -156,9 +230,19 @@ def test_the_table_has_every_number_and_the_reason_of_an_empty_cell(capsys: pyte
 def test_markdown_is_a_table_for_a_pull_request(capsys: pytest.CaptureFixture[str]) -> None:
     render_grouped.print_grouped([timed(FAST)], [], "markdown")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(lines) == 6
+    assert len(lines) == 3 + 2 + len(FP8_GROUPED_MM.parts) + 2
     assert lines[1].startswith("| --- | --- | ---: |")
     assert len({line.count("|") for line in lines[:3]}) == 1
+
+
+def test_variants_stand_below_ours_with_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "fp8 keeping A, B_t"
+    row = timed({**FAST, (kept, BOTH): 90.0, (kept, GRAPH): 85.0})
+    render_grouped.print_grouped([replace(row, peak_bytes={FP8: 1 << 30, kept: 3 << 29})], [], "markdown")
+    *_, ours, keeping_A, both = (line for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
+    assert [cell.strip() for cell in ours.split("|")][2:-1] == ["fp8", "120.0", "1.50x", "25 %", "110.0", "1.00 GiB"]
+    assert [cell.strip() for cell in keeping_A.split("|")][2:-1] == ["fp8 keeping A", "-", "", "", "-", "-"]
+    assert [cell.strip() for cell in both.split("|")][2:-1] == [kept, "90.00", "2.00x", "33 %", "85.00", "1.50 GiB"]
 
 
 def test_json_has_all_that_is_derived(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,35 +253,29 @@ def test_json_has_all_that_is_derived(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["parts"]["GEMM out"] == {"time_us": 10.0, "reason": ""}
 
 
-def test_published_rows_are_all_kept_and_the_impossible_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = published_grouped.read(shapes.sweeps_dir() / "published" / "grouped_mm.csv")
-    assert len(rows) == 8
-    (impossible,) = [row for row in rows if row.impossible]
-    assert (impossible.shape, impossible.note) == (NamedInts(M=16640, N=8192, K=5120, E=16), "before")
-    assert impossible.impossible == "scaled forward is not below forward+backward"
+@pytest.mark.parametrize("output_format", ["table", "markdown"])
+def test_every_table_says_what_is_emulated(output_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arch, times in (("sm_90", 2), ("sm_100", 0)):
+        render_grouped.print_grouped([timed(MXFP8_FAST, 10.0, MXFP8_GROUPED_MM, arch)], [], output_format)
+        assert capsys.readouterr().out.count("emulated") == times
+    render_grouped.print_grouped([timed(FAST)], [], output_format)
+    assert "emulated" not in capsys.readouterr().out
+
+
+def test_json_says_what_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [timed(MXFP8_FAST, 10.0, MXFP8_GROUPED_MM, arch) for arch in ("sm_90", "sm_100")]
+    render_grouped.print_grouped([*rows, timed(FAST)], [], "json")
+    found = json.loads(capsys.readouterr().out)
+    assert [row["emulated"] for row in found] == [True, False, False]
+    assert [row["row"] for row in found] == ["mxfp8-grouped-mm", "mxfp8-grouped-mm", "grouped-mm"]
+
+
+def test_published_rows_stand_beside_and_the_impossible_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = store_published.read(shapes.sweeps_dir() / "published" / "grouped_mm.csv")
     render_grouped.print_grouped([], rows, "table")
     said = capsys.readouterr().out
     assert said.count("pytorch/ao#2998") == 8
     assert said.count("is not below") == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("a,b,c,d,M=1 N=1,1,2,0,1,x", "line 2: bf16_fwd_us is 0"),
-        ("a,b,c,d,M=1 N=1,1,2,soon,1,x", "line 2: could not convert"),
-        ("a,b,c,d,nonsense,1,2,1,1,x", "line 2"),
-        ("a,b,c", "line 2"),
-    ],
-)
-def test_a_broken_line_is_named(line: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(",".join(published_grouped.COLUMNS) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=says):
-        published_grouped.read(path)
-    path.write_text("source,device\n")
-    with pytest.raises(UsageError, match="line 1: the header"):
-        published_grouped.read(path)
 
 
 def command_line(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -207,9 +285,19 @@ def command_line(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command_line("--op", "grouped-mm", "--format", "json", "--alone", monkeypatch=monkeypatch) == 0
-    assert [row["row"] for row in json.loads(capsys.readouterr().out)] == ["grouped-mm"] * 6 + ["published"] * 8
+def test_the_options_name_every_operation() -> None:
+    assert [str(operation) for operation in options.OperationName] == list(OPERATIONS)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_the_command(op: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command_line("--op", op, "--format", "json", "--alone", monkeypatch=monkeypatch) == 0
+    assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [op] * 6 + ["published"] * 8
+
+
+def test_options_that_do_not_go_with_an_operation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command_line("--op", "grouped-mm", "--kernel", "colwise", monkeypatch=monkeypatch) == 2
     assert "leave out --kernel" in capsys.readouterr().err
     assert command_line("--format", "markdown", monkeypatch=monkeypatch) == 2
@@ -217,11 +305,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_every_step_and_part_of_ours_has_a_time() -> None:
+@each_operation
+def test_on_a_gpu_every_step_and_part_of_ours_has_a_time(operation: Operation) -> None:
     laboratory, _ = session.choose_laboratory(None, None)
     for routing in ("balanced", "empty"):
-        one = Problem("grouped-mm", NamedInts(M=1024, N=256, K=512, G=4), routing)
-        (row,) = bench_grouped.run(Wish(with_torchao=False), laboratory, (one,))
+        one = Problem(operation.name, NamedInts(M=1024, N=256, K=512, G=4), routing)
+        (row,) = bench_grouped.run(Wish(operation, with_torchao=False), laboratory, (one,))
         for timing in (*row.steps.values(), *row.parts.values()):
             assert timing.time_us, timing.reason
-        assert row.peak_bytes[FP8]
+        assert row.peak_bytes[operation.ours]

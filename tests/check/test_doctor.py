@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from places import PUBLISHED_OPERATIONS
 
 from fp8tune.check import doctor
 from fp8tune.check.doctor import Level, Machine
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Telemetry
+from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
@@ -120,6 +122,14 @@ def test_a_sound_database_is_counted(database: Path) -> None:
         findings = doctor.check_store(str(database), store)
     assert [finding.level for finding in findings] == [Level.OK]
     assert "sm_90 1 measured" in findings[0].what
+
+
+def test_published_operations_are_counted_and_the_impossible_ones_too(database: Path) -> None:
+    with Store.open(str(database)) as store:
+        import_file(store, PUBLISHED_OPERATIONS)
+        (finding,) = doctor.check_store(str(database), store)
+    assert (finding.level, finding.fix) == (Level.OK, "")
+    assert "sm_90 1 measured, 8 published of operations (1 impossible as printed)" in finding.what
 
 
 def test_a_missing_database_is_no_error(tmp_path: Path) -> None:

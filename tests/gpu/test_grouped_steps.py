@@ -78,28 +78,30 @@ def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
         assert sqnr_db(result.cpu(), right) > 40  # Hopper's short accumulators, and bfloat16
 
 
-def test_nothing_waits_for_the_device(no_waiting: None) -> None:
+@pytest.mark.parametrize("call", [fp8, mxfp8])
+def test_nothing_waits_for_the_device(no_waiting: None, call: Callable[..., torch.Tensor]) -> None:
     given = operands("empty")
-    step(fp8, *given)
+    step(call, *given)
     torch.cuda.set_sync_debug_mode("error")
-    step(fp8, *given)
+    step(call, *given)
 
 
-def test_a_captured_step_replays_on_other_routings() -> None:
+@pytest.mark.parametrize("call", [fp8, mxfp8])
+def test_a_captured_step_replays_on_other_routings(call: Callable[..., torch.Tensor]) -> None:
     given = operands("balanced")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        step(fp8, *given)
+        step(call, *given)
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = step(fp8, *given)
+        results = step(call, *given)
     for seed, routing in enumerate(ROUTINGS, 1):
         other = operands(routing, seed)
         for tensor, value in zip(given, other, strict=True):
             tensor.data.copy_(value.data)
         graph.replay()
-        for result, right in zip(results, step(fp8, *other), strict=True):
+        for result, right in zip(results, step(call, *other), strict=True):
             assert torch.equal(result, right)
 
 

@@ -42,10 +42,12 @@ LARGE = {
     "colwise": Large(NamedInts(M=262_200, K=8200, G=5), axis=1, scales_axis=1),
     "rowwise": Large(NamedInts(N=8200, M=262_200, G=5), axis=0, scales_axis=1),
     "colwise-dual": Large(NamedInts(M=262_200, N=8200, K=8200, G=5), axis=1, scales_axis=1),
+    "rowwise-colwise": Large(NamedInts(M=262_200, K=8200, G=5), axis=1, scales_axis=1),
     "mxfp8-dim0": Large(NamedInts(M=262_208, K=8200), axis=0, scales_axis=0),
     "mxfp8-dim1": Large(NamedInts(M=262_208, K=8200), axis=1, scales_axis=0),
     "colwise-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "transpose-3d-atomic": Large(WEIGHTS, axis=0, scales_axis=0),
+    "colwise-transpose-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "transpose-3d-reduction": Large(WEIGHTS, axis=0, scales_axis=0),
     "mxfp8-dim1-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "mxfp8-dim1-3d-via-2d": Large(WEIGHTS, axis=0, scales_axis=0),
@@ -95,6 +97,15 @@ def _narrowed(value: Any, axis: int, start: int, count: int) -> Any:
     return value.narrow(axis, start, count) if matrix else value
 
 
+def halves(
+    kernel: str, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]
+) -> list[tuple[str, tuple[Any, ...], tuple[torch.Tensor, ...]]]:
+    """(kernel, inputs, outputs) whose parts do not depend on each other: the rows and the columns of one, else all."""
+    if kernel != "rowwise-colwise":
+        return [(kernel, inputs, outputs)]
+    return [("rowwise-2d", (inputs[0], *inputs[2:]), outputs[:2]), ("colwise", inputs, outputs[2:])]
+
+
 def by_group(shape: NamedInts, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """The outputs with group-major scales as ``(G, columns)``."""
     groups = shape.get("G")
@@ -102,17 +113,18 @@ def by_group(shape: NamedInts, outputs: tuple[torch.Tensor, ...]) -> tuple[torch
 
 
 def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> None:
-    large, outputs = LARGE[spec.name], spec.outputs(*inputs)
+    outputs = spec.outputs(*inputs)
     key = tuple(spec.lookup_key(problem).values())
     exported = NamedInts(config_for(spec, key, inputs[0].device))
     for config in {spec.default, exported}:
         for output in outputs:
             output.view(torch.uint8).fill_(0x5A)
         spec.launch(config, inputs, outputs)
-        for given, found in parts(large, inputs, by_group(problem.shape, outputs)):
-            expected = by_group(problem.shape, spec.reference(*given))
-            for index, (output, right) in enumerate(zip(found, expected, strict=True)):
-                assert difference(output, right) is None, f"output {index}, {config}"
+        for half, half_inputs, half_outputs in halves(spec.name, inputs, outputs):
+            for given, found in parts(LARGE[half], half_inputs, by_group(problem.shape, half_outputs)):
+                expected = by_group(problem.shape, catalog.load(half).reference(*given))
+                for index, (output, right) in enumerate(zip(found, expected, strict=True)):
+                    assert difference(output, right) is None, f"{half}, output {index}, {config}"
 
 
 @pytest.mark.gpu
@@ -143,9 +155,13 @@ def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
         Problem(kernel, shape, "ragged" if spec.routed else "none", scale_mode=spec.scale_modes[-1]), "cpu"
     )
     whole = spec.reference(*inputs)
-    counts = [0] * len(whole)
-    for given, right in parts(LARGE[kernel], inputs, by_group(shape, whole), elements=900):
-        for index, (one, other) in enumerate(zip(by_group(shape, spec.reference(*given)), right, strict=True)):
-            assert difference(one, other) is None
-            counts[index] += one.numel()
+    counts = []
+    for half, half_inputs, half_outputs in halves(kernel, inputs, whole):
+        counted = [0] * len(half_outputs)
+        for given, right in parts(LARGE[half], half_inputs, by_group(shape, half_outputs), elements=900):
+            expected = by_group(shape, catalog.load(half).reference(*given))
+            for index, (one, other) in enumerate(zip(expected, right, strict=True)):
+                assert difference(one, other) is None
+                counted[index] += one.numel()
+        counts += counted
     assert counts == [output.numel() for output in whole]

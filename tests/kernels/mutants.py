@@ -123,6 +123,45 @@ FAULTS = {
         "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",
         "tiles = (end - first) // BLOCK_SIZE_ITER",
     ),
+    # Both ways
+    "rowwise-colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
+    **{
+        f"rowwise-colwise, both_ways: {what}": change
+        for what, change in {
+            "the second block of rows in no column's maximum": (
+                "inside = new_columns < tl.where(new_group < G, K, 0)",
+                "inside = new_columns < tl.where((new_group < G) & (new_first == first_row(new_start)), K, 0)",
+            ),
+            "the second block of columns in no row's maximum": (
+                "of_rows, mask=inside",
+                "of_rows, mask=inside & (new_panel == 0)",
+            ),
+            "columns' maxima of another group": ("amax_ptr + old_group * K + old_columns", "amax_ptr + old_columns"),
+            "rows' maxima of another block": ("amax_ptr + first + rows, mask", "amax_ptr + rows, mask"),
+            "padding rows left out": ("tl.where(groups <= G, blocks", "tl.where(groups < G, blocks"),
+            "padding rows with codes in their columns": ("if old_group < G:", "if old_group <= G:"),
+            "turns between groups of other length uncounted": ("blocks += tl.maximum(", "blocks += tl.minimum("),
+            "the last piece left out": ("while turn < turns", "while turn < turns - 1"),
+            "scales of columns unwritten": ("inside &= old_first == first_row(old_start)", "inside &= old_start < 0"),
+            "scales of rows unwritten": ("old_panel == 0,", "old_panel < 0,"),
+            "scales of the last piece's group": (
+                "scales_ptr + old_group.to(tl.int64) * K",
+                "scales_ptr + new_group.to(tl.int64) * K",
+            ),
+            "the edge between two groups unwritten": ("old_first + BLOCK_SIZE_ITER,", "old_first + 16,"),
+            "rows of the group before written again": (
+                "inside = (rows >= start - first) & (rows < end - first)",
+                "inside = rows < end - first",
+            ),
+            "codes of rows a column too far": ("first.to(tl.int64) * K + (rows", "first.to(tl.int64) * K + 1 + (rows"),
+            "counters that do not start at zero": (
+                "torch.zeros(2 + groups + groups * columns + rows,",
+                "torch.full((2 + groups + groups * columns + rows,), 3,",
+            ),
+        }.items()
+    },
+    "colwise-transpose-3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
+    "colwise-transpose-3d: an expert one row too short": ("        E * N,\n", "        E * N - 1,\n"),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
         "inside = in_rows & (columns < 2 * K)",

@@ -22,6 +22,8 @@ TRANSPOSING = (
     "colwise-dual",
     "colwise-dual panels",
     "rowwise panels",
+    "rowwise-colwise",
+    "colwise-transpose-3d",
     "transpose-3d-atomic",
     "transpose-3d-reduction",
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row
 from places import ROOT
 
 from fp8tune.choose import ranking
@@ -54,6 +55,51 @@ def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> Non
     for arch in ("sm_90", "gfx942"):
         narrowed = store.evidence(arch=arch, keep=ranking.competing)
         assert export.render(narrowed, arch) == export.render(everything, arch)
+
+
+def fill_finals(store: Store, seed: int) -> None:
+    """Problems with no finals, finals, finals twice and finals that were broken off; some finalists fail, or all do."""
+    generator = random.Random(seed)
+    blocks = (32, 64, 128)
+    finished_sweep(store, {problem(K=512 * k): {config(b): 100.0 + b / 64 for b in blocks} for k in range(1, 9)})
+    for sweep in (begin(store, request="finals"), begin(store, request="again", again=True)):
+        for k in range(1, 9):
+            finalists = generator.sample(blocks, generator.choice([0, 2, 2]))
+            for block, process, round in itertools.product(finalists, ("final 00", "final 01", "final 02"), range(3)):
+                made = row(generator.uniform(100, 101), of=problem(K=512 * k), config=config(block))
+                for stage in ("final", "twin") if block == 64 else ("final",):
+                    store.add(sweep, replace(made, stage=stage, process=process, round=round))
+            if finalists and generator.random() < 0.9:
+                end_finals(store, sweep, problem(K=512 * k))
+            for block in finalists[: generator.choice([0, 0, 0, 1, 2])]:
+                failed = row(None, of=problem(K=512 * k), config=config(block), status=Status.CRASHED)
+                store.add(sweep, replace(failed, stage="final", process="final 03"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_did_not_reach_the_finals_makes_no_difference_to_a_pick(store: Store, seed: int) -> None:
+    fill(store, seed)
+    fill_finals(store, seed)
+    everything = store.evidence(keep=ranking.competing)
+    finalists = store.evidence(keep=ranking.competing, finalists_only=True)
+    assert len(finalists) < len(everything)
+    assert {len(item.finals) for item in finalists} >= {0, 3}
+    assert ranking.winners(finalists) == ranking.winners(everything)
+
+
+def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
+    finished_sweep(store, {problem(): {config(32): 100.0, config(64): 90.0, config(128): 95.0}})
+    sweep = begin(store, request="finals")
+    for block in (32, 64):
+        store.add(sweep, row(80.0, config=config(block), stage="final", process="final 00"))
+    end_finals(store, sweep)
+    (pick,) = ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True))
+    assert pick.time_us == pytest.approx(80.0)
+    for block in (32, 64):
+        failed = row(None, config=config(block), stage="final", process="final 01", status=Status.CRASHED)
+        store.add(sweep, failed)
+    (pick,) = ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True))
+    assert (pick.config, pick.time_us) == (config(128), 95.0)
 
 
 def test_pools_without_timings_are_all_kept() -> None:

@@ -1,0 +1,110 @@
+"""Reading a CSV of published figures: the file, its header, and the fields that every kind of row has.
+
+Whatever a file holds becomes a checked value or one line that names the file, the line and what is wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fp8tune.errors import UsageError
+from fp8tune.records import NamedInts
+from fp8tune.store.columns import LINE, parse_named_ints
+
+LONGEST_US = 1e9
+"""A published time above 1,000 s is a typing error."""
+
+Made = TypeVar("Made")
+Make = Callable[[Mapping[str, str]], Made]
+"""The fields of a line by name -> what is made of them. Raises UsageError or ValueError saying what is wrong."""
+
+
+def header(path: Path) -> list[str]:
+    """The names in the first line. Raises UsageError where the file is no CSV."""
+    with _opened(path) as reader:
+        return next(reader, [])
+
+
+def read(path: Path, columns: Sequence[str], make: Make[Made]) -> list[Made]:
+    """What is made of each line of a CSV that has these columns, in any order, beside others or not.
+
+    Raises UsageError naming file and line.
+    """
+    with _opened(path) as reader:
+        names: list[str] = next(reader, [])
+        _check_header(path, names, columns)
+        return [read_line(path, reader.line_num, names, fields, make) for fields in reader if fields]
+
+
+def read_line(path: Path, number: int, names: Sequence[str], fields: Sequence[str], make: Make[Made]) -> Made:
+    """What is made of one line. Raises UsageError naming it."""
+    if len(fields) != len(names):
+        raise UsageError(f"{path} line {number}: {len(fields)} fields, the header has {len(names)}: mend the line")
+    try:
+        return make(dict(zip(names, fields, strict=True)))
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"{path} line {number}: {error}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A CSV reader; what is wrong with the file as a whole becomes a UsageError here."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            try:
+                yield reader
+            except csv.Error as error:
+                raise UsageError(f"{path} line {reader.line_num}: not CSV ({error}): mend the line") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text: save it as CSV in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; give a CSV file") from None
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in names]
+    if missing or len(set(names)) != len(names):
+        what = f"lacks the column {missing[0]}" if missing else "names a column twice"
+        raise UsageError(f"{path} line 1: the header {what}: it needs {','.join(columns)}")
+
+
+# Fields
+
+
+def shape(text: str) -> NamedInts:
+    """Named integers, at least one. Raises ValueError, as all that follow."""
+    named = parse_named_ints(text)
+    if not named:
+        raise ValueError("the shape is empty: write it as name=value pairs, such as M=16640 K=5120 G=64")
+    return named
+
+
+def microseconds(name: str, text: str) -> float:
+    """A time of the column ``name``."""
+    try:
+        time_us = float(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text[:80]!r}, not a number of microseconds") from None
+    if not (math.isfinite(time_us) and 0 < time_us <= LONGEST_US) or not text.isascii() or "_" in text:
+        raise ValueError(f"{name} is {text[:80]!r}, not a time between 0 and {LONGEST_US:g} microseconds")
+    return time_us
+
+
+def line(what: str, text: str) -> str:
+    """Plain text, which may be empty."""
+    if not LINE.fullmatch(text):
+        raise ValueError(f"{what} {text[:80]!r} is too long or holds control characters: write plain text on one line")
+    return text
+
+
+def source(text: str) -> str:
+    """Where a figure was printed."""
+    if not text.strip():
+        raise ValueError("source is empty: every published row names where it was printed")
+    return line("source", text)
