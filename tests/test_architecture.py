@@ -78,7 +78,10 @@ def database(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("command", ["--help", "show", "show --op grouped-mm", "export --arch gfx942 --check", "doctor"])
+READERS = ["--help", "show", "show --op grouped-mm", "export --arch gfx942 --check", "doctor"]
+
+
+@pytest.mark.parametrize("command", READERS)
 def test_results_are_read_without_torch(database, command):
     arguments = command.split() if command == "--help" else [*command.split(), "--db", database]
     done = run("-c", COMMAND.format(heavy=HEAVY), *arguments)

@@ -46,6 +46,7 @@ def show(
     from fp8tune.choose import incumbents, ranking
     from fp8tune.render import evidence as render_evidence
     from fp8tune.render import terminal as render
+    from fp8tune.render.winners import print_winners
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
@@ -66,7 +67,7 @@ def show(
     winners = ranking.winners(evidence, incumbents.committed)
     if not winners and format is Format.TABLE:
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    render.print_winners(winners, str(format))
+    print_winners(winners, str(format))
     if kernel and format is Format.TABLE:
         render_evidence.print_single_bests(ranking.contests(evidence, incumbents.committed))
 

@@ -58,6 +58,7 @@ def sweep(
     """
     from fp8tune.records import Problem
     from fp8tune.render import terminal as render
+    from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
     from fp8tune.sweep import session
 
@@ -84,7 +85,7 @@ def sweep(
         render.notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
-        render.print_winners(winners, "table")
+        print_winners(winners, "table")
         return
     prepared = None if stored else session.prepare(job)
     for line in (prepared or job).notices:
@@ -99,4 +100,4 @@ def sweep(
                     render.print_json_line(row.as_json())
         winners = [] if json else session.winners(store, job.laboratory, problems)
     if winners:
-        render.print_winners(winners, "table")
+        print_winners(winners, "table")

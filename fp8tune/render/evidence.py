@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fp8tune.records import Code, Kind
 from fp8tune.render.terminal import microseconds, print_json, table, visible
+from fp8tune.render.wide import print_wide
 
 if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
@@ -68,7 +69,7 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
             config = "not stated" if row.config is None else str(row.config)
             rows.append([*head, microseconds(value_us(row)), row.source, config, row.note])
             head = ["", "", ""]
-    table("published rows that contradict each other; all are kept", columns, rows)
+    print_wide("published rows that contradict each other; all are kept", columns, rows, "table", names=2)
 
 
 def print_calibrations(calibrations: Sequence[Calibration], output_format: str) -> None:
@@ -102,21 +103,21 @@ def print_rankings(rankings: Mapping[str, Sequence[Ranked]], arch: str, output_f
     if output_format == "json":
         print_json([_ranked_json(kernel, arch, each) for kernel, ranked in rankings.items() for each in ranked])
         return
-    columns = [("config", "left"), ("cost", "right"), ("registers", "right"), ("spilled B", "right")]
-    columns += [("shared B", "right"), ("resident warps", "right"), ("load B", "right"), ("store B", "right")]
-    columns += [("instructions/KiB", "right"), ("fp8", "left")]
+    facts = ("cost", "registers", "spilled B", "shared B", "resident warps", "load B", "store B", "instructions/KiB")
     for kernel, ranked in rankings.items():
+        axes = list(dict.fromkeys(name for each in ranked for name in each.config))
+        columns = [(name, "right") for name in (*axes, *facts)] + [("fp8", "left")]
         listed = f", {LISTED} of {len(ranked)} configs" if len(ranked) > LISTED else ""
         title = f"{kernel} compiled for {arch}, not run{listed}; costs are no times"
-        table(title, columns, [_ranked_cells(each) for each in ranked[:LISTED]])
-        print()
+        print_wide(title, columns, [_ranked_cells(each, axes) for each in ranked[:LISTED]], "table", names=len(axes))
 
 
-def _ranked_cells(each: Ranked) -> list[str]:
+def _ranked_cells(each: Ranked, axes: Sequence[str]) -> list[str]:
     facts, code = each.facts, each.facts.code or Code()
     numbers = (facts.registers, facts.spill_bytes, facts.shared_bytes, code.resident_warps, code.load_bytes)
     last = (code.store_bytes, code.instructions_per_kib, "native" if code.fp8_conversions else "emulated")
-    return [str(each.config), f"{each.cost:.2f}", *map(str, numbers), *map(str, last)]
+    config = [str(each.config.get(name, "")) for name in axes]
+    return [*config, f"{each.cost:.2f}", *map(str, numbers), *map(str, last)]
 
 
 def _ranked_json(kernel: str, arch: str, each: Ranked) -> Mapping[str, object]:

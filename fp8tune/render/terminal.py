@@ -23,7 +23,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from fp8tune.check.doctor import Finding
-    from fp8tune.choose.ranking import Winner
     from fp8tune.sweep.loop import Event
 
 PLAIN_INTERVAL_S = 10.0
@@ -89,104 +88,6 @@ def _plain(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) ->
             blanks = " " * (width - cell_len(cell))
             cells.append(blanks + cell if side == "right" else cell + blanks)
         yield "  ".join(cells).rstrip()
-
-
-def winner_json(winner: Winner) -> Mapping[str, object]:
-    """One row of ``fp8tune show --format json``: the fields of a trial, and what ranking adds."""
-    problem = winner.problem
-    return {
-        "kernel": problem.kernel,
-        "arch": winner.device.arch,
-        "device": winner.device.name,
-        "kind": str(winner.kind),
-        "shape": dict(problem.shape),
-        "routing": problem.routing,
-        "input_layout": problem.input_layout,
-        "in_dtype": problem.in_dtype,
-        "fp8_dtype": problem.fp8_dtype,
-        "scale_mode": problem.scale_mode,
-        "config": None if winner.config is None else dict(winner.config),
-        "status": "ok",
-        "time_us": winner.time_us,
-        "reason": "",
-        "ceiling_share": winner.ceiling_share,
-        "n": winner.n,
-        "source": winner.source or None,
-        "verdict": winner.verdict,
-        "noise_floor": winner.noise_floor,
-        "runner_up": None if winner.runner_up is None else dict(winner.runner_up),
-        "runner_up_us": winner.runner_up_us,
-    }
-
-
-def print_winners(winners: Sequence[Winner], output_format: str) -> None:
-    """The best config of each problem, as a table, JSON or CSV."""
-    if output_format == "json":
-        print_json([winner_json(winner) for winner in winners])
-        return
-    if output_format == "csv":
-        print_csv([winner_json(winner) for winner in winners])
-        return
-    by_kernel: dict[tuple[str, str], list[Winner]] = {}
-    for winner in winners:
-        by_kernel.setdefault((winner.problem.kernel, winner.device.name or winner.device.arch), []).append(winner)
-    for (kernel, device), group in by_kernel.items():
-        _print_kernel(f"{kernel} on {device} ({group[0].device.arch})", group)
-
-
-def _print_kernel(title: str, winners: Sequence[Winner]) -> None:
-    columns = [
-        ("shape", "left"),
-        ("routing", "left"),
-        ("best config", "left"),
-        ("us", "right"),
-        ("GB/s", "right"),
-        ("of ceiling", "right"),
-        ("next best", "right"),
-        ("noise", "right"),
-        ("verdict", "left"),
-        ("n", "right"),
-        ("from", "left"),
-        ("next best has", "left"),
-    ]
-    rows = []
-    for winner in winners:
-        rate = winner.bytes_moved / winner.time_us / 1e3 if winner.bytes_moved and winner.time_us else None
-        rows.append(
-            [
-                _shape(winner),
-                winner.problem.routing,
-                "not stated" if winner.config is None else str(winner.config),
-                microseconds(winner.time_us),
-                "" if rate is None else f"{rate:,.0f}",
-                share(winner.ceiling_share),
-                "" if winner.ratio is None else f"{100 * (winner.ratio - 1):+.1f} %",
-                "" if winner.noise_floor is None else f"{100 * winner.noise_floor:.2f} %",
-                str(winner.verdict or ""),
-                str(winner.n),
-                _origin(winner),
-                _next_best(winner),
-            ]
-        )
-    table(title, columns, rows)
-    print()
-
-
-def _next_best(winner: Winner) -> str:
-    """In what the runner-up differs from the best."""
-    if winner.config is None or winner.runner_up is None:
-        return ""
-    return " ".join(f"{name}={value}" for name, value in winner.runner_up.items() if winner.config.get(name) != value)
-
-
-def _shape(winner: Winner) -> str:
-    layout = winner.problem.input_layout
-    return str(winner.problem.shape) + ("" if layout == "contiguous" else f" {layout}")
-
-
-def _origin(winner: Winner) -> str:
-    unfinished = "" if winner.complete else " (unfinished)"
-    return (winner.source or str(winner.kind)) + unfinished
 
 
 def print_csv(rows: Sequence[Mapping[str, object]]) -> None:

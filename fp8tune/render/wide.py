@@ -24,7 +24,7 @@ def print_wide(title: str, columns: Columns, rows: Sequence[Sequence[str]], outp
         table(title, columns, rows)
         print()
     else:
-        headed = [("\n".join(header.split()), side) for header, side in columns]
+        headed = [("\n".join(_words(header)), side) for header, side in columns]
         for number, block in enumerate(blocks(columns, rows, Console().width, names)):
             said = f"{title}, continued" if number else title
             table(said, [headed[i] for i in block], [[row[i] for i in block] for row in rows])
@@ -32,8 +32,8 @@ def print_wide(title: str, columns: Columns, rows: Sequence[Sequence[str]], outp
 
 
 def blocks(columns: Columns, rows: Sequence[Sequence[str]], width: int, names: int) -> list[list[int]]:
-    """The columns of each block, as many as fit; headers break at blanks, cells do not."""
-    widths = [max(map(len, (*header.split(), *(row[i] for row in rows)))) for i, (header, _) in enumerate(columns)]
+    """The columns of each block, as many as fit; headers break at blanks and underscores, cells do not."""
+    widths = [max(map(len, (*_words(header), *(row[i] for row in rows)))) for i, (header, _) in enumerate(columns)]
     found = [list(range(names))]
     for i in range(names, len(columns)):
         fits = sum(widths[j] + GAP for j in (*found[-1], i)) - GAP <= width
@@ -41,6 +41,10 @@ def blocks(columns: Columns, rows: Sequence[Sequence[str]], width: int, names: i
             found.append(list(range(names)))
         found[-1].append(i)
     return found
+
+
+def _words(header: str) -> list[str]:
+    return header.replace("_", " ").split()
 
 
 def _print_markdown(title: str, columns: Columns, rows: Sequence[Sequence[str]]) -> None:
