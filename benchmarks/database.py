@@ -1,7 +1,8 @@
-"""The results database at a million rows: ``show`` and ``export`` as whole processes, inserts with one commit a trial.
+"""The results database at a million rows: commands as whole processes, inserts with one commit a trial.
 
     python -m benchmarks.database
     python -m benchmarks.database --rows 100000 --runs 3 --versions 1
+    python -m benchmarks.database --db million.db       # filled where it is not there yet, kept afterwards
 
 ``benchmarks/README.md`` says what the rows are.
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +38,9 @@ KERNELS = ("colwise", "rowwise-2d")
 SAMPLES = 30
 FINALISTS, PROCESSES, ROUNDS = 8, 6, 6
 SINGLE_COMMITS = 5_000
+DEFAULT = CONFIGS[5]
+SWEEP = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1")
+LIMIT_MB = 500
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,16 @@ class Run:
     """One whole process."""
 
     seconds: float
+    cpu_s: float
+    """User and system: what the process would have taken on a machine that does nothing else."""
     peak_mb: float
 
 
 def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random) -> list[Row]:
-    """A screen of all configs, two more rounds of those within 1.3x, and finals: 6 processes of 6 rounds."""
+    """A screen of all configs, two more rounds of those within 1.3x, and finals in 6 processes of 6 rounds.
+
+    In the finals are the default with its twin and the fastest.
+    """
     slowdowns = {config: 1 + 0.6 * generator.random() for config in CONFIGS}
     ranked = sorted(CONFIGS, key=slowdowns.__getitem__)
     near = [config for config in CONFIGS if slowdowns[config] < 1.3]
@@ -56,15 +65,18 @@ def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random)
     made = Row(problem, None, DEVICE, Kind.MEASURED, Outcome(Status.OK), version, bytes_moved=3 * 16640 * 5120)
     made = replace(made, lookup_key=NamedInts(K=problem.shape["K"], G=problem.shape["G"]), commit="c0ffee")
     plan = [("screen", 0, CONFIGS), ("screen", 1, near), ("screen", 2, near)]
-    plan += [("final", number, ranked[:FINALISTS]) for number in range(PROCESSES * ROUNDS)]
+    finalists = [DEFAULT, *(config for config in ranked if config != DEFAULT)][:FINALISTS]
+    plan += [("final", number, finalists) for number in range(PROCESSES * ROUNDS)]
+    plan += [("twin", number, [DEFAULT]) for number in range(PROCESSES * ROUNDS)]
     rows = []
     for stage, number, configs in plan:
-        process, round = divmod(number, ROUNDS) if stage == "final" else (PROCESSES, number)
+        final, round = divmod(number, ROUNDS) if stage != "screen" else (0, number)
+        process = f"{version.source_hash} screen" if stage == "screen" else f"final {final:02}"
         for position, config in enumerate(configs):
             samples = [first * slowdowns[config] * generator.gauss(1, 0.0035) for _ in range(SAMPLES)]
             outcome = Outcome(Status.OK, statistics.mean(samples), samples_us=tuple(samples), tick_us=0.032)
             place = replace(made, stage=stage, round=round, position=position)
-            rows.append(replace(place, config=config, outcome=outcome, process=f"{version.source_hash} {process}"))
+            rows.append(replace(place, config=config, outcome=outcome, process=process))
     return rows
 
 
@@ -78,12 +90,12 @@ def problems(count: int) -> Iterator[Problem]:
 def fill(store: Store, rows: int, versions: int) -> int:
     """Store at least so many rows, spread over kernel versions that all swept the same problems. Returns how many."""
     generator, stored = random.Random(0), 0
-    a_sweep = len(CONFIGS) + len(CONFIGS) + FINALISTS * PROCESSES * ROUNDS  # about half of the configs run twice more
+    a_sweep = 2 * len(CONFIGS) + (FINALISTS + 1) * PROCESSES * ROUNDS  # about half of the configs run twice more
     for number in range(versions):
         sweep = begin(store, f"request {number}")
         store.record_ceiling(sweep, DEVICE, 3000.0)
         for problem in problems(-(-rows // (versions * a_sweep))):
-            version = KernelVersion(problem.kernel, f"{number:016x}", CONFIGS[5], AXES, ("K", "G"))
+            version = KernelVersion(problem.kernel, f"{number:016x}", DEFAULT, AXES, ("K", "G"))
             stored += store.add_many(sweep, sweep_of(version, problem, generator))
             store.mark_complete(sweep, version, DEVICE, problem, len(CONFIGS))
             store.end_finals(sweep, version, DEVICE, problem, tie_band=0.01, keep_band=0.015, floor_us=0.0)
@@ -96,52 +108,68 @@ def begin(store: Store, request: str) -> int:
     return store.begin_sweep(request, DEVICE, command="benchmark", commit="", timer="do_bench", seed=0)
 
 
-def rows_per_second(store: Store, request: str) -> float:
-    """Trials stored one commit each, as a sweep does: a screen's, each the first of its candidate."""
-    version = KernelVersion("colwise", request, CONFIGS[5], AXES, ("K", "G"))
+def insert_alone(store: Store, request: str) -> str:
+    """How fast trials are stored one commit each, as a sweep does: a screen's, each the first of its candidate."""
+    version = KernelVersion("colwise", request, DEFAULT, AXES, ("K", "G"))
     made = (sweep_of(version, problem, random.Random(1))[: len(CONFIGS)] for problem in problems(1_000))
     rows = list(itertools.islice(itertools.chain.from_iterable(made), SINGLE_COMMITS))
     sweep = begin(store, request)
-    begun = time.perf_counter()
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     for row in rows:
         store.add(sweep, row, once=True)
-    return len(rows) / (time.perf_counter() - begun)
+    cpu_s, seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
+    return f"{len(rows) / cpu_s:,.0f} rows/s of CPU time, {len(rows) / seconds:,.0f} rows/s on the wall"
 
 
 def run(*arguments: object) -> Run:
     """A command of fp8tune from the start of Python to its end."""
+    command = [sys.executable, "-m", "fp8tune.cli", *map(str, arguments)]
     begun = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "fp8tune.cli", *map(str, arguments)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     seconds, process.returncode = time.perf_counter() - begun, os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise SystemExit(f"fp8tune {arguments[0]} exited with {process.returncode}")
-    return Run(seconds, usage.ru_maxrss / 1024)
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def report(name: str, runs: Iterable[Run], limit_s: float) -> None:
-    """The median of several runs, the worst of their memory."""
-    runs = list(runs)
-    times = sorted(one.seconds for one in runs)
-    line = f"median {statistics.median(times):.2f} s ({times[0]:.2f} to {times[-1]:.2f}), limit {limit_s:g} s"
-    print(f"{name:22}{line}; peak memory {max(one.peak_mb for one in runs):.0f} MB, limit 500 MB")
+def report(name: str, limit_s: float, runs: Sequence[Run]) -> None:
+    """The least CPU time of several runs, which other programs disturb least, the median of their time on the wall, and
+    the worst of their memory.
+    """
+    cpu_s = min(one.cpu_s for one in runs)
+    wall_s = statistics.median(one.seconds for one in runs)
+    peak_mb = max(one.peak_mb for one in runs)
+    times = f"CPU {cpu_s:5.2f} s, wall {wall_s:5.2f} s, limit {limit_s:g} s"
+    print(f"{name:22}{times}; peak memory {peak_mb:.0f} MB, limit {LIMIT_MB} MB", flush=True)
 
 
-def measure(path: Path, options: argparse.Namespace) -> None:
-    """Fill a database and print its figures."""
+def make(path: Path, options: argparse.Namespace) -> None:
+    """Fill a database and print how fast that went."""
     with Store.open(str(path), create=True) as store:
-        alone = rows_per_second(store, "first")
+        empty = insert_alone(store, "first")
         begun = time.perf_counter()
         stored = fill(store, options.rows, options.versions)
         seconds = time.perf_counter() - begun
-        late = rows_per_second(store, "last")
+        full = insert_alone(store, "last")
     print(f"{stored:,} rows, {options.versions} kernel versions, {path.stat().st_size / 1e6:.0f} MB")
-    print(f"insert, a commit each  {alone:,.0f} rows/s while empty, {late:,.0f} rows/s when full, wanted 2,000")
-    print(f"insert, one commit     {stored / seconds:,.0f} rows/s (making the rows included)")
-    table = path.with_name("table.py")
-    report("show", [run("show", "--db", path) for _ in range(options.runs)], 2)
-    export = ("export", "--arch", DEVICE.arch, "--db", path, "--output", table)
-    report("export", [run(*export) for _ in range(options.runs)], 2)
+    print(f"a commit each, empty  {empty}, wanted 2,000")
+    print(f"a commit each, full   {full}, wanted 2,000")
+    print(f"one commit            {stored / seconds:,.0f} rows/s on the wall (making the rows included)", flush=True)
+    run(*SWEEP, "--db", path)
+
+
+def measure(path: Path, runs: int) -> None:
+    """Print the figures of the commands that read."""
+    commands = {
+        "show": (2, ("show",)),
+        "show --kernel": (2, ("show", "--kernel", KERNELS[0])),
+        "show --format json": (2, ("show", "--format", "json")),
+        "export": (2, ("export", "--arch", DEVICE.arch, "--output", path.with_name("table.py"))),
+        "sweep, finished": (1, SWEEP),
+    }
+    for name, (limit_s, arguments) in commands.items():
+        report(name, limit_s, [run(*arguments, "--db", path) for _ in range(runs)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,9 +178,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--versions", type=int, default=8, help="kernel versions the rows are spread over")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--db", type=Path, help="a database to make and keep, or to measure again; default: none is kept"
+    )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder) / "results.db", options)
+        path = options.db or Path(folder) / "results.db"
+        if not path.exists():
+            make(path, options)
+        measure(path, options.runs)
 
 
 if __name__ == "__main__":

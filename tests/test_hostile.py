@@ -38,7 +38,7 @@ from fp8tune.store import published as operations
 from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.results import Store
-from fp8tune.store.schema import Base
+from fp8tune.store.schema import METADATA
 from fp8tune.sweep import session
 
 HOSTILE = [
@@ -62,7 +62,7 @@ HOSTILE = [
 ]
 TEXT_COLUMNS = [
     (table.name, column.name)
-    for table in Base.metadata.sorted_tables
+    for table in METADATA.sorted_tables
     for column in table.columns
     if isinstance(getattr(column.type, "impl", column.type), String)
 ]

@@ -140,6 +140,10 @@ class Contest:
 
     def winner(self) -> Winner:
         """The pick with what stands beside it."""
+        return self._found
+
+    @cached_property
+    def _found(self) -> Winner:
         winner = self._screened() if self.judgement is None else self._judged(self.judgement)
         if (winner.ceiling_share or 0.0) <= CACHED_SHARE or self.kind is Kind.PUBLISHED:
             return winner

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Select, and_, false, func, not_, or_, select, tuple_, type_coerce
+from sqlalchemy import Connection, Select, and_, false, func, not_, or_, select, tuple_
 
 from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
 from fp8tune.store import visits
@@ -28,18 +28,12 @@ Keep = Callable[[Sequence[Pool]], Collection[Pool]]
 _Ids = tuple[int, int, int, str]
 """A pool's problem, version, device and kind."""
 
-_POOL = (Candidates.problem_id, Candidates.version_id, Candidates.device_id, Candidates.kind)
-_COMPLETED = select(Completions.version_id, Completions.device_id, Completions.problem_id).distinct()
-_WITH_FINALS = select(Finals.problem_id, Finals.version_id, Finals.device_id)
-_IS_FINALIST = select(Trials.id).where(Trials.candidate_id == Candidates.id, Trials.stage == "final").exists()
+_POOL = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
+_COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
+_WITH_FINALS = select(Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
+_IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.id, Trials.c.stage == "final").exists()
 
 _KINDS = {str(kind): kind for kind in Kind}
-_LOOKED_UP = ("problem_id", "config_id", "version_id", "device_id", "lookup_key_id")
-_READ = [
-    type_coerce(column, Integer).label(column.name) if column.name in _LOOKED_UP else column
-    for column in Candidates.__table__.c
-]
-"""A candidate's columns; ids need no check, for they must lead to a record."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ def evidence(connection: Connection, ceiling: str, wish: Wish) -> list[Evidence]
     wanted = gathering.candidates(wish)
     if wish.keep is None:
         return gathering.read(wanted)
-    pools = gathering.pools(wanted)
+    pools = gathering.pools(wish, wanted)
     kept = {pool: pools[pool] for pool in wish.keep(list(pools))}
     if len(kept) < len(pools):
         wanted = wanted.where(_in_pools(kept.values()))
@@ -101,18 +95,18 @@ class _Gathering:
         wanted = chosen(wish.kernel, wish.arch, wish.kinds)
         if wish.problems is not None:
             ids = [id for id, one in self.shared.problems.items() if one in wish.problems]
-            wanted = wanted.where(Candidates.problem_id.in_(ids))
+            wanted = wanted.where(Candidates.c.problem_id.in_(ids))
         if wish.device is not None:
             ids = [id for id, one in self.shared.devices.items() if one == wish.device]
-            wanted = wanted.where(Candidates.device_id.in_(ids))
+            wanted = wanted.where(Candidates.c.device_id.in_(ids))
         return wanted
 
-    def pools(self, wanted: Select[Any]) -> dict[Pool, _Ids]:
+    def pools(self, wish: Wish, wanted: Select[Any]) -> dict[Pool, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
         query = wanted.with_only_columns(*_POOL).distinct()
         found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in self.connection.execute(query)]
         rivals = len({problem for problem, *_ in found}) < len(found)
-        newest = _last_timed(self.connection) if rivals else {}
+        newest = _last_timed(self.connection, wanted if wish.problems is not None else None) if rivals else {}
         return {
             Pool(
                 problem=self.shared.problems[problem],
@@ -127,15 +121,15 @@ class _Gathering:
 
     def read(self, wanted: Select[Any]) -> list[Evidence]:
         """The records of these candidates, by rising id."""
-        rows = {row[0]: row for row in self.connection.execute(wanted.with_only_columns(*_READ))}
         with _collecting_no_garbage():
+            rows = {row[0]: row for row in self.connection.execute(wanted.with_only_columns(*Candidates.c))}
             return [self._evidence(rows[id], summary) for id, summary in summaries(self.connection, wanted)]
 
     def read_finalists(self, wanted: Select[Any], pools: Mapping[Pool, _Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
         if not self.sessions.by_subject:
             return self.read(wanted)
-        had_finals = tuple_(Candidates.problem_id, Candidates.version_id, Candidates.device_id).in_(_WITH_FINALS)
+        had_finals = tuple_(Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id).in_(_WITH_FINALS)
         found = self.read(wanted.where(or_(not_(had_finals), _IS_FINALIST)))
         decided = {(item.problem, item.version, item.device) for item in found if item.finals and item.times_us}
         undecided = [
@@ -190,17 +184,20 @@ class _Gathering:
 
 
 def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:
-    query = select(Calibrations).where(Calibrations.name == name).order_by(Calibrations.created_at, Calibrations.value)
+    query = select(*Calibrations.c).where(Calibrations.c.name == name)
     found: dict[tuple[int | None, int], float] = {}
-    for row in connection.execute(query.with_only_columns(*Calibrations.__table__.c)):
+    for row in connection.execute(query.order_by(Calibrations.c.created_at, Calibrations.c.value)):
         found[row.sweep_id, row.device_id] = found[None, row.device_id] = row.value
     return found
 
 
-def _last_timed(connection: Connection) -> dict[_Ids, float]:
-    times = select(Trials.candidate_id, func.max(Trials.created_at).label("newest"))
-    timed = times.where(Trials.time_us.is_not(None)).group_by(Trials.candidate_id).subquery()
-    query = select(*_POOL, func.max(timed.c.newest)).join(timed, timed.c.candidate_id == Candidates.id)
+def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[_Ids, float]:
+    """Of some candidates, or of all that there are: many are read faster than looked up."""
+    times = select(Trials.c.candidate_id, func.max(Trials.c.created_at).label("newest"))
+    if few is not None:
+        times = times.where(Trials.c.candidate_id.in_(few))
+    timed = times.where(Trials.c.time_us.is_not(None)).group_by(Trials.c.candidate_id).subquery()
+    query = select(*_POOL, func.max(timed.c.newest)).join(timed, timed.c.candidate_id == Candidates.c.id)
     return {(row[0], row[1], row[2], row[3]): row[4] for row in connection.execute(query.group_by(*_POOL))}
 
 
@@ -211,10 +208,10 @@ def _in_pools(pools: Iterable[_Ids]) -> Any:
         problems.setdefault((version, device, kind), []).append(problem)
     same = [
         and_(
-            Candidates.version_id == version,
-            Candidates.device_id == device,
-            Candidates.kind == kind,
-            Candidates.problem_id.in_(ids),
+            Candidates.c.version_id == version,
+            Candidates.c.device_id == device,
+            Candidates.c.kind == kind,
+            Candidates.c.problem_id.in_(ids),
         )
         for (version, device, kind), ids in problems.items()
     ]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, inspect, select
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import Connection, Select, Table, func, inspect, select
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -72,7 +71,7 @@ class Shared:
             problems=_records(connection, Problems, Problem),
             configs=_items(connection, Configs),
             lookup_keys=ById(
-                (row.id, row.items) for row in connection.execute(select(LookupKeys.id, LookupKeys.items))
+                (row.id, row.items) for row in connection.execute(select(LookupKeys.c.id, LookupKeys.c["items"]))
             ),
             versions=ById(
                 (id, version if version.source_hash else None)
@@ -82,25 +81,25 @@ class Shared:
         )
 
 
-def _items(connection: Connection, table: type[Configs] | type[LookupKeys]) -> ById:
-    return ById((row.id, row.items) for row in connection.execute(select(table.id, table.items)))
+def _items(connection: Connection, table: Table) -> ById:
+    return ById((row.id, row.items) for row in connection.execute(select(table.c.id, table.c["items"])))
 
 
-def _records(connection: Connection, table: type[DeclarativeBase], record: type[Any]) -> ById:
+def _records(connection: Connection, table: Table, record: type[Any]) -> ById:
     names = list(record.__dataclass_fields__)
-    query = select(*(getattr(table, name) for name in ("id", *names)))
+    query = select(*(table.c[name] for name in ("id", *names)))
     return ById((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in connection.execute(query))
 
 
 def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None) -> Select[Any]:
     """The ids of the candidates of a kernel, an arch and kinds; None means any."""
-    query = select(Candidates.id)
+    query = select(Candidates.c.id)
     if kernel is not None:
-        query = query.where(Candidates.problem_id.in_(select(Problems.id).where(Problems.kernel == kernel)))
+        query = query.where(Candidates.c.problem_id.in_(select(Problems.c.id).where(Problems.c.kernel == kernel)))
     if arch is not None:
-        query = query.where(Candidates.device_id.in_(select(Devices.id).where(Devices.arch == arch)))
+        query = query.where(Candidates.c.device_id.in_(select(Devices.c.id).where(Devices.c.arch == arch)))
     if kinds is not None:
-        query = query.where(Candidates.kind.in_([str(kind) for kind in kinds]))
+        query = query.where(Candidates.c.kind.in_([str(kind) for kind in kinds]))
     return query
 
 
@@ -121,10 +120,10 @@ def facts(row: Any, code: Code | None = None) -> Facts:
 
 def codes(connection: Connection) -> dict[int, Code]:
     """What is known of the machine code of candidates, by their id. Small: configs that were only compiled."""
-    if not inspect(connection).has_table(Codes.__tablename__):
+    if not inspect(connection).has_table(Codes.name):
         return {}
     names = list(Code.__dataclass_fields__)
-    query = select(Codes.candidate_id, *(getattr(Codes, name) for name in names))
+    query = select(Codes.c.candidate_id, *(Codes.c[name] for name in names))
     return {row[0]: Code(*row[1:]) for row in connection.execute(query)}
 
 
@@ -140,20 +139,24 @@ def tried(
 ) -> dict[NamedInts, Outcome]:
     """Config -> what became of it; the median time of its trials, and the reason of the last that failed."""
     query = (
-        select(Candidates.id, Configs.items, Trials.status, Trials.reason, Trials.time_us, Trials.created_at)
-        .add_columns(Candidates.registers, Candidates.spill_bytes, Candidates.shared_bytes, Candidates.compile_s)
-        .join(Candidates, Candidates.id == Trials.candidate_id)
-        .join(Configs, Configs.id == Candidates.config_id)
-        .join(KernelVersions, KernelVersions.id == Candidates.version_id)
-        .where(KernelVersions.kernel == version.kernel, KernelVersions.source_hash == version.source_hash)
-        .where(Candidates.device_id.in_(device_ids(device)), Candidates.problem_id.in_(problem_ids(problem)))
-        .where(Candidates.kind == str(kind), Trials.stage == stage)
-        .order_by(Trials.created_at, Trials.id)
+        select(
+            Candidates.c.id, Configs.c["items"], Trials.c.status, Trials.c.reason, Trials.c.time_us, Trials.c.created_at
+        )
+        .add_columns(
+            Candidates.c.registers, Candidates.c.spill_bytes, Candidates.c.shared_bytes, Candidates.c.compile_s
+        )
+        .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+        .join(Configs, Configs.c.id == Candidates.c.config_id)
+        .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
+        .where(KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash)
+        .where(Candidates.c.device_id.in_(device_ids(device)), Candidates.c.problem_id.in_(problem_ids(problem)))
+        .where(Candidates.c.kind == str(kind), Trials.c.stage == stage)
+        .order_by(Trials.c.created_at, Trials.c.id)
     )
     if sweep is not None:
-        query = query.where(Trials.sweep_id == sweep)
+        query = query.where(Trials.c.sweep_id == sweep)
     if round is not None:
-        query = query.where(Trials.round == round)
+        query = query.where(Trials.c.round == round)
     by_config: dict[NamedInts, list[Any]] = {}
     for row in connection.execute(query):
         by_config.setdefault(row.items or NamedInts(), []).append(row)
@@ -162,37 +165,41 @@ def tried(
 
 def finished_sweep(connection: Connection, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
     """The problems that the newest finished sweep of a request completed, in its order; None where there is none."""
-    finished = (Sweeps.request == request, Sweeps.device_id.in_(device_ids(device)), Sweeps.finished_at.is_not(None))
-    sweep = connection.execute(select(func.max(Sweeps.id)).where(*finished)).scalar()
+    finished = (
+        Sweeps.c.request == request,
+        Sweeps.c.device_id.in_(device_ids(device)),
+        Sweeps.c.finished_at.is_not(None),
+    )
+    sweep = connection.execute(select(func.max(Sweeps.c.id)).where(*finished)).scalar()
     if sweep is None:
         return None
     shared = Shared.load(connection)
-    query = select(Completions.version_id, Completions.problem_id).where(Completions.sweep_id == sweep)
-    found = connection.execute(query.order_by(Completions.id))
+    query = select(Completions.c.version_id, Completions.c.problem_id).where(Completions.c.sweep_id == sweep)
+    found = connection.execute(query.order_by(Completions.c.id))
     pairs = [(shared.versions[row.version_id], shared.problems[row.problem_id]) for row in found]
     return [(version, problem) for version, problem in pairs if version is not None]
 
 
 def calibration(connection: Connection, device: Device) -> dict[str, float]:
     """Name -> the value last measured of a device."""
-    mine = select(Calibrations.name, Calibrations.value).where(Calibrations.device_id.in_(device_ids(device)))
-    rows = connection.execute(mine.order_by(Calibrations.created_at, Calibrations.value))
+    mine = select(Calibrations.c.name, Calibrations.c.value).where(Calibrations.c.device_id.in_(device_ids(device)))
+    rows = connection.execute(mine.order_by(Calibrations.c.created_at, Calibrations.c.value))
     return {row.name: row.value for row in rows}
 
 
 def device_ids(device: Device) -> Select[Any]:
     """The id of a device, as a query; likewise the next."""
-    return select(Devices.id).where(
-        *(getattr(Devices, name) == getattr(device, name) for name in Device.__dataclass_fields__)
+    return select(Devices.c.id).where(
+        *(Devices.c[name] == getattr(device, name) for name in Device.__dataclass_fields__)
     )
 
 
 def problem_ids(problem: Problem) -> Select[Any]:
     """A problem's."""
     names = [name for name in Problem.__dataclass_fields__ if name != "shape"]
-    return select(Problems.id).where(
-        Problems.canonical == problem.shape.canonical,
-        *(getattr(Problems, name) == getattr(problem, name) for name in names),
+    return select(Problems.c.id).where(
+        Problems.c.canonical == problem.shape.canonical,
+        *(Problems.c[name] == getattr(problem, name) for name in names),
     )
 
 
@@ -213,13 +220,13 @@ def _outcome(rows: Iterable[Any]) -> Outcome:
 def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
     """Every trial as it was given to the store, in the order stored."""
     shared, known_codes = Shared.load(connection), codes(connection)
-    columns = [column for column in Candidates.__table__.c if column.name != "id"]
+    columns = [column for column in Candidates.c if column.name != "id"]
     query = (
-        select(*Trials.__table__.c, *columns, Workers.process, Workers.commit)
-        .join(Candidates, Candidates.id == Trials.candidate_id)
-        .join(Workers, Workers.id == Trials.worker_id)
-        .where(Trials.candidate_id.in_(chosen(kernel, arch, None)))
-        .order_by(Trials.id)
+        select(*Trials.c, *columns, Workers.c.process, Workers.c.commit)
+        .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+        .join(Workers, Workers.c.id == Trials.c.worker_id)
+        .where(Trials.c.candidate_id.in_(chosen(kernel, arch, None)))
+        .order_by(Trials.c.id)
     )
     for found in connection.execution_options(yield_per=_YIELD).execute(query):
         yield _row(found, shared, known_codes.get(found.candidate_id))
@@ -227,10 +234,10 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
 
 def published(connection: Connection) -> list[Published]:
     """What others printed of whole operations, in the order stored. Few."""
-    if not inspect(connection).has_table(PublishedOperations.__tablename__):
+    if not inspect(connection).has_table(PublishedOperations.name):
         return []
     shared = Shared.load(connection)
-    told = [name for name in Published.__dataclass_fields__ if hasattr(PublishedOperations, name)]
+    told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
     return [
         Published(
             operation=shared.problems[row.problem_id].kernel,
@@ -238,7 +245,7 @@ def published(connection: Connection) -> list[Published]:
             device=shared.devices[row.device_id],
             **{name: getattr(row, name) for name in told},
         )
-        for row in connection.execute(select(PublishedOperations.__table__).order_by(PublishedOperations.id))
+        for row in connection.execute(select(PublishedOperations).order_by(PublishedOperations.c.id))
     ]
 
 

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, func, insert, inspect, select, update
+from sqlalchemy import Connection, Select, Table, func, insert, inspect, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
 from fp8tune.store import database, gathering, reading, visits
 from fp8tune.store.schema import (
+    METADATA,
     SCHEMA_VERSION,
-    Base,
     Calibrations,
     Candidates,
     Completions,
@@ -97,8 +97,8 @@ class Store:
         """
         with self._transaction(write=True):
             device_id = self._writer.device_id(device)
-            wanted = (Sweeps.request == request, Sweeps.device_id == device_id, Sweeps.again == again)
-            unfinished = select(Sweeps.id).where(*wanted, Sweeps.finished_at.is_(None)).order_by(Sweeps.id.desc())
+            wanted = (Sweeps.c.request == request, Sweeps.c.device_id == device_id, Sweeps.c.again == again)
+            unfinished = select(Sweeps.c.id).where(*wanted, Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id.desc())
             if uid is None and (found := self._scalar(unfinished)) is not None:
                 return int(found)
             values = {"request": request, "device_id": device_id, "command": command, "commit": commit}
@@ -108,12 +108,12 @@ class Store:
     def sweep_uid(self, sweep_id: int) -> str:
         """The name of a sweep in every copy of the database."""
         with self._transaction():
-            return str(self._scalar(select(Sweeps.uid).where(Sweeps.id == sweep_id)))
+            return str(self._scalar(select(Sweeps.c.uid).where(Sweeps.c.id == sweep_id)))
 
     def finish_sweep(self, sweep_id: int) -> None:
         """Note that a sweep ran to its end: the same request begins a new one from now on."""
         with self._transaction(write=True):
-            self._connection.execute(update(Sweeps).where(Sweeps.id == sweep_id).values(finished_at=time.time()))
+            self._connection.execute(update(Sweeps).where(Sweeps.c.id == sweep_id).values(finished_at=time.time()))
 
     def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
         """What the newest finished sweep of a request on this very device was about; None where there is none."""
@@ -144,7 +144,8 @@ class Store:
         with self._transaction(write=True):
             key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
             key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
-            before = visits.Sessions.load(self._connection).of(key["problem_id"], key["version_id"], key["device_id"])
+            subject = (key["problem_id"], key["version_id"], key["device_id"])
+            before = visits.Sessions.load(self._connection, subject).of(*subject)
             values = {"replaces": " ".join(session.sweep for id, session in before.items() if id != sweep_id)}
             bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
             self._writer.id(Finals, key, values | bands)
@@ -260,11 +261,13 @@ class Store:
 
     def arches(self) -> list[str]:
         """Arches that have rows, sorted."""
-        return self._names(select(Devices.arch).distinct().join(Candidates, Candidates.device_id == Devices.id))
+        return self._names(select(Devices.c.arch).distinct().join(Candidates, Candidates.c.device_id == Devices.c.id))
 
     def kernels(self) -> list[str]:
         """Kernels that have rows, sorted."""
-        return self._names(select(Problems.kernel).distinct().join(Candidates, Candidates.problem_id == Problems.id))
+        return self._names(
+            select(Problems.c.kernel).distinct().join(Candidates, Candidates.c.problem_id == Problems.c.id)
+        )
 
     # Health
 
@@ -287,20 +290,20 @@ class Store:
     def counts(self) -> dict[tuple[str, Kind], int]:
         """(arch, kind) -> trials stored."""
         query = (
-            select(Devices.arch, Candidates.kind, func.count())
+            select(Devices.c.arch, Candidates.c.kind, func.count())
             .select_from(Trials)
-            .join(Candidates, Candidates.id == Trials.candidate_id)
-            .join(Devices, Devices.id == Candidates.device_id)
-            .group_by(Devices.arch, Candidates.kind)
+            .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+            .join(Devices, Devices.c.id == Candidates.c.device_id)
+            .group_by(Devices.c.arch, Candidates.c.kind)
         )
         with self._transaction():
-            found = self._connection.execute(query.order_by(Devices.arch, Candidates.kind))
+            found = self._connection.execute(query.order_by(Devices.c.arch, Candidates.c.kind))
             return {(row[0], Kind(row[1])): row[2] for row in found}
 
     def unfinished_sweeps(self) -> list[str]:
         """The commands of sweeps that were begun and not finished, oldest first."""
         with self._transaction():
-            query = select(Sweeps.command).where(Sweeps.finished_at.is_(None)).order_by(Sweeps.id)
+            query = select(Sweeps.c.command).where(Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id)
             return list(self._connection.execute(query).scalars())
 
     # Connection
@@ -327,14 +330,14 @@ class Store:
         """The one kind of change that old databases take so far: a table more, which older versions never read."""
         are_there = set(inspect(self._connection).get_table_names())
         self._connection.rollback()  # ends the transaction that looking began
-        if not are_there >= set(Base.metadata.tables):
+        if not are_there >= set(METADATA.tables):
             with self._transaction(write=True):
-                Base.metadata.create_all(self._connection)
+                METADATA.create_all(self._connection)
 
-    def _stream(self, table: type[Base]) -> Iterator[Mapping[str, Any]]:
-        if not inspect(self._connection).has_table(table.__tablename__):  # a database from before this table
+    def _stream(self, table: Table) -> Iterator[Mapping[str, Any]]:
+        if not inspect(self._connection).has_table(table.name):  # a database from before this table
             return
-        query = select(*table.__table__.c).order_by(table.__table__.c.id)
+        query = select(*table.c).order_by(table.c.id)
         for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
             yield dict(row)
 
@@ -342,7 +345,7 @@ class Store:
         with database.transaction(self._connection, write=create):
             tables = inspect(self._connection).get_table_names()
             if not tables and create:
-                Base.metadata.create_all(self._connection)
+                METADATA.create_all(self._connection)
                 self._connection.execute(insert(Meta).values(name="schema_version", value=str(SCHEMA_VERSION)))
             elif not tables:
                 raise DatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
@@ -355,7 +358,7 @@ class Store:
                 )
 
     def _read_version(self) -> int:
-        text = self._scalar(select(Meta.value).where(Meta.name == "schema_version"))
+        text = self._scalar(select(Meta.c.value).where(Meta.c.name == "schema_version"))
         if not re.fullmatch("[0-9]{1,9}", str(text)):
             raise DatabaseError(f"the database states no schema version ({text!r:.80}): it was not written by fp8tune")
         return int(text)

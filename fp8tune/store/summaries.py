@@ -53,8 +53,8 @@ class Summary:
 
 def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple[int, Summary]]:
     """The summary of every candidate that has trials, by rising id; ``candidates`` selects the ids."""
-    query = select(*map(_unchecked, _COLUMNS)).where(Trials.candidate_id.in_(candidates)).order_by(Trials.candidate_id)
-    result = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
+    query = select(*map(_unchecked, _COLUMNS)).where(Trials.c.candidate_id.in_(candidates))
+    result = connection.execute(query.order_by(Trials.c.candidate_id), execution_options={"yield_per": _AT_ONCE})
     rows = itertools.chain.from_iterable(result.partitions())
     for candidate, mine in itertools.groupby(rows, itemgetter(0)):
         try:
@@ -67,7 +67,7 @@ def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple
 
 def _unchecked(name: str) -> Any:
     """A column as the driver gives it: to check each value on its own would take longer than to read them all."""
-    return type_coerce(getattr(Trials, name), String() if name in _TEXT else Double() if name in _REAL else Integer())
+    return type_coerce(Trials.c[name], String() if name in _TEXT else Double() if name in _REAL else Integer())
 
 
 def _summary(rows: Iterable[Sequence[Any]]) -> Summary:

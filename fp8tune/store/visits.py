@@ -29,13 +29,16 @@ class Sessions:
     by_subject: Mapping[Subject, Mapping[int, Session]]
 
     @classmethod
-    def load(cls, connection: Connection) -> Sessions:
-        """Read all of them; they are few, one a problem and sweep."""
-        if not inspect(connection).has_table(Finals.__tablename__):
+    def load(cls, connection: Connection, of: Subject | None = None) -> Sessions:
+        """Read all of them, or one subject's. They are few: one a problem and sweep."""
+        if not inspect(connection).has_table(Finals.name):
             return cls({})
-        query = select(*Finals.__table__.c, Sweeps.uid).join(Sweeps, Sweeps.id == Finals.sweep_id)
+        query = select(*Finals.c, Sweeps.c.uid).join(Sweeps, Sweeps.c.id == Finals.c.sweep_id)
+        if of is not None:
+            columns = (Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
+            query = query.where(*(column == id for column, id in zip(columns, of, strict=True)))
         by_subject: dict[Subject, list[Any]] = {}
-        for row in connection.execute(query.order_by(Sweeps.uid)):
+        for row in connection.execute(query.order_by(Sweeps.c.uid)):
             by_subject.setdefault((row.problem_id, row.version_id, row.device_id), []).append(row)
         return cls({subject: _unreplaced(rows) for subject, rows in by_subject.items()})
 
@@ -87,7 +90,7 @@ def of_candidate(
 
 def processes(connection: Connection) -> Mapping[int, str]:
     """The names of all workers by id. Few beside the trials."""
-    return ById((row.id, row.process) for row in connection.execute(select(Workers.id, Workers.process)))
+    return ById((row.id, row.process) for row in connection.execute(select(Workers.c.id, Workers.c.process)))
 
 
 def of_sweep(
@@ -95,7 +98,7 @@ def of_sweep(
 ) -> dict[NamedInts, list[Timed]]:
     """Config -> what one sweep's finals of a problem timed so far, ended or not."""
     mine = _candidates(version, device, problem)
-    configs = {row.id: row.items or NamedInts() for row in connection.execute(mine.add_columns(Configs.items))}
+    configs = {row.id: row.items or NamedInts() for row in connection.execute(mine.add_columns(Configs.c["items"]))}
     names = processes(connection)
     found: dict[NamedInts, list[Timed]] = {}
     for candidate, summary in summaries(connection, mine):
@@ -110,19 +113,19 @@ def tick_us(
 ) -> float | None:
     """The smallest step between two samples of a block in one sweep's finals of a problem."""
     mine = _candidates(version, device, problem)
-    query = select(func.min(Trials.tick_us)).where(Trials.candidate_id.in_(mine), Trials.sweep_id == sweep)
-    found: float | None = connection.execute(query.where(Trials.stage != "screen")).scalar()
+    query = select(func.min(Trials.c.tick_us)).where(Trials.c.candidate_id.in_(mine), Trials.c.sweep_id == sweep)
+    found: float | None = connection.execute(query.where(Trials.c.stage != "screen")).scalar()
     return found
 
 
 def _candidates(version: KernelVersion, device: Device, problem: Problem) -> Select[Any]:
     """The ids of all candidates of one problem, kernel version and device."""
     return (
-        select(Candidates.id)
-        .join(Configs, Configs.id == Candidates.config_id)
-        .join(KernelVersions, KernelVersions.id == Candidates.version_id)
-        .where(KernelVersions.kernel == version.kernel, KernelVersions.source_hash == version.source_hash)
-        .where(Candidates.device_id.in_(device_ids(device)), Candidates.problem_id.in_(problem_ids(problem)))
+        select(Candidates.c.id)
+        .join(Configs, Configs.c.id == Candidates.c.config_id)
+        .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
+        .where(KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash)
+        .where(Candidates.c.device_id.in_(device_ids(device)), Candidates.c.problem_id.in_(problem_ids(problem)))
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, insert, select, update
 from sqlalchemy.dialects import sqlite
@@ -18,7 +18,6 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Telemetry
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
-    Base,
     Calibrations,
     Candidates,
     Codes,
@@ -35,7 +34,7 @@ from fp8tune.store.schema import (
     Workers,
 )
 
-_SHARED: tuple[type[Base], ...] = (
+_SHARED: tuple[Table, ...] = (
     Devices,
     KernelVersions,
     Problems,
@@ -51,7 +50,7 @@ _SHARED: tuple[type[Base], ...] = (
 )
 """Tables that other tables refer to, or that say something once; each after those it refers to."""
 
-_ROWS: tuple[type[Base], ...] = (Trials, PublishedOperations)
+_ROWS: tuple[Table, ...] = (Trials, PublishedOperations)
 """Tables of what was timed, here or by others: what an import counts."""
 
 _FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
@@ -71,7 +70,7 @@ class Writer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ids: dict[Hashable, int] = {}
-        self._inserts: dict[type[Base], Insert] = {}
+        self._inserts: dict[Table, Insert] = {}
         self._insert_once: Insert | None = None
 
     def forget(self) -> None:
@@ -135,15 +134,15 @@ class Writer:
             self._insert_once = _insert_once()
         return self._connection.execute(self._insert_once, trial, execution_options=_COUNTED).rowcount == 1
 
-    def merge(self, read: Callable[[type[Base]], Iterator[Values]]) -> tuple[int, int]:
+    def merge(self, read: Callable[[Table], Iterator[Values]]) -> tuple[int, int]:
         """Take over another database, read table by table. Returns (rows stored, rows given)."""
         ids: dict[str, dict[int, int]] = {}
         for table in _SHARED:
-            ids[table.__tablename__] = {row["id"]: self._merged_id(table, row, ids) for row in read(table)}
+            ids[table.name] = {row["id"]: self._merged_id(table, row, ids) for row in read(table)}
         counts = [self._insert_all(table, _all_translated(table, read(table), ids)) for table in _ROWS]
         return sum(stored for stored, _ in counts), sum(given for _, given in counts)
 
-    def id(self, table: type[Base], key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
+    def id(self, table: Table, key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
         """The id of the row with this unique key, inserted with ``rest`` where there is none.
 
         Where there is one, ``newer`` replaces what it says (None leaves it).
@@ -159,15 +158,14 @@ class Writer:
             self._ids[name] = find()
         return self._ids[name]
 
-    def _find_or_insert(self, table: type[Base], key: Values, rest: Values, newer: Values) -> int:
+    def _find_or_insert(self, table: Table, key: Values, rest: Values, newer: Values) -> int:
         result = self._connection.execute(self._insert(table), {**key, **rest}, execution_options=_COUNTED)
         if result.rowcount == 1 and result.inserted_primary_key:
             return int(result.inserted_primary_key[0])
-        columns = _sql_table(table).c
-        query = select(columns["id"]).where(*(columns[name] == value for name, value in key.items()))
+        query = select(table.c.id).where(*(table.c[name] == value for name, value in key.items()))
         found = int(self._connection.execute(query).scalar_one())
         if changes := {name: value for name, value in newer.items() if value is not None}:
-            self._connection.execute(update(table).where(columns["id"] == found).values(**changes))
+            self._connection.execute(update(table).where(table.c.id == found).values(**changes))
         return found
 
     def _candidate_id(self, row: Row) -> int:
@@ -192,10 +190,10 @@ class Writer:
             self.id(Codes, {"candidate_id": candidate}, _fields(code), newer=_fields(code))
         return candidate
 
-    def _ints_id(self, table: type[Base], items: NamedInts | None) -> int:
+    def _ints_id(self, table: Table, items: NamedInts | None) -> int:
         return self.id(table, {"canonical": UNSTATED if items is None else items.canonical}, {"items": items})
 
-    def _merged_id(self, table: type[Base], row: Values, ids: Mapping[str, Mapping[int, int]]) -> int:
+    def _merged_id(self, table: Table, row: Values, ids: Mapping[str, Mapping[int, int]]) -> int:
         values = _translated(table, row, ids)
         key = {name: values.pop(name) for name in _unique_names(table)}
         newer = {name: values[name] for name in _FACTS} if table is Candidates else None
@@ -205,29 +203,29 @@ class Writer:
 
     def _yields_to(self, key: Values, declared: Values) -> bool:
         """Whether another database's declaration of a kernel source replaces ours: whichever is merged into which."""
-        columns = [_sql_table(KernelVersions).c[name] for name in declared]
-        same = (_sql_table(KernelVersions).c[name] == value for name, value in key.items())
+        columns = [KernelVersions.c[name] for name in declared]
+        same = (KernelVersions.c[name] == value for name, value in key.items())
         ours = self._connection.execute(select(*columns).where(*same)).first()
         return ours is not None and _text(declared.values()) > _text(ours)
 
-    def _insert_all(self, table: type[Base], rows: Iterable[Values]) -> tuple[int, int]:
+    def _insert_all(self, table: Table, rows: Iterable[Values]) -> tuple[int, int]:
         stored = given = 0
         for chunk in _chunks(rows):
             stored += self._insert_new(table, chunk)
             given += len(chunk)
         return stored, given
 
-    def _insert_new(self, table: type[Base], rows: list[Values]) -> int:
+    def _insert_new(self, table: Table, rows: list[Values]) -> int:
         return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
 
-    def _insert(self, table: type[Base]) -> Insert:
+    def _insert(self, table: Table) -> Insert:
         """Insert, silently leaving out what is there already. Made once a table: the making would cost a trial more."""
         if table not in self._inserts:
             self._inserts[table] = _insert_ignoring(table, self._connection.dialect.name)
         return self._inserts[table]
 
 
-def _insert_ignoring(table: type[Base], dialect: str) -> Insert:
+def _insert_ignoring(table: Table, dialect: str) -> Insert:
     match dialect:
         case "sqlite":
             return sqlite.insert(table).on_conflict_do_nothing()
@@ -240,10 +238,10 @@ def _insert_ignoring(table: type[Base], dialect: str) -> Insert:
 
 
 def _insert_once() -> Insert:
-    columns = [column for column in _sql_table(Trials).c if column.name != "id"]
+    columns = [column for column in Trials.c if column.name != "id"]
     given = {column.name: bindparam(column.name, type_=column.type) for column in columns}
-    same = [Trials.candidate_id, Trials.sweep_id, Trials.stage, Trials.round, Trials.status]
-    there = select(Trials.id).where(*(column == given[column.name] for column in same)).exists()
+    same = [Trials.c.candidate_id, Trials.c.sweep_id, Trials.c.stage, Trials.c.round, Trials.c.status]
+    there = select(Trials.c.id).where(*(column == given[column.name] for column in same)).exists()
     return insert(Trials).from_select([*given], select(*given.values()).where(~there))
 
 
@@ -255,30 +253,26 @@ def _text(values: Iterable[Any]) -> str:
     return repr([value.canonical if isinstance(value, NamedInts) else value for value in values])
 
 
-def _sql_table(table: type[Base]) -> Table:
-    return cast(Table, table.__table__)
-
-
-def _unique_names(table: type[Base]) -> list[str]:
+def _unique_names(table: Table) -> list[str]:
     """The columns that identify a row in every copy of the database."""
-    constraint = next(item for item in _sql_table(table).constraints if isinstance(item, UniqueConstraint))
+    constraint = next(item for item in table.constraints if isinstance(item, UniqueConstraint))
     return [column.name for column in constraint.columns]
 
 
-def _translated(table: type[Base], row: Values, ids: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
+def _translated(table: Table, row: Values, ids: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
     """Another database's row without its own id and with our ids of what it refers to."""
     values = {name: value for name, value in row.items() if name != "id"}
-    for column in _sql_table(table).c:
+    for column in table.c:
         for foreign in column.foreign_keys:
             ours = ids[foreign.column.table.name]
             if values[column.name] not in ours:
-                raise DatabaseError(f"the other database is damaged, a row of {table.__tablename__} refers to nothing")
+                raise DatabaseError(f"the other database is damaged, a row of {table.name} refers to nothing")
             values[column.name] = ours[values[column.name]]
     return values
 
 
 def _all_translated(
-    table: type[Base], rows: Iterable[Values], ids: Mapping[str, Mapping[int, int]]
+    table: Table, rows: Iterable[Values], ids: Mapping[str, Mapping[int, int]]
 ) -> Iterator[dict[str, Any]]:
     return (_translated(table, row, ids) for row in rows)
 

@@ -37,6 +37,10 @@ def fp8(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     return fp8_grouped_mm(A, B_t, offs, pad_token_groups=True)
 
 
+def fp8_kept(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return fp8_grouped_mm(A, B_t, offs, pad_token_groups=True, keep_fp8=("A", "B_t"))
+
+
 def mxfp8(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     return mxfp8_grouped_mm(A, B_t, offs, pad_token_groups=True)
 
@@ -78,7 +82,14 @@ def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
         assert sqnr_db(result.cpu(), right) > 40  # Hopper's short accumulators, and bfloat16
 
 
-@pytest.mark.parametrize("call", [fp8, mxfp8])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_what_is_kept_in_fp8_changes_no_bit(routing: str) -> None:
+    given = operands(routing)
+    for result, right in zip(step(fp8_kept, *given), step(fp8, *given), strict=True):
+        assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("call", [fp8, fp8_kept, mxfp8])
 def test_nothing_waits_for_the_device(no_waiting: None, call: Callable[..., torch.Tensor]) -> None:
     given = operands("empty")
     step(call, *given)
@@ -86,7 +97,7 @@ def test_nothing_waits_for_the_device(no_waiting: None, call: Callable[..., torc
     step(call, *given)
 
 
-@pytest.mark.parametrize("call", [fp8, mxfp8])
+@pytest.mark.parametrize("call", [fp8, fp8_kept, mxfp8])
 def test_a_captured_step_replays_on_other_routings(call: Callable[..., torch.Tensor]) -> None:
     given = operands("balanced")
     side = torch.cuda.Stream()

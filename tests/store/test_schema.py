@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
-from fp8tune.store.schema import Base, Trials
+from fp8tune.store.schema import METADATA, Trials
 
 KEPT = {
     "sweeps": {"uid", "request", "seed", "timer", "commit"},
@@ -19,7 +19,7 @@ KEPT = {
 @pytest.fixture(scope="module")
 def tables():
     engine = create_engine("sqlite://")
-    Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     return inspect(engine)
 
 
@@ -33,7 +33,7 @@ def test_telemetry_has_columns(tables):
     assert {"sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "throttle_reasons"} <= names
 
 
-@pytest.mark.parametrize("table", [table for table in Base.metadata.sorted_tables if table.name != "meta"], ids=str)
+@pytest.mark.parametrize("table", [table for table in METADATA.sorted_tables if table.name != "meta"], ids=str)
 def test_every_row_has_an_identity_without_nulls(table):
     unique = [item for item in table.constraints if isinstance(item, UniqueConstraint)]
     assert len(unique) == 1
@@ -41,6 +41,6 @@ def test_every_row_has_an_identity_without_nulls(table):
 
 
 def test_ranking_reads_one_index():
-    (summary,) = Trials.__table__.indexes
+    (summary,) = Trials.indexes
     names = ["candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"]
     assert [column.name for column in summary.columns] == names
