@@ -353,7 +353,8 @@ def test_a_damaged_file_is_one_line_and_has_a_way_back(
         assert "Traceback" not in output
         if code == 2:
             (said,) = (line for line in output.splitlines() if line.startswith("fp8tune: "))
-            assert str(path) in said or "cannot compile" in said  # an import that met no damage: nothing compiles here
+            met_no_damage = command[0] == "import" and "cannot compile" in said  # nothing does under the interpreter
+            assert str(path) in said or met_no_damage
         if number < 2 and code == 2:
             assert len(output.splitlines()) == 1
             assert path.read_bytes() == damaged
