@@ -1,7 +1,8 @@
 """What the text of a compiled kernel (PTX, or AMDGCN assembly) does in its hot loops.
 
-Most of the time goes to innermost loops, once for every tile. A loop that loads far less in one iteration than the
-widest one handles edges and is left out; a kernel without loops is hot as a whole. Counts are per thread, or per lane.
+Most of the time goes to loops that load a tile each time round. Of each counts what it does itself, without the loops
+inside it: those of a loop of panels wait, or handle edges. A loop that loads far less in one iteration than the widest
+one is left out; a kernel without loops is hot as a whole. Counts are per thread, or per lane.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk
 def hot_loops(text: str) -> list[Mix]:
     """The hot loops of one kernel, in the order of the text."""
     lines = list(_lines(text))
-    loops = [_mix(lines[start : end + 1]) for start, end in _innermost(_loops(lines))] or [_mix(lines)]
+    loops = [_mix(own) for own in _own_lines(lines)] or [_mix(lines)]
     widest = max(loop.load_bytes for loop in loops)
     return [loop for loop in loops if loop.load_bytes >= EDGE_SHARE * widest]
 
@@ -82,11 +83,15 @@ def _loops(lines: list[str | _Instruction]) -> list[tuple[int, int]]:
     return loops
 
 
-def _innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    def holds(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-        return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
-
-    return [loop for loop in loops if not any(holds(loop, other) for other in loops)]
+def _own_lines(lines: list[str | _Instruction]) -> Iterator[list[str | _Instruction]]:
+    """The lines of each loop that are in no loop inside it."""
+    loops: dict[int, int] = {}
+    for start, end in _loops(lines):  # one that goes on from several places has a branch back from each
+        loops[start] = max(end, loops.get(start, end))
+    for start, end in loops.items():
+        inside = [(first, last) for first, last in loops.items() if start < first and last <= end]
+        own = (n for n in range(start, end + 1) if not any(first <= n <= last for first, last in inside))
+        yield [lines[number] for number in own]
 
 
 def _mix(lines: list[str | _Instruction]) -> Mix:

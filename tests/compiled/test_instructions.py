@@ -59,6 +59,32 @@ def test_the_hot_loops_of_ptx_are_the_wide_ones():
     ]
 
 
+PANELS = """
+$L__BB0_1: // a turn: the tile of a ticket
+	ld.global.v4.b32 { %r2, %r3, %r4, %r5 }, [ %rd2 + 0 ];
+	@%p1 bra 	$L__BB0_5;
+$L__BB0_2: // until its panel is complete
+	atom.global.acquire.gpu.add.u32 %r1, [ %rd1 ], 0;
+	@%p2 bra 	$L__BB0_2;
+	st.global.v4.b32 [ %rd4 + 0 ], { %r6, %r6, %r6, %r6 };
+$L__BB0_3: // edges, a byte at a time
+	ld.global.b8 %rs3, [%rd5];
+	st.global.b8 [%rd6], %rs3;
+	@%p3 bra 	$L__BB0_3;
+	@%p4 bra 	$L__BB0_1; // the next ticket, from the cast
+$L__BB0_5:
+	red.global.max.s32 [ %rd7 ], %r2;
+	@%p5 bra 	$L__BB0_1; // and from the maxima
+	ret;
+"""
+
+
+def test_a_loop_counts_what_it_does_itself_and_not_the_loops_inside_it():
+    """The loop at the edges was once taken for the hot one of a kernel that works on panels."""
+    (turn,) = hot_loops(PANELS)
+    assert turn == Mix(instructions=6, loads=1, load_bytes=16, stores=1, store_bytes=16)
+
+
 def test_amd_assembly_counts_its_innermost_loop_without_spills():
     assert hot_loops(AMDGCN) == [Mix(6, loads=2, load_bytes=18, stores=1, store_bytes=1, shared=1)]
 
