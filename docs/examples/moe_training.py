@@ -93,7 +93,7 @@ def plot(curves: dict[str, list[float]], path: str) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots()
+    figure, axes = pyplot.subplots(layout="constrained")
     for name, losses in curves.items():
         axes.plot(losses, label=name)
     axes.set(xlabel="step", ylabel="mean squared error", yscale="log", title="MoE layer, bf16 and FP8 grouped GEMMs")
