@@ -34,6 +34,8 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-dual", "", (("G", 64), ("K", 2048), ("M_bucket", 16384), ("N", 1408)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("colwise-dual", "", (("G", 64), ("K", 5120), ("M_bucket", 16384), ("N", 8192)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
+    # colwise-transpose-3d: default, compiled and not run: the static cost is not calibrated
+    ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
     # mxfp8-dim0: measured on NVIDIA H100 80GB HBM3
     ("mxfp8-dim0", "", (("K", 1408), ("M_bucket", 65536)), (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 512), ("num_warps", 2), ("num_stages", 1))),
     ("mxfp8-dim0", "", (("K", 2048), ("M_bucket", 65536)), (("BLOCK_SIZE_M", 1), ("BLOCK_SIZE_K", 1024), ("num_warps", 1), ("num_stages", 1))),
@@ -99,6 +101,8 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-2d", "NVIDIA H200", (("K", 7168), ("M_bucket", 131072)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 4), ("num_stages", 1))),
     ("rowwise-2d", "NVIDIA H200", (("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 2), ("num_stages", 1))),
     ("rowwise-2d", "NVIDIA H200", (("K", 8192), ("M_bucket", 131072)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 2), ("num_stages", 1))),
+    # rowwise-colwise: default, compiled and not run: the static cost is not calibrated
+    ("rowwise-colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
     # transpose-3d-atomic: measured on NVIDIA H100 80GB HBM3
     ("transpose-3d-atomic", "", (("E", 8), ("K", 7168), ("N", 2048)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("transpose-3d-atomic", "", (("E", 16), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("LEAD", 64), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168))),
