@@ -1,8 +1,7 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
-import faulthandler
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,19 +17,6 @@ if torch.cuda.is_available():
     os.environ.pop("TRITON_INTERPRET", None)
 else:
     os.environ["TRITON_INTERPRET"] = "1"
-
-
-HANGING_S = 400
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Ends the process of a test that hangs, with a traceback of each thread: CI must not wait for its own limit."""
-    faulthandler.dump_traceback_later(HANGING_S, exit=True)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
