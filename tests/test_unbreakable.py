@@ -17,6 +17,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -262,6 +263,20 @@ def test_many_that_open_and_close_at_once(tmp_path: Path) -> None:
     ended = [running.wait() for running in [Forked(open_and_close) for _ in range(4)]]
     assert [code for code, _ in ended] == [0] * 4, ended
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_opening_waits_for_whoever_writes(tmp_path: Path) -> None:
+    """SQLite refuses the change to WAL at once where another connection is writing."""
+    path = tmp_path / "results.db"
+    with Store.open(str(path), create=True) as store:
+        begin(store)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(0.3, writer.rollback)
+        ending.start()
+        with Store.open(str(path)):
+            assert ending.finished.is_set()
+        ending.join()
 
 
 # A full disk
