@@ -346,8 +346,10 @@ def options(config: Mapping[str, int]) -> dict[str, int]:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    """SMs or CUs; for a device that is no GPU any number does."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    """SMs or CUs. On a CPU any number does; of meta tensors, which are only compiled for, many: they fill any GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 4 if device.type == "cpu" else 512
 
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fp8tune_kernels import catalog
+from fp8tune_kernels import both_ways, catalog, panels
 from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
 from fp8tune_kernels.spec import ROUTINGS, KernelSpec, NamedInts, Problem
 
@@ -135,3 +135,12 @@ def test_names_are_read_without_torch() -> None:
         "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_compiled_for_a_gpu_elsewhere_has_the_grid_of_a_gpu() -> None:
+    """Static facts take the grid from a launch with meta tensors."""
+    meta = torch.device("meta")
+    of_panels = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 192}
+    most = max(arch.multiprocessors for arch in ARCHES.values())
+    assert panels.programs(of_panels, columns=8192, groups=64, device=meta) >= most
+    assert both_ways.programs(of_panels, rows=16640, columns=8192, groups=64, device=meta) >= most
