@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from places import PUBLISHED_OPERATIONS, ROOT
 
+from fp8tune.store import importing
+from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
 FAULTS = f"{ROOT / 'tests' / 'planted' / 'faults.py'}:SPEC"
@@ -242,6 +244,21 @@ def test_compiling_for_an_arch_that_is_not_here(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {(row["arch"], row["kind"], row["time_us"]) for row in rows} == {("gfx950", "static", None)}
     assert "ok" in {row["status"] for row in rows}
+
+
+@pytest.mark.slow
+def test_compiling_for_an_arch_compiles_what_was_published_for_it(tmp_path: Path) -> None:
+    db = tmp_path / "results.db"
+    with Store.open(str(db), create=True) as store:
+        importing.import_file(store, PUBLISHED)
+    grid = ["BLOCK_SIZE=32", "BLOCK_SIZE_ITER=128", "LEAD=0", "num_warps=4", "num_stages=1", "maxnreg=0"]
+    axes = [part for axis in grid for part in ("--grid", axis)]
+    command = ["sweep", "--static", "--arch", "gfx942", "--kernel", "colwise", "--shapes", "tiny", *axes]
+    rows = [json.loads(line) for line in fp8tune(*command, "--db", db, "--json").stdout.splitlines()]
+    tiles = {(row["config"]["BLOCK_SIZE"], row["config"]["BLOCK_SIZE_ITER"]) for row in rows}
+    swept, published = {(64, 128), (32, 128)}, {(32, 128), (32, 32), (64, 32), (128, 32), (128, 128)}
+    assert tiles == swept | published
+    assert {(row["arch"], row["status"]) for row in rows} == {("gfx942", "ok")}
 
 
 def test_published_conflicts_are_shown_with_both_sides(database: Path) -> None:

@@ -180,11 +180,17 @@ def calibration_batch(laboratory: Laboratory) -> Batch:
 
 
 def run(store: Store, job: Job, prepared: Prepared | None = None) -> Iterator[Event]:
-    """The events of a job: from its rows where :func:`is_stored`, otherwise by running it as prepared."""
-    if prepared is not None:
-        return sweep(store, prepared.request)
-    problems = store.finished_sweep(job.key, job.laboratory.device) or []
-    return recall(store, job.laboratory, problems, finals=not job.wish.quick)
+    """The events of a job: from its rows where :func:`is_stored`, otherwise by running it as prepared.
+
+    Where nothing runs, what others published for the arch is compiled too: a table takes no config that does not fit.
+    """
+    if prepared is None:
+        problems = store.finished_sweep(job.key, job.laboratory.device) or []
+        yield from recall(store, job.laboratory, problems, finals=not job.wish.quick)
+        return
+    yield from sweep(store, prepared.request)
+    if not job.laboratory.runs:
+        yield from compile_published(store, job.laboratory.device.arch, job.wish.kernels, command=job.wish.command)
 
 
 def row_of(event: Event) -> Row | None:
@@ -345,18 +351,21 @@ def lookup_key(problem: Problem) -> NamedInts | None:
         return None
 
 
-def compile_published(store: Store) -> Iterator[Event]:
-    """Compile every published config of our kernels for its arch: they tuned another implementation."""
-    published = [item for item in store.evidence(kinds=[Kind.PUBLISHED]) if _compilable(item)]
+def compile_published(
+    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
+) -> Iterator[Event]:
+    """Compile every published config of our kernels for its arch (``only`` for one): they tuned another code."""
+    published = [item for item in store.evidence(arch=only, kinds=[Kind.PUBLISHED]) if _compilable(item)]
     for arch in dict.fromkeys(item.device.arch for item in published):
         laboratory = static_laboratory(arch)
         batches = [
             batch
             for kernel in KERNELS
+            if kernel in kernels
             for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch])
         ]
         if batches:
-            yield from sweep(store, Request(tuple(batches), laboratory, "published", command="fp8tune import"))
+            yield from sweep(store, Request(tuple(batches), laboratory, "published", command=command))
 
 
 def _compilable(item: Evidence) -> bool:
