@@ -226,6 +226,11 @@ def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:
 # However it ends
 
 
+def hear_interrupts() -> None:
+    """A shell's background jobs, and with them all that the tests start there, are born deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A comparison that has its checkouts and goes on for a while."""
@@ -234,7 +239,7 @@ def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
     arguments += ["--kernel", f"{repository}/same.py:SPEC", "--shapes", str(tmp_path / "many.toml")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "fp8tune.cli", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hear_interrupts)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("timing"):
