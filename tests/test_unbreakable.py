@@ -272,11 +272,12 @@ def test_opening_waits_for_whoever_writes(tmp_path: Path) -> None:
         begin(store)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        ending = threading.Timer(0.3, writer.rollback)
-        ending.start()
+        ending = threading.Event()
+        timer = threading.Timer(0.3, lambda: (ending.set(), writer.rollback()))
+        timer.start()
         with Store.open(str(path)):
-            assert ending.finished.is_set()
-        ending.join()
+            assert ending.is_set()
+        timer.join()
 
 
 # A full disk

@@ -70,9 +70,7 @@ class Shared:
         return cls(
             problems=_records(connection, Problems, Problem),
             configs=_items(connection, Configs),
-            lookup_keys=ById(
-                (row.id, row.items) for row in connection.execute(select(LookupKeys.c.id, LookupKeys.c["items"]))
-            ),
+            lookup_keys=_items(connection, LookupKeys),
             versions=ById(
                 (id, version if version.source_hash else None)
                 for id, version in _records(connection, KernelVersions, KernelVersion).items()

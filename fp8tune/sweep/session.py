@@ -354,7 +354,7 @@ def lookup_key(problem: Problem) -> NamedInts | None:
 def compile_published(
     store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
 ) -> Iterator[Event]:
-    """Compile every published config of our kernels for its arch (``only`` for one): they tuned another code."""
+    """Compile every published config of our kernels for its arch, or ``only`` for one: others tuned their own code."""
     published = [item for item in store.evidence(arch=only, kinds=[Kind.PUBLISHED]) if _compilable(item)]
     for arch in dict.fromkeys(item.device.arch for item in published):
         laboratory = static_laboratory(arch)
