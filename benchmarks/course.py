@@ -82,7 +82,7 @@ class Course:
         from fp8tune_kernels import panels
 
         x, offs, *_ = self.inputs
-        return (panels.programs(config, x.shape[1], offs.shape[0], x.device),)
+        return (panels.programs(config, *x.shape, offs.shape[0], x.device),)
 
     def settings(self, config: Mapping[str, int]) -> dict[str, int]:
         """What ``launch`` makes of a config: the kernel's constants and the launch options."""

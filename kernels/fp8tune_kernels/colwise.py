@@ -131,7 +131,7 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     """One launch; where panels are asked for, after one that zeroes what they count in."""
     x, offs, float8_dtype, power_of_two = inputs
     (M, K), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, K, G, x.device):
+    if programs := panels.programs(config, M, K, G, x.device):
         tensors = (x, offs, *outputs, panels.work_for(config, K, G, x))
         constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))

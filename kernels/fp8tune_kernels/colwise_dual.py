@@ -143,7 +143,7 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     """One launch; where panels are asked for, after two that zero what they count in."""
     x, y, offs, float8_dtype, power_of_two = inputs
     (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
-    programs = [panels.programs(config, columns, G, x.device) for columns in (N, K)]
+    programs = [panels.programs(config, M, columns, G, x.device) for columns in (N, K)]
     work = [panels.work_for(config, columns, G, x) for columns in (N, K)]
     if count := max(programs) if config["LEAD"] else sum(programs):
         tensors = (x, y, offs, *outputs, *work)

@@ -7,13 +7,16 @@ read comes from registers or L1. With long ones more is under way on a GPU than 
 moved for three.
 
 *Panels* (``LEAD`` above 0): all programs work on the same few panels, a *panel* being BLOCK_SIZE columns of one group
-and a *piece* BLOCK_SIZE_ITER rows of it. Pieces are numbered group by group, panel by panel, downwards. A program draws
-a ticket t from a counter, takes the maxima of piece t into its panel's, and casts piece t - lag, which L2 still holds
-and whose panel is complete or about to be: lag is the pieces of the longest panel, and LEAD more.
+and a *piece* BLOCK_SIZE_ITER rows of it. As many panels as L2 has room for stand side by side, so that whole rows are
+read and a page of DRAM is opened once. Pieces are numbered group by group, across the panels that stand together, then
+down. A ticket, drawn from a counter, is one turn: the maxima of a piece, taken into its panel's, or its cast. The casts
+run lag pieces behind the maxima, in turn with them, so that L2 still holds the piece and its panel is complete or about
+to be: lag is what stands together of the longest group, and LEAD more.
 
-A program waits only for pieces of lower tickets, and whoever drew those is running; the least ticket that is not done
-waits for nobody. So nothing needs a cooperative launch: it ends with however few programs a GPU runs at once, beside
-whatever other kernels, and in an interpreter that runs one program after the other.
+A program waits only for the maxima of lower tickets. Whoever holds the least ticket that is not done is at work on it,
+for the next one is drawn while a lower is worked on, and waits for nobody. So nothing needs a cooperative launch: it
+ends with however few programs a GPU runs at once, beside whatever other kernels, and in an interpreter that runs one
+program after the other.
 
 On an H100 (us, walking twice / panels): 16640 x 5120 in 1, 16 and 64 groups 171 / 117, 146 / 124, 127 / 141;
 131072 x 7168 in 8 groups 1,763 / 1,202. A plain copy of as many bytes takes 86 and 951.
@@ -39,6 +42,7 @@ from fp8tune_kernels.tiles import (
     of_any_layout,
     store_edges,
     store_tile,
+    top,
 )
 
 __all__ = ["AXES", "DEFAULT", "invalid", "options", "programs", "quantize_columns", "work_for"]
@@ -56,7 +60,7 @@ programs of 4 warps run on an SM at once, for some spilled addresses."""
 
 DEFAULT = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 0, "num_warps": 4, "num_stages": 1, "maxnreg": 0}
 
-PROGRAMS_PER_MULTIPROCESSOR = 8
+PROGRAMS_PER_MULTIPROCESSOR = 16
 """Of panels, at most: those that do not fit draw their first ticket when all are gone, and end."""
 
 
@@ -195,16 +199,17 @@ def _work_on_panels(
     LEAD: tl.constexpr,
     num_warps: tl.constexpr,
 ) -> None:
-    """Pieces until there are no tickets left. Both tiles of a turn are asked for at once, so that one wait serves two.
-
-    What is read for the maxima asks L2 to stay, what is read for the cast and written asks to go: 5 % on an H100.
+    """Turns until there are no tickets left: the maxima of a piece, or its cast. The next ticket is drawn as a turn
+    begins, so that its way to L2 and back costs nothing; who holds it works on a lower one meanwhile.
     """
     panels = tl.cdiv(K, BLOCK_SIZE)
     done_ptr = work_ptr + 1
     amax_ptr = done_ptr + G * panels
-    pieces, lag = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
+    pieces, longest = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
     pieces *= panels
-    lag = tl.minimum(lag + LEAD, pieces)  # no turn without work for either
+    in_l2: tl.constexpr = 8 * 2**20  # values of panels side by side, at most: a third of an H100's L2
+    width = tl.minimum(panels, tl.maximum(in_l2 // (BLOCK_SIZE * BLOCK_SIZE_ITER * tl.maximum(longest, 1)), 1))
+    lag = tl.minimum(width * longest + LEAD, pieces)
     rows = tl.arange(0, BLOCK_SIZE_ITER)
     lanes = tl.arange(0, BLOCK_SIZE)
     # Two cursors, each a group: its number, the number of its first piece, its first row and the row after its last.
@@ -213,58 +218,141 @@ def _work_on_panels(
     old_group, old_base, old_start, old_end = zero, zero, zero, new_end
 
     ticket = tl.atomic_add(work_ptr, 1, sem="relaxed")
-    while ticket < pieces + lag:
-        new_group, new_base, new_start, new_end = _advance(
-            offs_ptr, ticket, new_group, new_base, new_start, new_end, M, G, panels, BLOCK_SIZE_ITER
-        )
-        new_panel, new_first, _ = _locate(ticket - new_base, new_start, new_end, BLOCK_SIZE_ITER)
-        new_columns = new_panel * BLOCK_SIZE + lanes
-        new_read_end = tl.where(new_group < G, new_end, new_start)
-        new = load_tile(x_ptr, new_first, rows, new_columns, K, new_start, new_read_end, "evict_last")
-
-        late = tl.maximum(ticket - lag, 0)
-        old_group, old_base, old_start, old_end = _advance(
-            offs_ptr, late, old_group, old_base, old_start, old_end, M, G, panels, BLOCK_SIZE_ITER
-        )
-        old_panel, old_first, in_panel = _locate(late - old_base, old_start, old_end, BLOCK_SIZE_ITER)
-        old_columns = old_panel * BLOCK_SIZE + lanes
-        old_read_end = tl.where((old_group < G) & (ticket >= lag), old_end, old_start)
-        old = load_tile(x_ptr, old_first, rows, old_columns, K, old_start, old_read_end, "evict_first")
-
-        if new_group < G:
-            largest = fold(tl.zeros((folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps), BLOCK_SIZE), tl.int32), new)
-            amax_of_panel = amax_ptr + new_group * K + new_columns
-            tl.atomic_max(amax_of_panel, tl.max(largest, 0), mask=new_columns < K, sem="relaxed")
-            tl.debug_barrier()  # all threads' maxima before the one count that publishes them
-            tl.atomic_add(done_ptr + new_group * panels + new_panel, 1, sem="release")
-        if ticket >= lag:
-            if old_group < G:
-                while tl.atomic_add(done_ptr + old_group * panels + old_panel, 0, sem="acquire") < in_panel:
-                    pass
-            in_group = old_columns < tl.where(old_group < G, K, 0)
-            bits = tl.load(amax_ptr + old_group * K + old_columns, mask=in_group, other=0, cache_modifier=".cg")
-            scale = scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
-            is_first = old_first == first_row(old_start)
-            tl.store(scales_ptr + old_group.to(tl.int64) * K + old_columns, scale, mask=in_group & is_first)
-            scale = of_any_layout(scale)
-            q = quantize(old, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-            q_group_ptr = q_ptr + old_group.to(tl.int64) * q_group_stride
-            store_tile(q_group_ptr, old_first, rows, old_columns, K, q_stride, old_start, old_end, q, "evict_first")
-            store_edges(
-                x_ptr,
-                q_group_ptr,
-                old_first,
-                old_first + BLOCK_SIZE_ITER,
-                old_columns,
-                K,
-                q_stride,
-                old_start,
-                old_read_end,
-                old_end,
-                scale,
-                FP8_MAX,
+    while ticket < 2 * pieces:
+        following = tl.atomic_add(work_ptr, 1, sem="relaxed")
+        piece, is_maxima = _piece_of(ticket, pieces, lag)
+        group, base, start, end = zero, zero, zero, zero
+        if is_maxima:
+            new_group, new_base, new_start, new_end = _advance(
+                offs_ptr, piece, new_group, new_base, new_start, new_end, M, G, panels, BLOCK_SIZE_ITER
             )
-        ticket = tl.atomic_add(work_ptr, 1, sem="relaxed")
+            group, base, start, end = new_group, new_base, new_start, new_end
+        else:
+            old_group, old_base, old_start, old_end = _advance(
+                offs_ptr, piece, old_group, old_base, old_start, old_end, M, G, panels, BLOCK_SIZE_ITER
+            )
+            group, base, start, end = old_group, old_base, old_start, old_end
+        panel, first, in_panel = _locate(piece - base, start, end, panels, width, BLOCK_SIZE_ITER)
+        columns = panel * BLOCK_SIZE + lanes
+        in_group = columns < tl.where(group < G, K, 0)
+        x = load_tile(x_ptr, first, rows, columns, K, start, tl.where(group < G, end, start), "")
+        if is_maxima:
+            largest = top(x, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps))
+            tl.atomic_max(amax_ptr + group * K + columns, largest, mask=in_group, sem="relaxed")
+            tl.debug_barrier()  # all threads' maxima before the one count that publishes them
+            tl.atomic_add(done_ptr + group * panels + panel, 1, mask=group < G, sem="release")
+        else:
+            scale = _finished_scale(
+                x_ptr,
+                done_ptr + group * panels + panel,
+                amax_ptr + group * K + columns,
+                in_panel,
+                group < G,
+                in_group,
+                FP8_MAX,
+                POWER_OF_TWO,
+            )
+            is_first = first == first_row(start)
+            tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=in_group & is_first)
+            q = quantize(x, of_any_layout(scale)[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
+            store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "evict_first")
+        ticket = following
+    _store_edges_of_panels(
+        x_ptr,
+        offs_ptr,
+        q_ptr,
+        done_ptr,
+        amax_ptr,
+        M,
+        K,
+        G,
+        q_stride,
+        q_group_stride,
+        panels,
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+    )
+
+
+@triton.jit
+def _finished_scale(
+    x_ptr: tl.tensor,
+    done_ptr: tl.tensor,
+    amax_ptr: tl.tensor,
+    in_panel: tl.tensor,
+    is_group: tl.tensor,
+    inside: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+) -> tl.tensor:
+    """The scales of a panel, once all its maxima are in; of the padding rows, which have none, any."""
+    if is_group:
+        while tl.atomic_add(done_ptr, 0, sem="acquire") < in_panel:
+            pass
+    bits = tl.load(amax_ptr, mask=inside, other=0, cache_modifier=".cg")
+    return scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+
+
+@triton.jit
+def _store_edges_of_panels(
+    x_ptr: tl.tensor,
+    offs_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    done_ptr: tl.tensor,
+    amax_ptr: tl.tensor,
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    q_group_stride: tl.tensor,
+    panels: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+) -> None:
+    """What tiles leave out, panel by panel, when there are no tickets left: as a part of each turn it would cost 60
+    registers a thread, and half of the programs an SM can run. Nothing where all groups begin at multiples of 16.
+    """
+    uneven = q_stride % 16
+    for group in tl.range(0, G + 1, 128, num_stages=1):
+        groups = group + tl.arange(0, 128)
+        uneven += tl.sum(tl.where(groups <= G, group_end(offs_ptr, groups, M, G) % 16, 0))
+    if uneven != 0:
+        for item in tl.range(tl.program_id(0), panels * (G + 1), tl.num_programs(0), num_stages=1):
+            group = item // panels
+            columns = item % panels * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+            start = tl.where(group > 0, group_end(offs_ptr, tl.maximum(group - 1, 0), M, G), 0)
+            end = group_end(offs_ptr, group, M, G)
+            inside = columns < tl.where(group < G, K, 0)
+            scale = _finished_scale(
+                x_ptr,
+                done_ptr + item,
+                amax_ptr + group * K + columns,
+                _pieces_of(start, end, BLOCK_SIZE_ITER),
+                group < G,
+                inside,
+                FP8_MAX,
+                POWER_OF_TWO,
+            )
+            read_end = tl.where(group < G, end, start)
+            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
+            store_edges(
+                x_ptr, q_group_ptr, first_row(start), end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX
+            )
+
+
+@triton.jit
+def _piece_of(ticket: tl.tensor, pieces: tl.tensor, lag: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """A ticket -> its piece, and whether it is for the maxima: lag pieces ahead of the casts, in turn with them."""
+    later = ticket - lag
+    left = later - 2 * (pieces - lag)
+    is_maxima = (later < 0) | ((left < 0) & (later % 2 == 0))
+    in_turn = later // 2 + tl.where(is_maxima, lag, 0)
+    return tl.where(later < 0, ticket, tl.where(left < 0, in_turn, pieces - lag + left)), is_maxima
 
 
 @triton.jit
@@ -313,19 +401,32 @@ def _advance(
 
 @triton.jit
 def _locate(
-    piece: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+    piece: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    panels: tl.tensor,
+    width: tl.tensor,
+    BLOCK_SIZE_ITER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """A piece of a group -> its panel, its first row, and how many pieces the panel has."""
+    """A piece of a group -> its panel, its first row, and how many pieces the panel has.
+
+    Panels stand side by side, ``width`` of them; their pieces go across, then down.
+    """
     in_panel = _pieces_of(start, end, BLOCK_SIZE_ITER)
-    return piece // in_panel, first_row(start) + piece % in_panel * BLOCK_SIZE_ITER, in_panel
+    leftmost = piece // (width * in_panel) * width
+    piece -= leftmost * in_panel
+    beside = tl.maximum(tl.minimum(width, panels - leftmost), 1)
+    return leftmost + piece % beside, first_row(start) + piece // beside * BLOCK_SIZE_ITER, in_panel
 
 
-def programs(config: Mapping[str, int], columns: int, groups: int, device: torch.device) -> int:
-    """Programs to launch: one a block of columns of every group and of the padding rows, or a GPU full of them."""
-    walking = -(-columns // config["BLOCK_SIZE"]) * (groups + 1)
-    return (
-        min(walking, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device)) if config["LEAD"] and walking else walking
-    )
+def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:
+    """Programs to launch: one a block of columns of every group and of the padding rows; of panels as many as a GPU
+    runs at once, but no more than there can be turns."""
+    blocks = -(-columns // config["BLOCK_SIZE"])
+    if not config["LEAD"]:
+        return blocks * (groups + 1)
+    turns = 2 * blocks * (-(-rows // config["BLOCK_SIZE_ITER"]) + groups + 1)
+    return min(turns, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device))
 
 
 def work_for(config: Mapping[str, int], columns: int, groups: int, unused: torch.Tensor) -> torch.Tensor:
@@ -346,7 +447,7 @@ def options(config: Mapping[str, int]) -> dict[str, int]:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    """SMs or CUs. On a CPU any number does; of meta tensors, which are only compiled for, many: they fill any GPU."""
+    """SMs or CUs. On a CPU any number does; of meta tensors, which are compiled for, many: they fill any GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return 4 if device.type == "cpu" else 512

@@ -244,7 +244,7 @@ def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outpu
 def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     x, offs, float8_dtype, power_of_two = inputs
     (N, M), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, N, G, x.device):
+    if programs := panels.programs(config, M, N, G, x.device):
         tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
         constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))

@@ -11,7 +11,17 @@ import triton.language as tl
 
 from fp8tune_kernels.arithmetic import magnitude, quantize
 
-__all__ = ["first_row", "fold", "folded_rows", "group_end", "load_tile", "of_any_layout", "store_edges", "store_tile"]
+__all__ = [
+    "first_row",
+    "fold",
+    "folded_rows",
+    "group_end",
+    "load_tile",
+    "of_any_layout",
+    "store_edges",
+    "store_tile",
+    "top",
+]
 
 
 @triton.jit
@@ -116,6 +126,13 @@ def fold(largest: tl.tensor, tile: tl.tensor) -> tl.tensor:
     """The running maxima of ``magnitude``, int32 ``(folded_rows(...), columns)``, with a tile taken in."""
     by_fold = magnitude(tile).reshape(tile.shape[0] // largest.shape[0], largest.shape[0], largest.shape[1])
     return tl.maximum(largest, tl.max(by_fold, 0))
+
+
+@triton.jit
+def top(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
+    """Column maxima of ``magnitude``, int32: of 16-bit floats two at a time, where there are such instructions."""
+    by_fold = magnitude(tile).reshape(tile.shape[0] // FOLDED, FOLDED, tile.shape[1])
+    return tl.max(tl.reduce(by_fold, 0, tl.standard._elementwise_max).to(tl.int32), 0)
 
 
 @triton.jit

@@ -72,8 +72,8 @@ def launch_columns(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: 
     """One launch; where panels are asked for, after one that zeroes what they count in."""
     w, float8_dtype, power_of_two = inputs
     E, K, N = w.shape
-    named = {"BLOCK_SIZE": config["BLOCK_SIZE_K"], "LEAD": config["LEAD"]}
-    if programs := panels.programs(named, K, E, w.device):
+    named = {"BLOCK_SIZE": config["BLOCK_SIZE_K"], "BLOCK_SIZE_ITER": config["BLOCK_SIZE_N"], "LEAD": config["LEAD"]}
+    if programs := panels.programs(named, E * N, K, E, w.device):
         tensors = (w, *outputs, panels.work_for(named, K, E, w))
         constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))

@@ -37,26 +37,34 @@ FAULTS = {
         "tl.where(groups <= G, pieces",
         "tl.where(groups < G, pieces",
     ),
-    "colwise, panels: the last piece left out": ("while ticket < pieces + lag", "while ticket < pieces + lag - 1"),
+    "colwise, panels: the last piece left out": ("while ticket < 2 * pieces", "while ticket < 2 * pieces - 1"),
     "colwise, panels: an empty group without a piece": (
         "tl.maximum(tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER), 1)",
         "tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER)",
     ),
     "colwise, panels: the second piece in no maximum": (
-        "tl.max(largest, 0), mask=new_columns < K",
-        "tl.max(largest, 0), mask=new_columns < tl.where(new_first == first_row(new_start), K, 0)",
+        "columns, largest, mask=in_group",
+        "columns, largest, mask=in_group & (first == first_row(start))",
     ),
     "colwise, panels: the maxima of another group": (
-        "amax_ptr + old_group * K + old_columns",
-        "amax_ptr + old_columns",
+        "amax_ptr + group * K + columns,\n                in_panel",
+        "amax_ptr + columns,\n                in_panel",
     ),
-    "colwise, panels: padding rows read by a piece": ("(old_group < G) & (ticket >= lag)", "ticket >= lag"),
-    "colwise, panels: scales of panels unwritten": ("mask=in_group & is_first", "mask=in_group & (old_start < 0)"),
-    "colwise, panels: scales of the last piece's group": (
-        "scales_ptr + old_group.to(tl.int64) * K",
-        "scales_ptr + new_group.to(tl.int64) * K",
+    "colwise, panels: padding rows read by a piece": ('end, start), "")', 'end, end), "")'),
+    "colwise, panels: scales of panels unwritten": ("mask=in_group & is_first", "mask=in_group & (start < 0)"),
+    "colwise, panels: scales of another group": (
+        "scales_ptr + group.to(tl.int64) * K + columns, scale, mask=in_group",
+        "scales_ptr + columns, scale, mask=in_group",
     ),
-    "colwise, panels: the edge between two groups unwritten": ("old_first + BLOCK_SIZE_ITER,", "old_first + 16,"),
+    "colwise, panels: edges left out where groups begin unevenly": ("if uneven != 0", "if uneven < 0"),
+    "colwise, panels: an uneven group that is not noticed": (
+        "groups <= G, group_end(offs_ptr, groups, M, G) % 16",
+        "groups <= 0, group_end(offs_ptr, groups, M, G) % 16",
+    ),
+    "colwise, panels: edges by the maxima of another group": (
+        "inside,\n                FP8_MAX",
+        "inside & (group == 0),\n                FP8_MAX",
+    ),
     "colwise, panels: counters that do not start at zero": (
         "torch.zeros(1 + panels + groups * columns,",
         "torch.full((1 + panels + groups * columns,), 3,",
@@ -116,8 +124,8 @@ FAULTS = {
         }.items()
     },
     "transpose-3d-atomic, transpose_3d, panels: the maxima of another expert": (
-        "amax_ptr + old_group * K + old_columns",
-        "amax_ptr + old_columns",
+        "amax_ptr + group * K + columns,\n                in_panel",
+        "amax_ptr + columns,\n                in_panel",
     ),
     "transpose-3d-reduction, transpose_3d, panels: a dropped tail": (
         "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",

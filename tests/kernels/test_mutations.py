@@ -19,7 +19,7 @@ from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 SHAPES = {
-    "colwise": NamedInts(M=501, K=40, G=3),
+    "colwise": NamedInts(M=501, K=70, G=3),
     "colwise-3d": NamedInts(E=2, N=3, K=9001),
     "colwise-dual": NamedInts(M=501, N=40, K=24, G=3),
     "colwise-transpose-3d": NamedInts(E=2, N=293, K=70),
