@@ -41,6 +41,7 @@ from fp8tune_kernels.tiles import (
     of_any_layout,
     store_edges,
     store_tile,
+    top,
 )
 
 __all__ = ["AXES", "DEFAULT", "invalid", "programs", "quantize_both_ways", "work_for"]
@@ -121,9 +122,9 @@ def quantize_both_ways(
             of_rows = tl.max(magnitude(new), 1)
             inside = (rows >= new_start - new_first) & (rows < new_end - new_first)
             tl.atomic_max(row_amax_ptr + new_first + rows, of_rows, mask=inside, sem="relaxed")
-            largest = fold(tl.zeros((folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps), BLOCK_SIZE), tl.int32), new)
+            largest = top(fold(new, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)))
             inside = new_columns < tl.where(new_group < G, K, 0)
-            tl.atomic_max(amax_ptr + new_group * K + new_columns, tl.max(largest, 0), mask=inside, sem="relaxed")
+            tl.atomic_max(amax_ptr + new_group * K + new_columns, largest, mask=inside, sem="relaxed")
             tl.debug_barrier()  # all threads' maxima before the one count that publishes them
             tl.atomic_add(done_ptr + new_group, 1, sem="release")
         if is_old:

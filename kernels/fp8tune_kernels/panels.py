@@ -7,11 +7,10 @@ read comes from registers or L1. With long ones more is under way on a GPU than 
 moved for three.
 
 *Panels* (``LEAD`` above 0): all programs work on the same few panels, a *panel* being BLOCK_SIZE columns of one group
-and a *piece* BLOCK_SIZE_ITER rows of it. As many panels as L2 has room for stand side by side, so that whole rows are
-read and a page of DRAM is opened once. Pieces are numbered group by group, across the panels that stand together, then
-down. A ticket, drawn from a counter, is one turn: the maxima of a piece, taken into its panel's, or its cast. The casts
-run lag pieces behind the maxima, in turn with them, so that L2 still holds the piece and its panel is complete or about
-to be: lag is what stands together of the longest group, and LEAD more.
+and a *piece* BLOCK_SIZE_ITER rows of it. Pieces are numbered group by group, panel by panel, downwards. A ticket, drawn
+from a counter, is one turn: the maxima of a piece, taken into its panel's, or its cast. The casts run lag pieces behind
+the maxima, in turn with them, so that L2 still holds the piece and its panel is complete or about to be: lag is the
+pieces of the longest panel, and LEAD more.
 
 A program waits only for the maxima of lower tickets. Whoever holds the least ticket that is not done is at work on it,
 for the next one is drawn while a lower is worked on, and waits for nobody. So nothing needs a cooperative launch: it
@@ -147,8 +146,9 @@ def _walk_twice(
 ) -> None:
     """BLOCK_SIZE columns of one group, or (group G) of the padding rows, BLOCK_SIZE_ITER rows at a time.
 
-    The first tile stays in registers: a group no longer than that is read once. The others are cast backwards, so
-    that those read last are found in the cache.
+    The first tile stays in registers: a group no longer than that is read once. It is cast first, so that its
+    registers are free for the others (168 a thread instead of 255 at 64 x 256 in 4 warps: three programs on an SM at
+    once, not two); these backwards, so that those read last are found in the cache.
     """
     blocks = tl.cdiv(K, BLOCK_SIZE)
     group = program // blocks
@@ -161,22 +161,23 @@ def _walk_twice(
     tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)
 
     kept = load_tile(x_ptr, first, rows, columns, K, start, read_end, "")
-    largest = fold(tl.zeros((folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps), BLOCK_SIZE), tl.int32), kept)
+    FOLDED: tl.constexpr = folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)
+    largest = fold(kept, FOLDED)
     for tile in tl.range(1, tl.where(group < G, tiles, 0), num_stages=num_stages):
-        top = first + tile * BLOCK_SIZE_ITER
-        largest = fold(largest, load_tile(x_ptr, top, rows, columns, K, start, read_end, ""))
-    scale = scale_of(magnitude_to_float32(tl.max(largest, 0), x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+        x = load_tile(x_ptr, first + tile * BLOCK_SIZE_ITER, rows, columns, K, start, read_end, "")
+        largest = tl.maximum(largest, fold(x, FOLDED))
+    scale = scale_of(magnitude_to_float32(top(largest), x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
     tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=columns < tl.where(group < G, K, 0))
 
     scale = of_any_layout(scale)
     q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
-    for tile in tl.range(1, tl.where(q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
-        top = first + (tiles - tile) * BLOCK_SIZE_ITER
-        x = load_tile(x_ptr, top, rows, columns, K, start, read_end, "")
-        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-        store_tile(q_group_ptr, top, rows, columns, K, q_stride, start, end, q, "")
     q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
     store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "")
+    for tile in tl.range(1, tl.where(q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
+        tile_first = first + (tiles - tile) * BLOCK_SIZE_ITER
+        x = load_tile(x_ptr, tile_first, rows, columns, K, start, read_end, "")
+        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+        store_tile(q_group_ptr, tile_first, rows, columns, K, q_stride, start, end, q, "")
     store_edges(x_ptr, q_group_ptr, first, end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX)
 
 
@@ -207,9 +208,7 @@ def _work_on_panels(
     amax_ptr = done_ptr + G * panels
     pieces, longest = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
     pieces *= panels
-    in_l2: tl.constexpr = 8 * 2**20  # values of panels side by side, at most: a third of an H100's L2
-    width = tl.minimum(panels, tl.maximum(in_l2 // (BLOCK_SIZE * BLOCK_SIZE_ITER * tl.maximum(longest, 1)), 1))
-    lag = tl.minimum(width * longest + LEAD, pieces)
+    lag = tl.minimum(longest + LEAD, pieces)
     rows = tl.arange(0, BLOCK_SIZE_ITER)
     lanes = tl.arange(0, BLOCK_SIZE)
     # Two cursors, each a group: its number, the number of its first piece, its first row and the row after its last.
@@ -232,12 +231,12 @@ def _work_on_panels(
                 offs_ptr, piece, old_group, old_base, old_start, old_end, M, G, panels, BLOCK_SIZE_ITER
             )
             group, base, start, end = old_group, old_base, old_start, old_end
-        panel, first, in_panel = _locate(piece - base, start, end, panels, width, BLOCK_SIZE_ITER)
+        panel, first, in_panel = _locate(piece - base, start, end, BLOCK_SIZE_ITER)
         columns = panel * BLOCK_SIZE + lanes
         in_group = columns < tl.where(group < G, K, 0)
         x = load_tile(x_ptr, first, rows, columns, K, start, tl.where(group < G, end, start), "")
         if is_maxima:
-            largest = top(x, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps))
+            largest = top(fold(x, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)))
             tl.atomic_max(amax_ptr + group * K + columns, largest, mask=in_group, sem="relaxed")
             tl.debug_barrier()  # all threads' maxima before the one count that publishes them
             tl.atomic_add(done_ptr + group * panels + panel, 1, mask=group < G, sem="release")
@@ -401,22 +400,11 @@ def _advance(
 
 @triton.jit
 def _locate(
-    piece: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    panels: tl.tensor,
-    width: tl.tensor,
-    BLOCK_SIZE_ITER: tl.constexpr,
+    piece: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """A piece of a group -> its panel, its first row, and how many pieces the panel has.
-
-    Panels stand side by side, ``width`` of them; their pieces go across, then down.
-    """
+    """A piece of a group -> its panel, its first row, and how many pieces the panel has."""
     in_panel = _pieces_of(start, end, BLOCK_SIZE_ITER)
-    leftmost = piece // (width * in_panel) * width
-    piece -= leftmost * in_panel
-    beside = tl.maximum(tl.minimum(width, panels - leftmost), 1)
-    return leftmost + piece % beside, first_row(start) + piece // beside * BLOCK_SIZE_ITER, in_panel
+    return piece // in_panel, first_row(start) + piece % in_panel * BLOCK_SIZE_ITER, in_panel
 
 
 def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:
@@ -472,8 +460,8 @@ def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> st
     if config["maxnreg"]:
         if limits.arch.startswith("gfx"):
             return "maxnreg is an option of NVIDIA's compiler"
-        if (values, config["num_warps"]) != (128, 4) or not config["LEAD"]:
-            return f"maxnreg={config['maxnreg']} is for panels in 4 warps of 128 values a thread"
+        if (values, config["num_warps"], config["num_stages"]) != (128, 4, 1):
+            return f"maxnreg={config['maxnreg']} is for 4 warps of 128 values a thread, one tile at a time"
     if config["LEAD"] and config["num_stages"] > 1:
         return "same as num_stages=1: a piece is one tile"
     if config["LEAD"] and (config["BLOCK_SIZE"] < 64 or values < 64):

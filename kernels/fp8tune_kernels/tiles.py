@@ -122,17 +122,20 @@ def folded_rows(rows: int, columns: int, num_warps: int) -> int:
 
 
 @triton.jit
-def fold(largest: tl.tensor, tile: tl.tensor) -> tl.tensor:
-    """The running maxima of ``magnitude``, int32 ``(folded_rows(...), columns)``, with a tile taken in."""
-    by_fold = magnitude(tile).reshape(tile.shape[0] // largest.shape[0], largest.shape[0], largest.shape[1])
-    return tl.maximum(largest, tl.max(by_fold, 0))
+def fold(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
+    """A tile -> maxima of ``magnitude``, ``(FOLDED, columns)``, as wide as its values: of 16-bit ones two at a time.
+
+    By Triton's own function of two, because ``tl.max`` would widen 16 bits to 32 first, and because its interpreter
+    knows this one: any other it calls for each element, thousands of times slower.
+    """
+    by_fold = magnitude(tile).reshape(tile.shape[0] // FOLDED, FOLDED, tile.shape[1])
+    return tl.reduce(by_fold, 0, tl.standard._elementwise_max)
 
 
 @triton.jit
-def top(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
-    """Column maxima of ``magnitude``, int32: of 16-bit floats two at a time, where there are such instructions."""
-    by_fold = magnitude(tile).reshape(tile.shape[0] // FOLDED, FOLDED, tile.shape[1])
-    return tl.max(tl.reduce(by_fold, 0, tl.standard._elementwise_max).to(tl.int32), 0)
+def top(folded: tl.tensor) -> tl.tensor:
+    """What :func:`fold` gave -> the maxima of the columns, int32, as atomics take them."""
+    return tl.max(folded.to(tl.int32), 0)
 
 
 @triton.jit

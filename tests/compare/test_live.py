@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
-from fp8tune.compare import live, pairing, side
+from fp8tune.compare import live, pairing, side, verdicts
 from fp8tune.compare.comparison import Comparison
 from fp8tune.compare.duel import Arm, Contest, Played
 from fp8tune.compare.pairing import Configs
@@ -99,7 +99,7 @@ def test_each_row_ends_in_its_word(repository: Path) -> None:
         effect = rows[kernel].effect
         assert effect is not None
         assert effect.interval[0] < ratio < effect.interval[1]
-        assert rows[kernel].n == 12
+        assert rows[kernel].n == verdicts.stage_two_rounds(2)
     assert rows["same"].n == 5  # a free control
     assert rows["same"].quiet
     assert told.overall is not None

@@ -20,6 +20,7 @@ FAULTS = {
         "tl.range(1, tl.where(group < G",
         "tl.range(2, tl.where(group < G",
     ),
+    "colwise, panels: the last tile's maxima alone": ("tl.maximum(largest, fold(x, FOLDED))", "fold(x, FOLDED)"),
     "colwise, panels: padding rows left out": ("* (groups + 1)", "* groups"),
     "colwise, panels: padding rows read": ("tl.where(group < G, end, start)", "end"),
     "colwise, panels: the group's scales elsewhere": (
@@ -28,8 +29,8 @@ FAULTS = {
     ),
     "colwise, panels: scales unwritten": ("mask=columns < tl.where(group < G, K, 0)", "mask=columns < 0"),
     "colwise, panels: the first tile unwritten": (
-        "q = quantize(kept, scale",
-        "end = start\n    q = quantize(kept, scale",
+        'K, q_stride, start, end, q, "")\n    for tile',
+        'K, q_stride, start, start, q, "")\n    for tile',
     ),
     # Panels. What would wait for ever is no fault here (a lag too short, a panel's count elsewhere); that a cast waits
     # for its panel at all can be seen only where programs run side by side.
@@ -81,7 +82,7 @@ FAULTS = {
                 "whole[:, None] & (columns < K)[None, :]",
                 "whole[:, None] & (columns < K + 1)[None, :]",
             ),
-            "the last tile's maxima alone": ("tl.maximum(largest, tl.max(by_fold, 0))", "tl.max(by_fold, 0)"),
+            "maxima of some rows": ("tl.standard._elementwise_max", "tl.standard._sum_combine"),
             "edges unwritten": ("if (first < start) |", "if (first < 0) &"),
             "the edge at a group's end unwritten": ("tl.cdiv(last - first, 16)", "(last - first) // 16"),
             "groups that begin a chunk late": ("return start // 16 * 16", "return (start + 15) // 16 * 16"),
