@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from fp8tune.choose.decision import Protocol
 from fp8tune.errors import MachineError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.simulated import Noise
-from fp8tune.records import Device, Kind, NamedInts
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Status
 from fp8tune.store.results import Store
 from fp8tune.sweep import session
 
@@ -93,6 +95,19 @@ def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laborator
     assert 0.5 * noise.process_sd < result.values["process_sd"] < 2 * noise.process_sd
     assert 0.7 * noise.block_sd < result.values["block_sd"] < 2 * noise.block_sd
     assert result.protocol == protocol_of(result.values)
+
+
+def test_a_host_that_is_kept_from_launching_once_is_not_taken_for_noise() -> None:
+    """Seen on an H100: 1.45 % from block to block instead of 0.49 %, and ten processes of finals instead of six."""
+    random, spread = np.random.default_rng(4), calibrate._Spread()
+    configs = [NamedInts(BLOCK_SIZE=size) for size in (32, 64, 128)]
+    for process, round, config in itertools.product(range(calibrate.PROCESSES), range(calibrate.ROUNDS), configs):
+        hiccup = 4 if (process, round) == (3, 2) and config == configs[1] else 1
+        time_us = 100 * hiccup * math.exp(0.005 * random.standard_normal())
+        spread.add(process, round, config, Outcome(Status.OK, time_us=time_us))
+    values = spread.values()
+    assert 0.004 < values["block_sd"] < 0.006
+    assert values["process_sd"] < 0.003
 
 
 def test_nothing_to_time_on_is_one_line(tmp_path: Path) -> None:
