@@ -22,10 +22,11 @@ ERROR = 0.05
 POWER = 0.95
 """Share of runs that would have found the smallest detectable effect."""
 
-TRIMMED_SHARE = 0.1
-"""Of rounds, at either end: of twelve the slowest and the fastest. Where something else keeps a host from launching, a
-block takes 1.5 to 9 times as long (0.1 and 0.6 % of blocks on two H100 machines), and one of them in twelve rounds made
-an interval of +-0.1 % one of +-6 %."""
+TRIMMED_SHARE = 0.15
+"""Of rounds, at either end: of fourteen the two slowest and the two fastest.
+
+Where something else keeps a host from launching, a block takes 1.5 to 9 times as long (0.1 and 0.6 % of blocks on two
+H100 machines), and one of them in twelve rounds made an interval of +-0.1 % one of +-6 %."""
 
 STAGE_ONE_ROUNDS = 5
 FEW_CONTESTED = 10
@@ -79,7 +80,7 @@ class Effect:
 def paired(logs: Sequence[float]) -> Effect:
     """The effect from one log ratio a round: the trimmed mean, its error from the winsorized variance.
 
-    With fewer than ten rounds none are trimmed, and it is Student's t. Tukey and McLaughlin 1963 have the statistic,
+    With fewer than seven rounds none are trimmed, and it is Student's t. Tukey and McLaughlin 1963 have the statistic,
     Yuen 1974 that of two samples. Raises ValueError for fewer than two rounds.
     """
     if len(logs) < 2:

@@ -156,14 +156,14 @@ class OpenLaboratory:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in [future for future in compiling if future in done]:
                 trial = compiling.pop(future)
-                compiled = self._compiled_outcome(batch.problem, trial.config)
+                compiled = self.compiled_outcome(batch.problem, trial.config)
                 if compiled.status is Status.OK and self.lab.runs:
                     running[self._submit(batch, trial, number, todo[trial])] = trial
                 else:
                     yield trial, compiled
             for begun in [begun for begun in running if begun in done]:
                 trial = running.pop(begun)
-                facts = self._compiled_outcome(batch.problem, trial.config).facts
+                facts = self.compiled_outcome(batch.problem, trial.config).facts
                 yield trial, replace(_answer(begun), facts=facts)
             if compiling:
                 yield CompileProgress(batch.problem, total - len(compiling), total)
@@ -211,7 +211,8 @@ class OpenLaboratory:
             )
         )
 
-    def _compiled_outcome(self, problem: Problem, config: NamedInts) -> Outcome:
+    def compiled_outcome(self, problem: Problem, config: NamedInts) -> Outcome:
+        """What became of a config that :meth:`compile` queued, once it is known; ok where it was never queued."""
         future = self._compiling.get((problem, config))
         if future is None:
             return Outcome(Status.OK)

@@ -13,8 +13,8 @@ from scipy import stats
 from fp8tune.compare import verdicts
 from fp8tune.compare.verdicts import Effect, Verdict
 
-logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=9)
-many_logs = st.lists(st.floats(-0.1, 0.1), min_size=10, max_size=40)
+logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)
+many_logs = st.lists(st.floats(-0.1, 0.1), min_size=7, max_size=40)
 
 
 @given(logs)
@@ -28,21 +28,21 @@ def test_a_paired_effect_is_students(values: list[float]) -> None:
 
 
 @given(many_logs)
-def test_from_ten_rounds_on_it_is_trimmed(values: list[float]) -> None:
+def test_from_seven_rounds_on_it_is_trimmed(values: list[float]) -> None:
     effect = verdicts.paired(values)
-    kept = len(values) - 2 * (len(values) // 10)
-    winsorized = stats.mstats.winsorize(np.array(values), limits=(0.1, 0.1))
+    kept = len(values) - 2 * int(0.15 * len(values))
+    winsorized = stats.mstats.winsorize(np.array(values), limits=(0.15, 0.15))
     assert effect.df == kept - 1
-    assert effect.mean == pytest.approx(stats.trim_mean(values, 0.1), abs=1e-12)
+    assert effect.mean == pytest.approx(stats.trim_mean(values, 0.15), abs=1e-12)
     squares = np.var(winsorized) * len(values)
     assert effect.error == pytest.approx(math.sqrt(squares / (kept * (kept - 1))), abs=1e-12)
 
 
-def test_one_hiccup_decides_nothing() -> None:
+def test_two_hiccups_decide_nothing() -> None:
     """Seen on an H100: a revision 2 % slower ended INCONCLUSIVE, as one block of a round took four times as long."""
     rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.stage_two_rounds(1))]
     for hiccup in (0.7, -0.7):
-        assert verdicts.judge(verdicts.paired([*rounds[1:], hiccup])) is Verdict.REGRESSION
+        assert verdicts.judge(verdicts.paired([*rounds[2:], hiccup, hiccup])) is Verdict.REGRESSION
 
 
 @pytest.mark.parametrize("count", [4, 25])
@@ -50,7 +50,7 @@ def test_an_unpaired_effect_is_welchs_and_yuens(count: int) -> None:
     random = np.random.default_rng(count)
     before, after = random.normal(100, 0.5, count), random.normal(104, 1, count - 1)
     effect = verdicts.unpaired(list(before), list(after))
-    theirs = stats.ttest_ind(np.log(after), np.log(before), equal_var=False, trim=0.1)
+    theirs = stats.ttest_ind(np.log(after), np.log(before), equal_var=False, trim=0.15)
     assert effect.mean / effect.error == pytest.approx(theirs.statistic)
     assert effect.df == pytest.approx(theirs.df)
 

@@ -1,0 +1,194 @@
+"""Whether picks hold on this device: sweeps from scratch, and re-sweeps with the table that the first of them gave.
+
+    python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --scratch 10 --resweeps 20
+
+Each sweep is ``fp8tune sweep`` and ``fp8tune export`` in processes of their own, into a new database. From scratch
+means without any committed table, so without an incumbent; the first table is then committed for the re-sweeps. The
+kernels are a copy in a temporary folder: nothing here is overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import fp8tune_kernels
+from fp8tune.choose import ranking
+from fp8tune.choose.ranking import Contest, contests, usable
+from fp8tune.errors import UsageError
+from fp8tune.records import Kind, NamedInts, Problem
+from fp8tune.render.terminal import notice, print_json
+from fp8tune.store.results import Store
+from fp8tune.sweep import session
+
+AGREEING = 0.90
+"""Rows on which two sweeps from scratch come to the same pick, at least."""
+ELSE_WITHIN = 1.0125
+"""Where they do not, neither pick may be slower than this by the other sweep's times."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One sweep: the table it gave, and what it measured."""
+
+    table: bytes
+    found: Mapping[Problem, Contest]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What the sweeps say of each other."""
+
+    same_tables: int
+    """Re-sweeps whose table has the committed one's bytes."""
+    resweeps: int
+    pairs: int
+    """Problems times pairs of sweeps from scratch."""
+    agreeing: int
+    worst: float
+    """The largest slowdown of one sweep's pick by another's times: 1.01 is one percent."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where picks held, 1 where they did not, 3 where nothing was compared."""
+        if not self.resweeps and not self.pairs:
+            return 3
+        agree = self.agreeing >= AGREEING * self.pairs and self.worst <= ELSE_WITHIN
+        return 0 if self.same_tables == self.resweeps and agree else 1
+
+
+class Desk:
+    """A folder with a copy of the kernels and every database and table of one run."""
+
+    def __init__(self, folder: Path, given: argparse.Namespace, arch: str) -> None:
+        self._folder, self._given, self._arch = folder, given, arch
+        source = Path(fp8tune_kernels.__file__).parent
+        self._kernels = folder / "kernels" / source.name
+        shutil.copytree(
+            source, self._kernels, ignore=shutil.ignore_patterns("__pycache__", "sm_*", "gfx*", "simulated*")
+        )
+        paths = [str(self._kernels.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def sweep(self, name: str) -> Outcome:
+        """Sweep into a new database and export from it alone. Raises UsageError where either command fails."""
+        database, table = self._folder / f"{name}.db", self._folder / f"{name}.py"
+        given = self._given
+        wished = [option for shapes in given.shapes for option in ("--shapes", shapes)]
+        timer = ["--timer", given.timer] if given.timer else []
+        self._fp8tune("sweep", "--kernel", given.kernel, *wished, *timer, "--db", str(database))
+        self._fp8tune("export", "--arch", self._arch, "--db", str(database), "--output", str(table))
+        return Outcome(table.read_bytes(), measured(database, self._arch))
+
+    def commit(self, outcome: Outcome) -> None:
+        """Make this the table that later sweeps find their incumbents in."""
+        (self._kernels / "tables" / f"{self._arch}.py").write_bytes(outcome.table)
+
+    def _fp8tune(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "fp8tune.cli", *arguments]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+        if done.returncode:
+            raise UsageError(
+                f"fp8tune {' '.join(arguments[:3])} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+            )
+
+
+def measured(database: Path, arch: str) -> Mapping[Problem, Contest]:
+    """Every problem that was swept to the end."""
+    kind = Kind.SIMULATED if arch == "simulated" else Kind.MEASURED
+    with Store.open(str(database), writable=False) as store:
+        found = usable(contests(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing)))
+    return {contest.problem: contest for contest in found}
+
+
+def run(desk: Desk, scratch: int, resweeps: int, deadline: float) -> Repeats:
+    """All sweeps, a line each. None begins that would end after ``deadline`` (monotonic), judging by the last."""
+    first = [outcome for _, outcome in _timed(desk, "from scratch", scratch, deadline)]
+    same = again = 0
+    if first:
+        desk.commit(first[0])
+        for again, outcome in _timed(desk, "re-sweep", resweeps, deadline):  # noqa: B007 - counted after the loop
+            same += outcome.table == first[0].table
+            for line in changed(first[0].table, outcome.table):
+                print(f"  {line}", flush=True)
+    compared = [slower for one, other in itertools.combinations(first, 2) for slower in between(one, other)]
+    return Repeats(same, again, len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
+
+
+def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[tuple[int, Outcome]]:
+    took = 0.0
+    for number in range(1, count + 1):
+        begun = time.monotonic()
+        if begun + took > deadline:
+            notice(f"time is up: {count - number + 1} of {count} {what} are left out")
+            return
+        outcome = desk.sweep(f"{what.replace(' ', '-')}-{number}")
+        took = time.monotonic() - begun
+        print(f"{what} {number}/{count}: {len(outcome.found)} problems, {took:.0f} s", flush=True)
+        yield number, outcome
+
+
+def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
+    """For each problem of both: None for the same pick, else the larger slowdown of one's pick by the other's times."""
+    for problem, mine in one.found.items():
+        if theirs := other.found.get(problem):
+            picks: list[NamedInts] = [contest.pick.config or NamedInts() for contest in (mine, theirs)]
+            if picks[0] == picks[1]:
+                yield None
+            else:
+                both = [(theirs, picks[0], picks[1]), (mine, picks[1], picks[0])]
+                yield max(judge.times_us[pick] / judge.times_us[own] for judge, pick, own in both)
+
+
+def changed(before: bytes, after: bytes) -> list[str]:
+    """The rows of a table that another has not, as text."""
+    rows = [set(rows_of(text)) for text in (before, after)]
+    return [f"- {row}" for row in sorted(rows[0] - rows[1])] + [f"+ {row}" for row in sorted(rows[1] - rows[0])]
+
+
+def rows_of(text: bytes) -> list[str]:
+    """The rows of a generated table."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "table.py")
+        path.write_bytes(text)
+        return [repr(row) for row in runpy.run_path(str(path))["ROWS"]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sweep, compare, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.repeats", description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", default="mxfp8-dim0")
+    parser.add_argument("--shapes", action="append", help="a shape set or a path.toml; repeatable (default: llama4)")
+    parser.add_argument("--scratch", type=int, default=10, help="sweeps without a committed table (default: 10)")
+    parser.add_argument("--resweeps", type=int, default=20, help="sweeps with the first one's table (default: 20)")
+    parser.add_argument(
+        "--deadline", type=float, default=float("inf"), metavar="S", help="begin none that would end later"
+    )
+    parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU")
+    parser.add_argument("--json", action="store_true", help="one JSON document at the end")
+    given = parser.parse_args(arguments)
+    given.shapes = given.shapes or ["llama4"]
+    laboratory, _ = session.choose_laboratory(None, given.timer)
+    with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
+        desk = Desk(Path(folder), given, laboratory.device.arch)
+        told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)
+    if given.json:
+        print_json({**vars(told), "exit_code": told.exit_code})
+    print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
+    apart = 100 * (told.worst - 1)
+    print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
+    return told.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
