@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 TRIMMED_SHARE = 0.25
@@ -35,12 +36,22 @@ def geomean(ratios: Iterable[float]) -> float:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's: 1 where both rise together, -1 where one falls as the other rises, 0 where either never changes."""
-    from scipy.stats import spearmanr
+    """Spearman's: 1 where both rise together, -1 where one falls as the other rises, 0 where either never changes.
 
+    As ``scipy.stats.spearmanr``, whose import is a third of the time that an export takes.
+    """
     if len(set(first)) < 2 or len(set(second)) < 2:
         return 0.0
-    return float(spearmanr(first, second).statistic)
+    return statistics.correlation(_ranks(first), _ranks(second))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Places in ascending order from 1; equal values share the mean of theirs."""
+    place, ranks = 0, {}
+    for value, count in sorted(Counter(values).items()):
+        ranks[value] = place + (count + 1) / 2
+        place += count
+    return [ranks[value] for value in values]
 
 
 @functools.cache
