@@ -65,7 +65,7 @@ def test_another_number_of_rows_or_groups_compiles_nothing(compiled: tuple[str, 
 def test_no_tile_is_transposed_byte_by_byte_through_shared_memory(
     compiled: tuple[str, dict[str, Any]], kernel: str
 ) -> None:
-    """The chunks of 16 rows that groups share are, once a panel: 8 bytes a thread at most, where a tile takes 36 to 72."""
+    """Chunks of 16 rows that groups share are, once a panel: 8 a thread at most, where a tile takes 36 to 72."""
     assembly = compiled[1][kernel]["assembly"]
     assert len(re.findall(r"st\.shared\.b8|ds_write_b8", assembly)) <= 8
     assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in assembly) == (compiled[0] == "sm_90")
