@@ -10,7 +10,7 @@ from benchmarks import exhaustive, repeats
 from benchmarks.repeats import Repeats
 
 SHAPES = "[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n"
-GRID = ("--kernel", "mxfp8-dim0", "--timer", "simulated:3")
+GRID = ("--kernel", "mxfp8-dim0", "--timer", "simulated:4")
 
 
 @pytest.fixture
