@@ -91,7 +91,7 @@ class Rounds:
         drift = noise.wall(random)(noise.block_s * np.arange(turns.size)).reshape(turns.shape)
         sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
         sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
-        blocks = drift + sd * random.standard_normal(turns.shape) + noise.hiccups(random, turns.shape)
+        blocks = drift + sd * random.standard_normal(turns.shape) + noise.stalls(random, turns.shape)
         for arm in (BEFORE, AFTER, CONTROL):
             logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
         return logs

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.repeats import measured
 from fp8tune.choose.decision import Verdict
 from fp8tune.choose.ranking import Contest
-from fp8tune.errors import UsageError
+from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, Laboratory, OpenLaboratory
 from fp8tune.records import NamedInts, Problem, Status
@@ -142,8 +143,6 @@ def show(found: Sequence[Regret]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time, compare, print. Exit code 1 where picks lose more than asked, 3 where time was up too early."""
-    from benchmarks.repeats import measured
-
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exhaustive", description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", action="append", required=True, help="repeatable")
     parser.add_argument("--shapes", action="append", required=True, help="a shape set or a path.toml; repeatable")
@@ -173,4 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except Fp8tuneError as error:
+        notice(str(error))
+        raise SystemExit(error.exit_code) from None

@@ -25,7 +25,7 @@ from pathlib import Path
 import fp8tune_kernels
 from fp8tune.choose import ranking
 from fp8tune.choose.ranking import Contest, contests, usable
-from fp8tune.errors import UsageError
+from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.terminal import notice, print_json
 from fp8tune.store.results import Store
@@ -113,19 +113,20 @@ def measured(database: Path, arch: str) -> Mapping[Problem, Contest]:
 
 def run(desk: Desk, scratch: int, resweeps: int, deadline: float) -> Repeats:
     """All sweeps, a line each. None begins that would end after ``deadline`` (monotonic), judging by the last."""
-    first = [outcome for _, outcome in _timed(desk, "from scratch", scratch, deadline)]
-    same = again = 0
+    first = list(_timed(desk, "from scratch", scratch, deadline))
+    again: list[bytes] = []
     if first:
         desk.commit(first[0])
-        for again, outcome in _timed(desk, "re-sweep", resweeps, deadline):  # noqa: B007 - counted after the loop
-            same += outcome.table == first[0].table
+        for outcome in _timed(desk, "re-sweep", resweeps, deadline):
+            again.append(outcome.table)
             for line in changed(first[0].table, outcome.table):
-                print(f"  {line}", flush=True)
+                notice(f"  {line}")
+    same = again.count(first[0].table) if first else 0
     compared = [slower for one, other in itertools.combinations(first, 2) for slower in between(one, other)]
-    return Repeats(same, again, len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
+    return Repeats(same, len(again), len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
 
 
-def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[tuple[int, Outcome]]:
+def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[Outcome]:
     took = 0.0
     for number in range(1, count + 1):
         begun = time.monotonic()
@@ -134,8 +135,8 @@ def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[tuple
             return
         outcome = desk.sweep(f"{what.replace(' ', '-')}-{number}")
         took = time.monotonic() - begun
-        print(f"{what} {number}/{count}: {len(outcome.found)} problems, {took:.0f} s", flush=True)
-        yield number, outcome
+        notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took:.0f} s")
+        yield outcome
 
 
 def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
@@ -184,11 +185,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)
     if given.json:
         print_json({**vars(told), "exit_code": told.exit_code})
-    print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
-    apart = 100 * (told.worst - 1)
-    print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
+    else:
+        print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
+        apart = 100 * (told.worst - 1)
+        print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
     return told.exit_code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except Fp8tuneError as error:
+        notice(str(error))
+        raise SystemExit(error.exit_code) from None

@@ -38,7 +38,7 @@ def geomean(ratios: Iterable[float]) -> float:
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: 1 where both rise together, -1 where one falls as the other rises, 0 where either never changes.
 
-    As ``scipy.stats.spearmanr``, whose import is a third of the time that an export takes.
+    As ``scipy.stats.spearmanr``, whose import is 0.7 s of the 1.9 that an export would take.
     """
     if len(set(first)) < 2 or len(set(second)) < 2:
         return 0.0

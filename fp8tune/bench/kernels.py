@@ -31,8 +31,7 @@ CELL_TIMEOUT_S = 180.0
 
 WARM_UP_BYTES = 2 << 30
 """Larger problems have the binaries of smaller ones, and would not fit beside each other."""
-WARM_UP_WORKERS = 16
-"""As many problems of that size fit beside each other in 80 GB."""
+WARM_UP_WORKERS = 8
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class _Spread:
     def values(self) -> dict[str, float]:
         """The spreads as shares (standard deviations of log times), and the smallest tick seen.
 
-        The blocks' is the median process's: where something keeps the host from launching, a block takes several times
-        as long, and one such among hundreds would make an H100's 0.5 % look like 1.5 %.
+        The blocks' is the median process's: now and then a block takes several times as long, and one of four times
+        among the 360 would make 0.5 % look like 7 %.
         """
         block_variance = float(np.median([_left_over(logs) for logs in self._by_process()]))
         of_processes = np.array([list(of_config.values()) for of_config in process_values(self.blocks).values()])

@@ -20,7 +20,7 @@ program after the other.
 On an H100 (us, walking twice / panels): 16640 x 5120 in 1, 16, 64 and 128 groups 167 / 120, 138 / 126, 121 / 139 and
 124 / 166; 131072 x 7168 in 8 groups 1,760 / 1,189. A plain cast of as many values takes 92 and 944. Tried there and
 slower: panels side by side, so that whole rows are read (1,600 at 131072 x 7168); both tiles in one turn (1,375);
-telling L2 which tile to keep (1,365); LEAD of 96 or 384 (1,290, 1,353); tiles through shared memory for short groups.
+telling L2 which tile to keep (1,288; with LEAD 384 1,328); LEAD 96 (1,290); short groups through shared memory.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _walk_twice(
     """BLOCK_SIZE columns of one group, or (group G) of the padding rows, BLOCK_SIZE_ITER rows at a time.
 
     The first tile stays in registers: a group no longer than that is read once. It is cast first, so that its
-    registers are free for the others (168 a thread instead of 255 at 64 x 256 in 4 warps: three programs on an SM at
-    once, not two); these backwards, so that those read last are found in the cache.
+    registers are free for the others: at 64 x 256 in 4 warps 241 a thread on sm_90, or 168 and 8 bytes spilled, where
+    it was 255 and 24. These are cast backwards, so that those read last are found in the cache.
     """
     blocks = tl.cdiv(K, BLOCK_SIZE)
     group = program // blocks

@@ -97,13 +97,13 @@ def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laborator
     assert result.protocol == protocol_of(result.values)
 
 
-def test_a_host_that_is_kept_from_launching_once_is_not_taken_for_noise() -> None:
-    """Seen on an H100: 1.45 % from block to block instead of 0.49 %, and ten processes of finals instead of six."""
+def test_one_stalled_block_is_not_taken_for_noise() -> None:
+    """Without the median it is 7.3 % from block to block."""
     random, spread = np.random.default_rng(4), calibrate._Spread()
     configs = [NamedInts(BLOCK_SIZE=size) for size in (32, 64, 128)]
     for process, round, config in itertools.product(range(calibrate.PROCESSES), range(calibrate.ROUNDS), configs):
-        hiccup = 4 if (process, round) == (3, 2) and config == configs[1] else 1
-        time_us = 100 * hiccup * math.exp(0.005 * random.standard_normal())
+        stall = 4 if (process, round) == (3, 2) and config == configs[1] else 1
+        time_us = 100 * stall * math.exp(0.005 * random.standard_normal())
         spread.add(process, round, config, Outcome(Status.OK, time_us=time_us))
     values = spread.values()
     assert 0.004 < values["block_sd"] < 0.006
