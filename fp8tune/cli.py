@@ -57,7 +57,7 @@ def main() -> None:
     except COMMAND_LINE_ERRORS as error:
         _fail(f"{' '.join(str(error).split())} (see fp8tune --help)", UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped; every finished trial is stored, the same command continues", 130)
+        _fail("stopped; what a sweep has finished is stored, and the same command goes on from there", 130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; nothing more to say
         sys.exit(0)

@@ -140,11 +140,16 @@ def prepare(wish: Wish, laboratory: Laboratory) -> Request:
 
 
 def run(request: Request) -> Iterator[Row | Kernel]:
-    """Rows as they come, and each kernel after its rows. Ends early, after a whole row, where a time budget is spent.
+    """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
 
-    Closing the generator ends the worker.
+    Ends early, after a whole row, where a time budget is spent; host times are not taken then. Closing the generator
+    ends the worker.
     """
-    begun = time.monotonic()
+    begun, budget_s = time.monotonic(), request.wish.time_budget_s
+
+    def is_spent() -> bool:
+        return budget_s is not None and time.monotonic() - begun > budget_s
+
     worker = _Cells(Worker(), request.laboratory)
     try:
         if request.laboratory.torch_device == "cuda":
@@ -152,14 +157,14 @@ def run(request: Request) -> Iterator[Row | Kernel]:
         for reference in request.wish.kernels:
             kernel = Kernel(load_spec(reference).name)
             for problem in [problem for owner, problem in request.problems if owner == reference]:
-                budget = request.wish.time_budget_s
-                if budget is not None and time.monotonic() - begun > budget:
-                    break
+                if is_spent():
+                    return
+                if not kernel.rows:
+                    yield kernel
                 kernel.rows.append(worker.row(reference, problem, request.wish.rivals))
                 yield kernel.rows[-1]
-            if kernel.rows:
+            if not is_spent():
                 kernel.hosts.update(worker.hosts(reference, request.wish.rivals))
-                yield kernel
     finally:
         worker.worker.close()
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from fp8tune.code import git
+from fp8tune.stopping import stopping_cleanly
 
 LOCK = "fp8tune compare, process"
 
@@ -28,7 +26,7 @@ def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple
     Raises MachineError where git refuses. All folders are gone afterwards, also after Ctrl-C and SIGTERM.
     """
     remove_abandoned(repository)
-    with _stopping_cleanly(), tempfile.TemporaryDirectory(prefix="fp8tune-compare-") as scratch:
+    with stopping_cleanly(), tempfile.TemporaryDirectory(prefix="fp8tune-compare-") as scratch:
         folders = tuple(Path(scratch) / str(number) for number in range(len(commits)))
         try:
             for folder, commit in zip(folders, commits, strict=True):
@@ -68,20 +66,3 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _stopping_cleanly() -> Iterator[None]:
-    """Let SIGTERM, which CI sends to a cancelled job, unwind the stack as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -17,6 +17,7 @@ from fp8tune.commands.options import (
     shapes_option,
 )
 from fp8tune.errors import UsageError
+from fp8tune.stopping import stopping_cleanly
 from fp8tune_kernels.catalog import KERNELS
 
 
@@ -80,15 +81,18 @@ def bench(
         render.notice(line)
     render.notice(f"{len(request.problems)} problems of {len(wish.kernels)} kernels; compiling comes first")
     kernels, done = [], 0
-    for event in benchmark.run(request):
-        if isinstance(event, benchmark.Row):
-            done += 1
-            render_bench.show_row(event, done, len(request.problems))
-        else:
-            kernels.append(event)
-    if done < len(request.problems):
-        render.notice(f"{len(request.problems) - done} problems left out by the time budget")
-    render_bench.print_bench(kernels, rivals, str(format))
+    try:
+        with stopping_cleanly():
+            for event in benchmark.run(request):
+                if isinstance(event, benchmark.Row):
+                    done += 1
+                    render_bench.show_row(event, done, len(request.problems))
+                else:
+                    kernels.append(event)
+    finally:  # who stops it gets what it has
+        if done < len(request.problems):
+            render.notice(f"{len(request.problems) - done} problems left out")
+        render_bench.print_bench([kernel for kernel in kernels if kernel.rows], rivals, str(format))
 
 
 def _bench_operation(
@@ -116,11 +120,14 @@ def _bench_operation(
     problems = bench_grouped.prepare(wish, laboratory)
     for line in notices:
         render.notice(line)
-    rows = []
-    for row in bench_grouped.run(wish, laboratory, problems):
-        rows.append(row)
-        render_grouped.show_row(row, len(rows), len(problems))
-    if len(rows) < len(problems):
-        render.notice(f"{len(problems) - len(rows)} problems left out by the time budget")
-    published = store_published.read(sweeps_dir() / "published" / "grouped_mm.csv")
-    render_grouped.print_grouped(rows, [row for row in published if op.covers(row)], output_format)
+    published = [row for row in store_published.read(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
+    rows: list[bench_grouped.Row] = []
+    try:
+        with stopping_cleanly():
+            for row in bench_grouped.run(wish, laboratory, problems):
+                rows.append(row)
+                render_grouped.show_row(row, len(rows), len(problems))
+    finally:  # who stops it gets what it has
+        if len(rows) < len(problems):
+            render.notice(f"{len(problems) - len(rows)} problems left out")
+        render_grouped.print_grouped(rows, published, output_format)

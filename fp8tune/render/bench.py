@@ -89,8 +89,8 @@ def _print_kernel(kernel: Kernel, rivals: Sequence[str]) -> None:
     for name in rivals:
         if (mean := kernel.geomean(name)) is not None:
             print(f"geometric mean: {mean:.2f}x as fast as {name}")
-    hosts = [f"{name} {microseconds(timing.time_us) or '-'}" for name, timing in kernel.hosts.items()]
-    print(f"host us of one call on a 64x64 input: {', '.join(hosts)}")
+    if hosts := [f"{name} {microseconds(timing.time_us) or '-'}" for name, timing in kernel.hosts.items()]:
+        print(f"host us of one call on a 64x64 input: {', '.join(hosts)}")
     for reason in _reasons(kernel):
         print(reason)
     print()

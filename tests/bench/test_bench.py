@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from places import PLANTED
+from places import PLANTED, hear_interrupts
 
 from fp8tune.bench import cells as benching
 from fp8tune.bench import counterparts
@@ -21,6 +23,7 @@ from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import host
+from fp8tune.measure.clock import Block, Trial
 from fp8tune.measure.worker import Poisoned, Worker
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -93,8 +96,53 @@ def test_a_spent_time_budget_starts_no_problem() -> None:
     assert simulated("colwise", time_budget_s=0.0) == []
 
 
+def test_host_times_are_within_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr(bench, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))  # a second a look
+    count = len(simulated("colwise")) - 1
+    seconds = iter(range(1000))
+    kernel, *rows = simulated("colwise", time_budget_s=float(count))
+    assert isinstance(kernel, Kernel)
+    assert (len(rows), kernel.hosts) == (count, {})
+    seconds = iter(range(1000))
+    kernel, *rows = simulated("colwise", time_budget_s=count + 1.0)
+    assert isinstance(kernel, Kernel)
+    assert (len(rows), list(kernel.hosts)) == (count, ["fp8tune", "torchao", "torch.add"])
+
+
+def test_one_stalled_block_is_no_cell() -> None:
+    class Stalling:
+        runs_kernels = False
+
+        def block(self, launch: object, trial: Trial) -> Block:
+            return Block((50.0 if trial.round == 0 else 5.0 + trial.round / 10,), None)
+
+    assert benching.block_us(Stalling(), Trial("a config", 0, 0), lambda: lambda: None) == pytest.approx(5.2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("op", [(), ("--op", "grouped-mm")])
+def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str, ...], tmp_path: Path) -> None:
+    rows = "".join(f"[[rows]]\nM = {1024 * n}\nK = 512\nN = 512\nE = 4\n" for n in range(1, 500))
+    (tmp_path / "many.toml").write_text(rows)
+    command = [sys.executable, "-m", "fp8tune.cli", "bench", "--timer", "simulated:1", "--format", "json", *op]
+    command += ["--shapes", str(tmp_path / "many.toml")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[2/"):
+            process.send_signal(number)
+            break
+    said, progress = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert len([row for row in json.loads(said) if row["row"] in ("problem", "grouped-mm")]) >= 2
+    assert "problems left out" in progress
+
+
 def test_only_the_rivals_asked_for_are_timed() -> None:
-    *rows, kernel = simulated("rowwise-2d", rivals=("torch.compile",))
+    kernel, *rows = simulated("rowwise-2d", rivals=("torch.compile",))
     assert all(isinstance(each, Row) and list(each.timings) == ["fp8tune", "torch.compile"] for each in rows)
     assert isinstance(kernel, Kernel)
     assert list(kernel.hosts) == ["fp8tune", "torch.add"]

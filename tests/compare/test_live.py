@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import PLANTED
+from places import PLANTED, hear_interrupts
 
 from fp8tune.compare import live, pairing, side, verdicts
 from fp8tune.compare.comparison import Comparison
@@ -225,11 +225,6 @@ def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:
 
 
 # However it ends
-
-
-def hear_interrupts() -> None:
-    """A shell's background jobs, and with them all that the tests start there, are born deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
