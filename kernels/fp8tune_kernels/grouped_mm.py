@@ -20,6 +20,9 @@ as well where A is kept. Bytes moved for an element of bfloat16 in a step, and h
     grad     3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)    0, 0
     B_t      3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d      0 as it is the parameter, 1
 
+``transpose-3d`` is the one of panels, ``transpose-3d-atomic``. On an H100 the other takes 88 us for 67 at one expert of
+8192 x 5120, 1,131 for 801 at 16, 173 for 153 at eight of 2048 x 7168, and 247 for 254 at 64 of 1408 x 2048.
+
 All of these kernels but the first of each sum read their input again, from L2 where that holds what one scale needs:
 of ``colwise`` and ``transpose-3d`` some columns of a group, which it always can, in one read for both ways a whole
 group or expert. One of 1,024 x 2,048 is 4 MiB, of 1,040 x 8,192 16, of 16,384 x 7,168 224, and an H100 has about 32 to
@@ -43,7 +46,7 @@ from fp8tune_kernels.ops import IN_DTYPES, check_matrix, check_offsets
 from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
-from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction as quantize_transposed
+from fp8tune_kernels.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
 
 __all__ = ["autocast", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
 
