@@ -140,7 +140,10 @@ def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[Outco
 
 
 def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
-    """For each problem of both: None for the same pick, else the larger slowdown of one's pick by the other's times."""
+    """For each problem of both: None for the same pick, else the larger slowdown of one's pick by the other's times.
+
+    What was no finalist in the other sweep has only its screen there, so each is taken against the best of its stage.
+    """
     for problem, mine in one.found.items():
         if theirs := other.found.get(problem):
             picks: list[NamedInts] = [contest.pick.config or NamedInts() for contest in (mine, theirs)]
@@ -148,7 +151,7 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
                 yield None
             else:
                 both = [(theirs, picks[0], picks[1]), (mine, picks[1], picks[0])]
-                yield max(judge.times_us[pick] / judge.times_us[own] for judge, pick, own in both)
+                yield max(judge.slowdown(pick) / judge.slowdown(own) for judge, pick, own in both)
 
 
 def changed(before: bytes, after: bytes) -> list[str]:

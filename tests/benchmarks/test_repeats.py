@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from benchmarks import exhaustive, repeats
-from benchmarks.repeats import Repeats
+from benchmarks.exhaustive import Truth
+from benchmarks.repeats import Outcome, Repeats
+from fp8tune.choose.decision import Verdict
+from fp8tune.errors import UsageError
+from fp8tune.measure.laboratory import Batch
+from fp8tune.records import KernelVersion, NamedInts, Problem
 
 SHAPES = "[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n"
 GRID = ("--kernel", "mxfp8-dim0", "--timer", "simulated:4")
@@ -66,3 +74,60 @@ def test_the_oracle_finds_what_a_pick_loses(
     assert "regret: mean" in printed.out
     assert "process 5 of 5" in printed.err
     assert exhaustive.main([*GRID, "--shapes", shapes, "--db", database, "--deadline", "0"]) == 3
+
+
+SMALL, LARGE = NamedInts(BLOCK_SIZE=64), NamedInts(BLOCK_SIZE=128)
+PROBLEMS = [Problem("colwise", NamedInts(M=1000 * n, K=512, G=4), "jagged") for n in (1, 2, 3)]
+
+
+@dataclass
+class Swept:
+    """As much of a contest as the comparisons read."""
+
+    config: NamedInts
+    slowdowns: Mapping[NamedInts, float] = field(default_factory=dict)
+    verdict: Verdict = Verdict.CERTIFIED
+
+    @property
+    def pick(self) -> Swept:
+        return self
+
+    def winner(self) -> Swept:
+        return self
+
+    def slowdown(self, config: NamedInts) -> float:
+        return self.slowdowns[config]
+
+
+def batch(problem: Problem) -> Batch:
+    return Batch("colwise", KernelVersion("colwise", "a hash"), problem, NamedInts(), 0, ())
+
+
+def test_where_two_sweeps_differ_the_larger_loss_counts() -> None:
+    one = {PROBLEMS[0]: Swept(SMALL, {SMALL: 1.0, LARGE: 1.01}), PROBLEMS[1]: Swept(SMALL)}
+    other = {PROBLEMS[0]: Swept(LARGE, {SMALL: 1.2, LARGE: 1.1}), PROBLEMS[1]: Swept(SMALL), PROBLEMS[2]: Swept(LARGE)}
+    differ, agree = repeats.between(Outcome(b"", one), Outcome(b"", other))
+    assert differ == pytest.approx(1.2 / 1.1)  # SMALL by the other's times; LARGE loses 1 % by the first's
+    assert agree is None
+    assert list(repeats.between(Outcome(b"", other), Outcome(b"", one))) == [differ, None]
+
+
+def test_a_regret_is_against_the_best_median() -> None:
+    batches = [batch(problem) for problem in PROBLEMS]
+    stalled = {SMALL: [10.0, 70.0, 10.0], LARGE: [10.4, 10.4, 10.4]}
+    truths = [Truth(batch, dict(stalled)) for batch in batches]
+    picks = {PROBLEMS[0]: Swept(LARGE), PROBLEMS[1]: Swept(SMALL, verdict=Verdict.UNRESOLVABLE)}
+    (found,) = exhaustive.regrets(truths, picks)
+    assert (found.problem, found.pick, found.best) == (PROBLEMS[0], LARGE, SMALL)
+    assert (found.best_us, found.processes) == (10.0, 3)
+    assert found.share == pytest.approx(0.04)
+    (found,) = exhaustive.regrets(truths, {PROBLEMS[2]: Swept(NamedInts(BLOCK_SIZE=256))})
+    assert found.share == math.inf  # the pick cannot be launched here
+    with pytest.raises(UsageError, match="no pick"):
+        exhaustive.regrets(truths, {})
+
+
+def test_what_is_far_from_the_best_is_timed_no_more() -> None:
+    truth = Truth(batch(PROBLEMS[0]), {SMALL: [10.0, 10.0, 30.0], LARGE: [11.1, 11.1, 10.0]})
+    truth.keep_near()
+    assert truth.timed_on == [SMALL]
