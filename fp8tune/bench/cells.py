@@ -22,7 +22,7 @@ from fp8tune.measure.trial import failure
 from fp8tune.measure.worker import Poisoned
 from fp8tune.plan.problems import problems
 from fp8tune.records import NamedInts, Problem, Status
-from fp8tune.stats import block_value, median
+from fp8tune.stats import block_value
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec
 
@@ -34,9 +34,6 @@ TORCH_ADD = "torch.add"
 
 HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
 LONGEST_REASON = 160
-BLOCKS = 3
-"""A cell is the median of so many blocks. On an H100 about one block in a thousand takes several times as long as the
-others, which made 25 % of the ceiling of what is 95 %; why such blocks are is not known."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,21 @@ class Timing:
 # What the worker is asked
 
 
-def time_cast(reference: str, problem: Problem, timer_name: str) -> Timing:
+def time_cast(reference: str, problem: Problem, timer_name: str, round: int) -> Timing:
     """The copy ceiling: a plain cast of as many elements as the problem has, from its input dtype to its FP8 dtype."""
-    count = elements(load_spec(reference), problem)
-    timer = make_timer(timer_name)
-    return guarded(lambda: _cast_us(timer, count, problem.in_dtype, problem.fp8_dtype))
+    what = elements(load_spec(reference), problem), problem.in_dtype, problem.fp8_dtype
+    trial = Trial(f"cast {what}", round, bytes_cast(what[0], problem))
+    return guarded(lambda: block_us(make_timer(timer_name), trial, lambda: _cast(*what)))
 
 
-def time_contender(name: str, reference: str, problem: Problem, timer_name: str) -> Timing:
-    """One of ``fp8tune``, ``torch.compile`` and ``torchao`` on a problem.
+def time_contender(name: str, reference: str, problem: Problem, timer_name: str, round: int) -> Timing:
+    """One block of ``fp8tune``, ``torch.compile`` or ``torchao`` on a problem.
 
     Raises Poisoned with a Timing where the process must not be used again.
     """
     timer = make_timer(timer_name)
     spec = load_spec(reference)
-    trial = Trial(f"{name} {problem}", 0, spec.bytes_moved(problem.shape))
+    trial = Trial(f"{name} {problem}", round, spec.bytes_moved(problem.shape))
     timing = guarded(lambda: block_us(timer, trial, lambda: _launcher(name, reference, problem)))
     if name != OURS:
         return timing
@@ -97,17 +94,26 @@ def warm_up(name: str, reference: str, problem: Problem) -> None:
         driver.active.get_benchmarker = lambda: _run_once
         _launcher(name, reference, problem)()
         torch.cuda.synchronize()
-    _tensors.clear()
     with contextlib.suppress(Exception):
-        torch.cuda.empty_cache()
+        _forget()
 
 
 # Contenders
 
 
+_launchers: dict[str, Callable[[], Any]] = {}
+"""Of the problem whose inputs are in :data:`_tensors`: rounds launch what the first of them has built."""
+
+
 def _launcher(name: str, reference: str, problem: Problem) -> Callable[[], Any]:
-    spec = load_spec(reference)
     inputs = _inputs(reference, problem)
+    if name not in _launchers:
+        _launchers[name] = _new_launcher(name, reference, problem, inputs)
+    return _launchers[name]
+
+
+def _new_launcher(name: str, reference: str, problem: Problem, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    spec = load_spec(reference)
     if name == TORCHAO:
         return counterpart(spec.name, inputs)
     if name == TORCH_COMPILE:
@@ -133,13 +139,20 @@ _tensors: dict[tuple[str, Problem], tuple[Any, ...]] = {}
 
 def _inputs(reference: str, problem: Problem) -> tuple[Any, ...]:
     """The inputs of a problem, kept until another one's are made: a large one fills much of a GPU."""
-    import torch
-
     if (reference, problem) not in _tensors:
-        _tensors.clear()
-        torch.cuda.empty_cache()
+        _forget()
         _tensors[reference, problem] = load_spec(reference).inputs(problem, "cuda")
     return _tensors[reference, problem]
+
+
+def _forget() -> None:
+    """Free a problem's memory and what was compiled for its sizes."""
+    import torch
+
+    _tensors.clear()
+    _launchers.clear()
+    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
+    torch.cuda.empty_cache()
 
 
 def elements(spec: KernelSpec, problem: Problem) -> int:
@@ -162,7 +175,7 @@ def bytes_cast(count: int, problem: Problem) -> int:
 
 
 def block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) -> float:
-    """The median of a few blocks. Where kernels run, the launch is made and run once: nothing compiles on the clock.
+    """The value of one block. Where kernels run, the launch is made and run once: nothing compiles on the clock.
 
     Raises UsageError for a timer that times nothing.
     """
@@ -170,25 +183,10 @@ def block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) 
     if timer.runs_kernels:
         launch = make()
         launch()
-    values = []
-    for number in range(BLOCKS):
-        block = timer.block(launch, replace(trial, round=trial.round + number))
-        if block is None:
-            raise UsageError("this timer times nothing: use do_bench or simulated:SEED")
-        values.append(block_value(block.samples_us))
-    return median(values)
-
-
-_cast_times_us: dict[tuple[int, str, str], float] = {}
-
-
-def _cast_us(timer: Timer, count: int, in_dtype: str, fp8_dtype: str) -> float:
-    """A cast's time, measured once for a size: the problems of a size share it."""
-    key = (count, in_dtype, fp8_dtype)
-    if key not in _cast_times_us:
-        trial = Trial(f"cast {key}", 0, 3 * count)
-        _cast_times_us[key] = block_us(timer, trial, lambda: _cast(*key))
-    return _cast_times_us[key]
+    block = timer.block(launch, trial)
+    if block is None:
+        raise UsageError("this timer times nothing: use do_bench or simulated:SEED")
+    return block_value(block.samples_us)
 
 
 def _cast(count: int, in_dtype: str, fp8_dtype: str) -> Callable[[], Any]:

@@ -141,7 +141,6 @@ def compiled(call: Callable[[], Any]) -> Callable[[], Any]:
 
     logging.disable(logging.CRITICAL)  # a refusal comes with pages of its intermediate code
     inductor.compile_threads = 1  # a kernel or two, in one of the processes that share the cores
-    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
     whole: Callable[[], Any] = torch.compile(call, fullgraph=True, dynamic=False)
     return whole
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from fp8tune.bench import grouped_cells as grouped_steps
 from fp8tune.bench.cells import LONGEST_REASON, Timing
 from fp8tune.bench.grouped_cells import OPERATIONS
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
+from fp8tune.bench.rounds import in_rounds
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
@@ -146,15 +148,17 @@ class _Cells:
         timer = self.laboratory.timer
         steps = grouped_steps.operation_of(problem).steps(with_torchao)
         contenders = dict.fromkeys(who for who, _ in steps)
+        parts = grouped_steps.parts_of(problem)
+        step_cell = partial(self._timing, grouped_steps.time_step)
+        part_cell = partial(self._timing, grouped_steps.time_part)
+        steps_timed = in_rounds({step: partial(step_cell, *step, problem, timer) for step in steps})
+        parts_timed = in_rounds({part: partial(part_cell, part, problem, timer) for part in parts})
         return Row(
             problem=problem,
             device=self.laboratory.device,
             padded=grouped_steps.needs_padding(problem),
-            steps={step: self._timing(grouped_steps.time_step, *step, problem, timer) for step in steps},
-            parts={
-                part: self._timing(grouped_steps.time_part, part, problem, timer)
-                for part in grouped_steps.parts_of(problem)
-            },
+            steps=steps_timed,
+            parts=parts_timed,
             peak_bytes={name: self._peak(name, problem) for name in contenders},
         )
 

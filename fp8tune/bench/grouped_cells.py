@@ -56,10 +56,10 @@ def parts_of(problem: Problem) -> tuple[str, ...]:
 # What the worker is asked
 
 
-def time_step(contender: str, step: str, problem: Problem, timer_name: str) -> Timing:
-    """One of the operation's steps. Raises Poisoned with a Timing where the process must not be used again."""
+def time_step(contender: str, step: str, problem: Problem, timer_name: str, round: int) -> Timing:
+    """One block of a step. Raises Poisoned with a Timing where the process must not be used again."""
     timer = make_timer(timer_name)
-    trial = Trial(f"{contender} {step} {problem}", 0, _step_bytes(contender, step, problem))
+    trial = Trial(f"{contender} {step} {problem}", round, _step_bytes(contender, step, problem))
     return guarded(
         lambda: block_us(
             timer, trial, lambda: step_call(operation_of(problem), contender, step, operands(problem, "cuda"))
@@ -67,10 +67,10 @@ def time_step(contender: str, step: str, problem: Problem, timer_name: str) -> T
     )
 
 
-def time_part(part: str, problem: Problem, timer_name: str) -> Timing:
-    """One of :func:`parts_of`."""
+def time_part(part: str, problem: Problem, timer_name: str, round: int) -> Timing:
+    """One block of one of :func:`parts_of`."""
     timer = make_timer(timer_name)
-    trial = Trial(f"{part} {problem}", 0, part_bytes(part, problem))
+    trial = Trial(f"{part} {problem}", round, part_bytes(part, problem))
     return guarded(
         lambda: block_us(timer, trial, lambda: part_call(operation_of(problem), part, operands(problem, "cuda")))
     )

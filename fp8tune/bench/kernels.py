@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from fp8tune.bench import cells as benching
 from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
+from fp8tune.bench.rounds import in_rounds
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, unknown
 from fp8tune.measure.laboratory import Laboratory
@@ -26,6 +28,7 @@ from fp8tune_kernels.arches import ARCHES
 
 RIVALS = (TORCH_COMPILE, TORCHAO)
 HOSTS = (OURS, TORCHAO, TORCH_ADD)
+CAST = "cast"
 CELL_TIMEOUT_S = 180.0
 """Long enough for an autotuner of 36 configs with a cold cache."""
 
@@ -180,15 +183,18 @@ class _Cells:
 
     def row(self, reference: str, problem: Problem, rivals: Sequence[str]) -> Row:
         spec, timer = load_spec(reference), self.laboratory.timer
-        cast = self._timing(benching.time_cast, reference, problem, timer)
-        timings = {name: self._contender(name, reference, problem) for name in (OURS, *rivals)}
+        cells = {
+            CAST: partial(self._timing, benching.time_cast, reference, problem, timer),
+            **{name: partial(self._contender, name, reference, problem) for name in (OURS, *rivals)},
+        }
+        timings = in_rounds(cells)
         count = benching.elements(spec, problem)
         return Row(
             problem=problem,
             device=self.laboratory.device,
             bytes_moved=spec.bytes_moved(problem.shape),
             bytes_cast=benching.bytes_cast(count, problem),
-            cast=cast,
+            cast=timings.pop(CAST),
             timings=timings,
         )
 
@@ -197,10 +203,10 @@ class _Cells:
         names = [name for name in HOSTS if name not in RIVALS or name in rivals]
         return {name: self._timing(benching.time_host, name, reference, self.laboratory.timer) for name in names}
 
-    def _contender(self, name: str, reference: str, problem: Problem) -> Timing:
+    def _contender(self, name: str, reference: str, problem: Problem, round: int) -> Timing:
         if name == TORCH_COMPILE and reference in self._refused:
             return self._refused[reference]
-        timing = self._timing(benching.time_contender, name, reference, problem, self.laboratory.timer)
+        timing = self._timing(benching.time_contender, name, reference, problem, self.laboratory.timer, round)
         if name == TORCH_COMPILE and timing.time_us is None and "OutOfMemory" not in timing.reason:
             self._refused[reference] = timing
         return timing

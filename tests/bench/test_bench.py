@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,13 @@ import torch
 from places import PLANTED, hear_interrupts
 
 from fp8tune.bench import cells as benching
-from fp8tune.bench import counterparts
+from fp8tune.bench import counterparts, rounds
 from fp8tune.bench import kernels as bench
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import host
-from fp8tune.measure.clock import Block, Trial
 from fp8tune.measure.worker import Poisoned, Worker
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -110,18 +110,26 @@ def test_host_times_are_within_the_time_budget(monkeypatch: pytest.MonkeyPatch) 
     assert (len(rows), list(kernel.hosts)) == (count, ["fp8tune", "torchao", "torch.add"])
 
 
-def test_one_stalled_block_is_no_cell() -> None:
-    class Stalling:
-        runs_kernels = False
+def test_cells_take_turns_and_one_stalled_block_is_no_cell() -> None:
+    asked: list[tuple[str, int]] = []
 
-        def block(self, launch: object, trial: Trial) -> Block:
-            return Block((50.0 if trial.round == 0 else 5.0 + trial.round / 10,), None)
+    def cell(name: str, round: int) -> Timing:
+        asked.append((name, round))
+        if name == "torchao" and round == 1:
+            return Timing(reason="out of memory")
+        return Timing(50.0 if round == 0 else 5.0 + round / 10, config=NamedInts(num_warps=4))
 
-    assert benching.block_us(Stalling(), Trial("a config", 0, 0), lambda: lambda: None) == pytest.approx(5.2)
+    timed = rounds.in_rounds({name: partial(cell, name) for name in ("cast", "fp8tune", "torchao")})
+    assert asked[:6] == [("cast", 0), ("fp8tune", 0), ("torchao", 0), ("fp8tune", 1), ("torchao", 1), ("cast", 1)]
+    assert asked[6:] == [("cast", 2), ("fp8tune", 2)]  # another one first; what failed is asked no more
+    assert timed["cast"] == timed["fp8tune"] == Timing(5.2, config=NamedInts(num_warps=4))
+    assert timed["torchao"] == Timing(reason="out of memory")
+    assert rounds.in_rounds({}) == {}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("op", [(), ("--op", "grouped-mm")])
+@pytest.mark.parametrize(
+    ("number", "code", "op"), [(signal.SIGINT, 130, ("--op", "grouped-mm")), (signal.SIGTERM, 143, ())]
+)
 def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str, ...], tmp_path: Path) -> None:
     rows = "".join(f"[[rows]]\nM = {1024 * n}\nK = 512\nN = 512\nE = 4\n" for n in range(1, 500))
     (tmp_path / "many.toml").write_text(rows)
@@ -178,10 +186,10 @@ def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkey
     monkeypatch.setattr(cells, "_timing", lambda *arguments: asked.append(arguments) or Timing(reason="no"))
     problems = plan.problems(load_spec("colwise"), shapes.load("tiny").rows)
     for problem in problems:
-        assert cells._contender("torch.compile", "colwise", problem).reason == "no"
+        assert cells._contender("torch.compile", "colwise", problem, 0).reason == "no"
     assert len(asked) == 1
     for problem in problems:
-        cells._contender("torchao", "colwise", problem)
+        cells._contender("torchao", "colwise", problem, 0)
     assert len(asked) == 1 + len(problems)
 
 
