@@ -21,7 +21,7 @@ from fp8tune.stopping import stopping_cleanly
 from fp8tune_kernels.catalog import KERNELS
 
 
-class OperationFormat(enum.StrEnum):
+class OutputFormat(enum.StrEnum):
     """What ``bench`` prints."""
 
     TABLE = "table"
@@ -46,8 +46,8 @@ def bench(
     timer: TimerOption = None,
     time_budget: TimeBudgetOption = None,
     format: Annotated[
-        OperationFormat, typer.Option("--format", help="table or json; with --op also markdown.")
-    ] = OperationFormat.TABLE,
+        OutputFormat, typer.Option("--format", help="table, markdown or json.")
+    ] = OutputFormat.TABLE,
 ) -> None:
     """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
 
@@ -59,8 +59,6 @@ def bench(
             raise UsageError("--op is timed as a whole, beside bf16 and torchao: leave out --kernel and torch.compile")
         _bench_operation(op, shapes, routing, seed, not alone, timer, time_budget, str(format))
         return
-    if format is OperationFormat.MARKDOWN:
-        raise UsageError("single kernels are printed as a table or JSON: use --format json, or --op grouped-mm")
     from fp8tune.bench import kernels as benchmark
     from fp8tune.render import bench as render_bench
     from fp8tune.render import terminal as render

@@ -1,11 +1,12 @@
-"""What ``fp8tune bench`` prints: a table a kernel with its geometric means and host times, or one JSON list."""
+"""What ``fp8tune bench`` prints: a table a kernel, as markdown too, with its means and host times, or a JSON list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fp8tune.render.terminal import microseconds, notice, print_json, share, table
+from fp8tune.render.terminal import microseconds, notice, print_json, share, visible
+from fp8tune.render.wide import Columns, print_wide
 
 if TYPE_CHECKING:
     from fp8tune.bench.cells import Timing
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
-    """Everything that was timed, as tables or JSON."""
+    """Everything that was timed: ``table``, ``markdown`` or ``json``."""
     if output_format == "json":
         objects = [row_json(row) for kernel in kernels for row in kernel.rows]
         print_json([*objects, *(kernel_json(kernel, rivals) for kernel in kernels)])
         return
     for kernel in kernels:
-        _print_kernel(kernel, rivals)
+        _print_kernel(kernel, rivals, output_format)
 
 
 def show_row(row: Row, done: int, total: int) -> None:
@@ -74,26 +75,27 @@ def kernel_json(kernel: Kernel, rivals: Sequence[str]) -> Mapping[str, object]:
     }
 
 
-def _print_kernel(kernel: Kernel, rivals: Sequence[str]) -> None:
+def _print_kernel(kernel: Kernel, rivals: Sequence[str], output_format: str) -> None:
     device = kernel.rows[0].device
-    columns = [("shape", "left"), ("routing", "left"), ("config", "left"), ("us", "right"), ("GB/s", "right")]
+    columns: Columns = [("shape", "left"), ("routing", "left"), ("config", "left"), ("us", "right"), ("GB/s", "right")]
     columns += [("ceiling GB/s", "right"), ("of ceiling", "right")]
     for name in rivals:
         columns += [(f"{name} us", "right"), ("ratio", "right")]
     seed = kernel.rows[0].problem.seed
-    table(
-        f"{kernel.name} on {device.name} ({device.arch}), seed {seed}",
-        columns,
-        [_cells(row, rivals) for row in kernel.rows],
-    )
+    title = f"{kernel.name} on {device.name} ({device.arch}), seed {seed}"
+    print_wide(title, columns, [_cells(row, rivals) for row in kernel.rows], output_format)
+    for line in _below(kernel, rivals):
+        print(f"- {visible(line)}" if output_format == "markdown" else line)
+    print()
+
+
+def _below(kernel: Kernel, rivals: Sequence[str]) -> Iterator[str]:
     for name in rivals:
         if (mean := kernel.geomean(name)) is not None:
-            print(f"geometric mean: {mean:.2f}x as fast as {name}")
+            yield f"geometric mean: {mean:.2f}x as fast as {name}"
     if hosts := [f"{name} {microseconds(timing.time_us) or '-'}" for name, timing in kernel.hosts.items()]:
-        print(f"host us of one call on a 64x64 input: {', '.join(hosts)}")
-    for reason in _reasons(kernel):
-        print(reason)
-    print()
+        yield f"host us of one call on a 64x64 input: {', '.join(hosts)}"
+    yield from _reasons(kernel)
 
 
 def _cells(row: Row, rivals: Sequence[str]) -> list[str]:
@@ -128,4 +130,4 @@ def _reasons(kernel: Kernel) -> list[str]:
     for name, timing, where in cells:
         if timing.time_us is None:
             first.setdefault((name, timing.reason), where)
-    return [f"- {name} on {where}: {reason}" for (name, reason), where in first.items()]
+    return [f"{name} on {where}: {reason}" for (name, reason), where in first.items()]

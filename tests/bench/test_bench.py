@@ -371,13 +371,18 @@ def test_without_torchao_the_reason_says_how_to_get_it(monkeypatch: pytest.Monke
 # What is printed
 
 
-def test_tables_name_the_reason_of_an_empty_cell(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("output_format", "bullet"), [("table", ""), ("markdown", "- ")])
+def test_tables_name_the_reason_of_an_empty_cell(
+    output_format: str, bullet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     kernel = Kernel("colwise", [row(2.0, 1.0, torchao=None), row(2.0, 1.0, torchao=6.0)], {"fp8tune": Timing(18.0)})
-    render_bench.print_bench([kernel], ("torchao",), "table")
-    said = capsys.readouterr().out
-    assert "geometric mean: 3.00x as fast as torchao" in said
-    assert "fp8tune 18.00" in said
-    assert "- torchao on M=1000 K=1000 G=2: planted" in said
+    render_bench.print_bench([kernel], ("torchao",), output_format)
+    said = capsys.readouterr().out.splitlines()
+    assert f"{bullet}geometric mean: 3.00x as fast as torchao" in said
+    assert f"{bullet}host us of one call on a 64x64 input: fp8tune 18.00" in said
+    assert f"{bullet}torchao on M=1000 K=1000 G=2: planted" in said
+    cells = next(line for line in said if "3.00x" in line and "M=1000" in line)
+    assert cells.startswith("| M=1000 K=1000 G=2 | jagged |") == (output_format == "markdown")
 
 
 def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:

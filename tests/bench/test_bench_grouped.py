@@ -300,8 +300,6 @@ def test_options_that_do_not_go_with_an_operation(
 ) -> None:
     assert command_line("--op", "grouped-mm", "--kernel", "colwise", monkeypatch=monkeypatch) == 2
     assert "leave out --kernel" in capsys.readouterr().err
-    assert command_line("--format", "markdown", monkeypatch=monkeypatch) == 2
-    assert "--op grouped-mm" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
