@@ -45,9 +45,7 @@ def bench(
     alone: Annotated[bool, typer.Option("--alone", help="Only our kernels and the ceiling.")] = False,
     timer: TimerOption = None,
     time_budget: TimeBudgetOption = None,
-    format: Annotated[
-        OutputFormat, typer.Option("--format", help="table, markdown or json.")
-    ] = OutputFormat.TABLE,
+    format: Annotated[OutputFormat, typer.Option("--format", help="table, markdown or json.")] = OutputFormat.TABLE,
 ) -> None:
     """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
 
