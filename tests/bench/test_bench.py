@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import host
+from fp8tune.measure.clock import Block, Trial
 from fp8tune.measure.worker import Poisoned, Worker
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -125,6 +128,31 @@ def test_cells_take_turns_and_one_stalled_block_is_no_cell() -> None:
     assert timed["cast"] == timed["fp8tune"] == Timing(5.2, config=NamedInts(num_warps=4))
     assert timed["torchao"] == Timing(reason="out of memory")
     assert rounds.in_rounds({}) == {}
+
+
+def test_rounds_launch_what_the_first_has_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, built = load_spec("rowwise-2d"), []
+    on_cpu = replace(spec, inputs=lambda problem, device: built.append(problem) or spec.inputs(problem, "cpu"))
+    monkeypatch.setattr(benching, "load_spec", lambda reference: on_cpu)
+    monkeypatch.setattr(benching, "make_timer", lambda name: Launching())
+    monkeypatch.setattr(benching, "_exported_config", lambda spec, problem, device: spec.default)
+    for problem in plan.problems(spec, [NamedInts(M=64, K=48, N=32, E=2)]):
+        cell = partial(benching.time_contender, "fp8tune", "rowwise-2d", problem, "launching")
+        assert [cell(number).time_us for number in range(3)] == [1.0, 2.0, 3.0]
+        assert built.pop() == problem
+        assert not built
+    benching._forget()
+    assert not benching._launchers
+
+
+class Launching:
+    """Launches, and says that it took a microsecond more than the round's number."""
+
+    runs_kernels = True
+
+    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
+        launch()
+        return Block((1.0 + trial.round,), None)
 
 
 @pytest.mark.parametrize(
