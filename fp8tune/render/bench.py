@@ -85,7 +85,7 @@ def _print_kernel(kernel: Kernel, rivals: Sequence[str], output_format: str) -> 
     title = f"{kernel.name} on {device.name} ({device.arch}), seed {seed}"
     print_wide(title, columns, [_cells(row, rivals) for row in kernel.rows], output_format)
     for line in _below(kernel, rivals):
-        print(f"- {visible(line)}" if output_format == "markdown" else line)
+        print(f"- {visible(line)}" if output_format == "markdown" else visible(line))
     print()
 
 
