@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.clock import Block, Timer, Trial
+from fp8tune.measure.steady import is_steady, steadiest
 
 __all__ = ["Block", "DoBenchTimer", "NoTimer", "Timer", "Trial", "make_timer", "tick"]
 
@@ -31,19 +32,25 @@ class DoBenchTimer:
         """One block on the current device. The launch must have run once before, so that nothing compiles here.
 
         The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
+        A block in which the machine was held up is timed again (:mod:`fp8tune.measure.steady`).
         """
-        from triton.testing import do_bench
-
-        samples_ms = _look(launch)
-        if trial.hopeless_us is None or 1e3 * min(samples_ms) <= trial.hopeless_us:
-            rep_ms = max(MIN_REP_MS, 5 * min(samples_ms))
-            samples_ms = do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all")
-        samples_us = tuple(1e3 * sample for sample in samples_ms)
+        samples_us = _look(launch)
+        hopeless = trial.hopeless_us is not None and min(samples_us) > trial.hopeless_us
+        if not (hopeless and is_steady(samples_us)):
+            rep_ms = max(MIN_REP_MS, 5 * min(samples_us) / 1e3)
+            samples_us = steadiest(lambda: _whole_block(launch, rep_ms))
         return Block(samples_us, tick(samples_us))
 
 
-def _look(launch: Callable[[], None]) -> list[float]:
-    """Three launches in milliseconds, each after a flush of the cache as ``do_bench`` does it."""
+def _whole_block(launch: Callable[[], None], rep_ms: float) -> tuple[float, ...]:
+    """Every sample in microseconds."""
+    from triton.testing import do_bench
+
+    return tuple(1e3 * sample for sample in do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all"))
+
+
+def _look(launch: Callable[[], None]) -> tuple[float, ...]:
+    """Three launches in microseconds, each after a flush of the cache as ``do_bench`` does it."""
     import torch
     from triton.runtime import driver
 
@@ -55,7 +62,7 @@ def _look(launch: Callable[[], None]) -> list[float]:
         launch()
         end.record()
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in pairs]
+    return tuple(1e3 * start.elapsed_time(end) for start, end in pairs)
 
 
 class NoTimer:

@@ -1,0 +1,88 @@
+"""Blocks in which the machine was held up are timed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.measure import timing
+from fp8tune.measure.clock import Trial
+from fp8tune.measure.steady import TRIES, is_steady, middle_half, steadiest
+
+CALM = (52.0, 51.7, 51.9, 51.6, 51.8, 51.7, 55.0, 51.8)
+HELD_UP = (335.1, 144.2, 118.3, 166.0, 190.1, 134.0, 236.8, 150.0)
+"""As stored by a sweep on an H100: the config takes 51.7 us."""
+
+
+@pytest.mark.parametrize(
+    ("samples", "steady"),
+    [
+        (CALM, True),
+        (HELD_UP, False),
+        ((80.0, 51.7, 51.9), True),  # a cold first launch
+        ((335.1, 144.2, 118.3), False),
+        ((51.7,), True),
+        ((5.1, 6.0, 5.2, 6.1, 5.0, 6.2, 5.1, 6.1), True),  # some ticks of a short kernel
+    ],
+)
+def test_a_block_shows_by_its_own_samples(samples: Sequence[float], steady: bool) -> None:
+    assert is_steady(samples) == steady
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=60))
+def test_the_middle_half_is_of_the_samples_in_any_order(samples_us: list[float]) -> None:
+    low, high = middle_half(samples_us)
+    assert min(samples_us) <= low <= high <= max(samples_us)
+    assert middle_half(samples_us[::-1]) == (low, high)
+    assert sum(low <= sample <= high for sample in samples_us) >= len(samples_us) // 2
+
+
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        middle_half([])
+
+
+def test_a_block_is_timed_again_until_it_is_steady() -> None:
+    blocks = iter([HELD_UP, HELD_UP, CALM, HELD_UP])
+    assert steadiest(lambda: next(blocks)) == CALM
+    assert next(blocks) == HELD_UP
+
+
+def test_a_kernel_that_is_never_steady_has_the_block_that_scatters_least() -> None:
+    steps = [5 + number % 3 for number in range(TRIES)]
+    blocks = [tuple(50.0 + step * place for place in range(8)) for step in steps]
+    waiting = iter(blocks)
+    assert steadiest(lambda: next(waiting)) == tuple(50.0 + 5 * place for place in range(8))
+    assert next(waiting, None) is None
+
+
+@pytest.mark.parametrize(
+    ("look", "blocks", "wanted"),
+    [
+        ((80.0, 79.0, 78.0), (), (80.0, 79.0, 78.0)),  # hopeless, and surely so
+        ((335.1, 144.2, 118.3), (CALM,), CALM),  # it looks hopeless because the machine was held up
+        ((52.0, 51.0, 51.0), (HELD_UP, CALM), CALM),
+    ],
+)
+def test_do_bench_is_asked_again(
+    look: tuple[float, ...],
+    blocks: Sequence[tuple[float, ...]],
+    wanted: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = iter(blocks)
+    monkeypatch.setattr(timing, "_look", lambda launch: look)
+    monkeypatch.setattr(timing, "_whole_block", lambda launch, rep_ms: next(waiting))
+    found = timing.DoBenchTimer().block(lambda: None, Trial("a config", 0, 0, hopeless_us=70.0))
+    assert found.samples_us == wanted
+    assert next(waiting, None) is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_copy_is_steady() -> None:
+    x = torch.ones(1 << 24, device="cuda")
+    assert is_steady(timing.DoBenchTimer().block(lambda: x.clone(), Trial("a copy", 0, 0)).samples_us)
