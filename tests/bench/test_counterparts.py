@@ -1,0 +1,127 @@
+"""torchao beside our kernels: which function a kernel is held against, and what it is given."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from fp8tune.bench import cells as benching
+from fp8tune.bench import counterparts
+from fp8tune.code.loading import load_spec
+from fp8tune.errors import MachineError
+from fp8tune.plan import problems as plan
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels import mxfp8_dim1, mxfp8_dim1_3d
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.mxfp8_arithmetic import reference_blocks
+
+
+def test_every_kernel_has_a_counterpart() -> None:
+    assert {*counterparts.COUNTERPARTS, *counterparts.TWO_KERNELS} == set(KERNELS)
+
+
+def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> None:
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for name, function in functions.items():
+        setattr(sys.modules[module], name, function)
+
+
+@pytest.mark.parametrize("kernel", counterparts.COUNTERPARTS)
+def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, _ = counterparts.COUNTERPARTS[kernel]
+    spec = load_spec(kernel)
+    inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
+    seen: list[object] = []
+
+    def function(*arguments: Any, **options: Any) -> tuple[Any, Any]:
+        seen.extend([*arguments, *options.values()])
+        return arguments[0].t() if arguments[0].dim() == 2 else arguments[0], None
+
+    fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
+    counterparts.counterpart(kernel, inputs)()
+    tensors = sum(isinstance(value, torch.Tensor) for value in inputs)
+    assert sum(isinstance(value, torch.Tensor) for value in seen) == tensors
+    assert inputs[-1] in seen[tensors:]
+
+
+@pytest.mark.parametrize("kernel", counterparts.TWO_KERNELS)
+def test_what_torchao_reads_twice_is_both_of_its_kernels(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: dict[str, dict[str, Any]] = {}
+    for one in counterparts.TWO_KERNELS[kernel]:
+        module, name, _ = counterparts.COUNTERPARTS[one]
+        modules.setdefault(module, {})[name] = load_spec(one).reference
+    for module in modules:
+        fake_torchao(monkeypatch, module)
+    for module, functions in modules.items():
+        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**functions))
+    spec = load_spec(kernel)
+    shape = {"M": 33, "N": 20, "K": 24, "E": 2, "G": 2}
+    inputs = spec.inputs(Problem(kernel, NamedInts({dim: shape[dim] for dim in spec_dims(kernel)}), "jagged"), "cpu")
+    outputs = [output for pair in counterparts.counterpart(kernel, inputs)() for output in pair]
+    for output, right in zip(outputs, spec.reference(*inputs), strict=True):
+        assert torch.equal(output.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_the_two_steps_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, scaling_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return mxfp8_dim1.reference(x, torch.float8_e4m3fn, scaling_mode)
+
+    module, name, _ = counterparts.COUNTERPARTS["mxfp8-dim1-3d-via-2d"]
+    fake_torchao(monkeypatch, module, **{name: function})
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
+    inputs = (torch.randn(3, 64, 48, dtype=torch.bfloat16), torch.float8_e4m3fn, "floor")
+    codes, _ = counterparts.counterpart("mxfp8-dim1-3d-via-2d", inputs)()
+    wanted, _ = mxfp8_dim1_3d.reference(*inputs)
+    assert codes.stride() == wanted.stride()
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", counterparts.IN_TORCH)
+def test_where_the_hardware_knows_no_e8m0_torchao_quantizes_in_plain_torch(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_mx(x: torch.Tensor, dtype: torch.dtype, block: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.is_contiguous()
+        assert (block, mode) == (32, "rceil")
+        codes, scales = reference_blocks(x, dtype, mode)
+        return scales, codes
+
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.config", ScaleCalculationMode=str)
+    fake_torchao(monkeypatch, "torchao.prototype.mx_formats.mx_tensor", to_mx=to_mx)
+    whole: list[object] = []
+    monkeypatch.setattr(counterparts, "compiled", lambda call: whole.append(call) or call)
+    monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: False)
+    spec = load_spec(kernel)
+    shape = NamedInts(
+        {dim: size for dim, size in (("E", 3), ("M", 64), ("N", 64), ("K", 96)) if dim in spec_dims(kernel)}
+    )
+    inputs = spec.inputs(Problem(kernel, shape, scale_mode="rceil"), "cpu")
+    codes, scales = counterparts.counterpart(kernel, inputs)()
+    wanted, wanted_scales = spec.reference(*inputs)
+    assert len(whole) == 1
+    assert codes.stride() == wanted.stride()
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+    if kernel != "mxfp8-dim1-3d-via-2d":  # torchao leaves its scales as one matrix
+        assert torch.equal(scales.view(torch.uint8), wanted_scales.view(torch.uint8))
+
+
+def spec_dims(kernel: str) -> frozenset[str]:
+    return frozenset(next(load_spec(kernel).problems({"M": 1, "N": 1, "K": 1, "E": 1})))
+
+
+def test_without_torchao_the_reason_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(MachineError, match="torchao"):
+        counterparts.counterpart("colwise", ())
+    with pytest.raises(MachineError, match="no counterpart"):
+        counterparts.counterpart("faults", ())
