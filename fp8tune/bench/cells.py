@@ -14,8 +14,10 @@ from typing import Any
 
 from fp8tune.bench.counterparts import compiled, counterpart
 from fp8tune.bench.plain import expression
+from fp8tune.bench.warming import run_once
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.measure import memory
 from fp8tune.measure.host import host_us
 from fp8tune.measure.timing import Timer, Trial, make_timer
 from fp8tune.measure.trial import failure
@@ -83,17 +85,8 @@ def time_host(name: str, reference: str, timer_name: str) -> Timing:
 
 
 def warm_up(name: str, reference: str, problem: Problem) -> None:
-    """Run a contender once, in a process that is thrown away, so that what it compiles is on disk for the timed one.
-
-    An autotuner launches each of its configs once here, and measures nothing: what it picks is its own, later.
-    """
-    import torch
-    from triton.runtime import driver
-
-    with contextlib.suppress(Exception):  # what fails here fails again where it is timed, and is a reason there
-        driver.active.get_benchmarker = lambda: _run_once
-        _launcher(name, reference, problem)()
-        torch.cuda.synchronize()
+    """Compile what a contender needs on a problem (:mod:`fp8tune.bench.warming`)."""
+    run_once(lambda: _launcher(name, reference, problem))
     with contextlib.suppress(Exception):
         _forget()
 
@@ -152,7 +145,7 @@ def _forget() -> None:
     _tensors.clear()
     _launchers.clear()
     torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
-    torch.cuda.empty_cache()
+    memory.give_back()
 
 
 def elements(spec: KernelSpec, problem: Problem) -> int:
@@ -218,11 +211,6 @@ def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
     module = importlib.import_module(catalog.module_name(spec.name))
     wrapper: Callable[..., Any] = getattr(module, f"quantize_{spec.name.replace('-', '_')}")
     return wrapper
-
-
-def _run_once(launch: Callable[[], Any], *_: object, **__: object) -> list[float]:
-    launch()
-    return [1.0, 1.0, 1.0]
 
 
 def _nothing() -> None:

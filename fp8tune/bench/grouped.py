@@ -6,11 +6,12 @@ Every cell is timed in one worker, problem after problem. A cell without a time 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from fp8tune.bench import grouped_cells as grouped_steps
+from fp8tune.bench import warming
 from fp8tune.bench.cells import LONGEST_REASON, Timing
 from fp8tune.bench.grouped_cells import OPERATIONS
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
@@ -24,6 +25,8 @@ from fp8tune_kernels.spec import ROUTINGS
 
 CELL_TIMEOUT_S = 180.0
 """Long enough for torchao's autotuners with a cold cache."""
+WARM_UP_WORKERS = 6
+"""Six steps of the largest problems of the default set are in 80 GB at once."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,22 @@ def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> It
     begun = time.monotonic()
     cells = _Cells(Worker(), laboratory)
     try:
+        if laboratory.torch_device == "cuda":
+            _warm_up(wish, problems)
         for problem in problems:
             if wish.time_budget_s is not None and time.monotonic() - begun > wish.time_budget_s:
                 return
             yield cells.row(problem, wish.with_torchao)
     finally:
         cells.worker.close()
+
+
+def _warm_up(wish: Wish, problems: Sequence[Problem]) -> None:
+    """Compile what the worker will need, torchao's first, which takes longest. bf16 has nothing to compile."""
+    contenders = dict.fromkeys(who for who, _ in wish.operation.steps(wish.with_torchao) if who != BF16)
+    names = sorted(contenders, key=TORCHAO.__ne__)
+    cells: list[warming.Cell] = [(grouped_steps.warm_up, (name, problem)) for name in names for problem in problems]
+    warming.in_parallel(cells, WARM_UP_WORKERS, CELL_TIMEOUT_S)
 
 
 @dataclass

@@ -14,6 +14,8 @@ from fp8tune.bench.cells import Timing, block_us, guarded
 from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
 from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
+from fp8tune.bench.warming import run_once
+from fp8tune.measure import memory
 from fp8tune.measure.timing import Trial, make_timer
 from fp8tune.records import Problem
 from fp8tune_kernels.groups import group_ends
@@ -74,6 +76,13 @@ def time_part(part: str, problem: Problem, timer_name: str, round: int) -> Timin
     return guarded(
         lambda: block_us(timer, trial, lambda: part_call(operation_of(problem), part, operands(problem, "cuda")))
     )
+
+
+def warm_up(contender: str, problem: Problem) -> None:
+    """Compile what forward and backward of a contender need (:mod:`fp8tune.bench.warming`)."""
+    run_once(lambda: step_call(operation_of(problem), contender, BOTH, operands(problem, "cuda")))
+    operands.cache_clear()
+    memory.give_back()
 
 
 def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None:
@@ -161,6 +170,7 @@ def _captured(call: Call) -> Call:
         for _ in range(3):  # binaries are loaded at their first launch, which no capture may contain
             call()
     torch.cuda.current_stream().wait_stream(side)
+    memory.give_back()  # a capture begins so, too, and waits for nothing
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()

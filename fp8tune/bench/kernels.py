@@ -1,25 +1,23 @@
 """Our kernels beside what else there is, in one run on one GPU: the copy ceiling, ``torch.compile``, torchao.
 
-Every cell is timed in one long-lived worker. A cell without a time has a reason, and the run goes on. Before that,
-throwaway workers compile everything at once: torchao's autotuners alone would take minutes one after the other.
+Every cell is timed in one long-lived worker. A cell without a time has a reason, and the run goes on.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 
 from fp8tune.bench import cells as benching
+from fp8tune.bench import warming
 from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
 from fp8tune.bench.rounds import in_rounds
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, unknown
 from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Kind, Problem
@@ -221,17 +219,13 @@ class _Cells:
 
 
 def _warm_up(request: Request) -> None:
-    """Compile in parallel what the worker will need; autotuners first, which take longest."""
-    cells: dict[tuple[object, ...], tuple[str, str, Problem]] = {}
+    """Compile what the worker will need; autotuners first, which take longest."""
+    cells: dict[tuple[object, ...], warming.Cell] = {}
     for name in sorted((OURS, *request.wish.rivals), key=TORCHAO.__ne__):
         for reference, problem in request.problems:
             if load_spec(reference).bytes_moved(problem.shape) <= WARM_UP_BYTES:
-                cells.setdefault(_binaries(name, problem), (name, reference, problem))
-    pool = Pool(min(WARM_UP_WORKERS, os.cpu_count() or 1))
-    try:
-        wait([pool.submit(CELL_TIMEOUT_S, benching.warm_up, *cell) for cell in cells.values()])
-    finally:
-        pool.close()
+                cells.setdefault(_binaries(name, problem), (benching.warm_up, (name, reference, problem)))
+    warming.in_parallel(cells.values(), WARM_UP_WORKERS, CELL_TIMEOUT_S)
 
 
 def _binaries(name: str, problem: Problem) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ import fp8tune_kernels
 from fp8tune.code.loading import load_spec
 from fp8tune.compare.binaries import launched_code
 from fp8tune.errors import UsageError
+from fp8tune.measure import memory
 from fp8tune.measure import trial as measure
 from fp8tune.measure.device import limits
 from fp8tune.measure.timing import make_timer
@@ -160,7 +161,7 @@ def make_ready(reference: str, problem: Problem, config: NamedInts, timer_name: 
         return
     import torch
 
-    torch.cuda.empty_cache()
+    memory.give_back()
     spec = load_spec(reference)
     inputs = spec.inputs(problem, torch_device)
     outputs = spec.outputs(*inputs)

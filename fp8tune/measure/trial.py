@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from fp8tune.code.loading import load_spec
-from fp8tune.measure import device, fences
+from fp8tune.measure import device, fences, memory
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer
@@ -296,9 +296,6 @@ def _build(spec: KernelSpec, problem: Problem, torch_device: str, is_checked: bo
 
 
 def _forget() -> None:
-    import torch
-
     _benches.clear()
     _layout_bench.cache_clear()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    memory.give_back()

@@ -161,7 +161,7 @@ class SweepProgress:
                 self._total += planned
                 kept = f", {stored} already in the database" if stored else ""
                 self._line(f"{device.name or device.arch} ({device.arch}): {planned} trials{kept}", always=True)
-            case sweep.Repeated(trials=trials):
+            case sweep.Added(trials):
                 self._total += trials
             case sweep.FinalsStarted(problems, processes, trials, protocol, is_calibrated):
                 self._total += trials

@@ -88,11 +88,9 @@ class TrialDone:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """A later round of the screen begins: so many trials more than were announced."""
+class Added:
+    """So many trials more than were announced: a later round of the screen, or finals that are in the database."""
 
-    problem: Problem
-    round: int
     trials: int
 
 
@@ -126,4 +124,4 @@ class Finished:
     """Trials that a time budget left out."""
 
 
-Event = Started | CompileProgress | Repeated | FinalsStarted | NoFinals | TrialDone | Finished
+Event = Started | CompileProgress | Added | FinalsStarted | NoFinals | TrialDone | Finished

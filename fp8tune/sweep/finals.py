@@ -23,7 +23,7 @@ from fp8tune.measure.laboratory import Batch, OpenLaboratory
 from fp8tune.records import Evidence, NamedInts, Outcome, Problem, Row, Session, Status, Visit
 from fp8tune.store.results import Store
 from fp8tune.store.visits import Timed
-from fp8tune.sweep.events import Event, FinalsStarted, NoFinals, Request, TrialDone
+from fp8tune.sweep.events import Added, Event, FinalsStarted, NoFinals, Request, TrialDone
 
 Entry = tuple[NamedInts, str]
 """A config and the stage of its rows: ``final``, or ``twin`` for the default under its second name."""
@@ -79,7 +79,9 @@ class Finals:
         for match in chosen:
             stored = answers.get((match.batch.problem, match.batch.version.source_hash), [])
             if self._is_answered(match, stored):
-                yield from (TrialDone(row, from_database=True) for row in rows_of(stored))
+                rows = list(rows_of(stored))
+                yield Added(len(rows))
+                yield from (TrialDone(row, from_database=True) for row in rows)
             else:
                 pending.append(match)
         for processes in (self._protocol.processes, *self._protocol.more_processes):

@@ -20,11 +20,11 @@ from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Sta
 from fp8tune.stats import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import (
+    Added,
     Event,
     FinalsStarted,
     Finished,
     NoFinals,
-    Repeated,
     Request,
     Started,
     TrialDone,
@@ -32,11 +32,11 @@ from fp8tune.sweep.events import (
 from fp8tune.sweep.finals import Finals, rows_of
 
 __all__ = [
+    "Added",
     "Event",
     "FinalsStarted",
     "Finished",
     "NoFinals",
-    "Repeated",
     "Request",
     "Started",
     "TrialDone",
@@ -130,7 +130,7 @@ class _Screen:
         for number in range(ROUNDS if self.request.laboratory.times else 1):
             trials = self._permuted(_contenders(self.batch.trials, self.times_us), number)
             if number and trials:
-                yield Repeated(self.batch.problem, number, len(trials))
+                yield Added(len(trials))
             for event in self._round(lab, number, trials):
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)

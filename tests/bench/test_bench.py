@@ -20,7 +20,7 @@ from places import PLANTED, hear_interrupts
 
 from fp8tune.bench import cells as benching
 from fp8tune.bench import kernels as bench
-from fp8tune.bench import rounds
+from fp8tune.bench import rounds, warming
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.code.loading import load_spec
@@ -220,27 +220,37 @@ def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkey
 
 
 def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[tuple[object, ...]] = []
-
-    class FakePool:
-        def __init__(self, size: int) -> None:
-            assert size >= 1
-
-        def submit(self, timeout_s: float, function: object, *cell: object) -> Any:
-            warmed.append(cell)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(bench, "Pool", FakePool)
-    monkeypatch.setattr(bench, "wait", list)
+    warmed: list[warming.Cell] = []
+    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: warmed.extend(cells))
     laboratory, _ = session.choose_laboratory(None, "simulated:1")
     bench._warm_up(bench.prepare(bench.Wish(("colwise",)), laboratory))
-    names = [str(cell[0]) for cell in warmed]
+    names = [str(arguments[0]) for _, arguments in warmed]
     assert names == sorted(names, key=lambda name: name != "torchao")
-    groups = {problem.shape["G"] for name, _, problem in warmed if name == "torchao"}  # type: ignore[attr-defined]
+    groups = {arguments[2].shape["G"] for _, arguments in warmed if arguments[0] == "torchao"}  # type: ignore[attr-defined]
     assert groups == {1, 16, 8}  # a size of 1, multiples of 16, others: three binaries each
     assert names.count("fp8tune") > names.count("torchao")
+
+
+def test_cells_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Path) -> None:
+    cells: list[warming.Cell] = [(_warm, (tmp_path / name,)) for name in ("one", "two", "three")]
+    warming.in_parallel([(_die, ()), *cells], workers=2, timeout_s=60.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "three", "two"]
+    processes = {path.read_text() for path in tmp_path.iterdir()}
+    assert str(os.getpid()) not in processes
+
+
+def _warm(path: Path) -> None:
+    """An autotuner times a config, on a fake GPU, and the launch of the one it picks fails."""
+    from triton.runtime import driver
+
+    driver.set_active(types.SimpleNamespace())  # type: ignore[arg-type]
+
+    def launch() -> None:
+        times_us = driver.active.get_benchmarker()(lambda: path.write_text(str(os.getpid())), quantiles=(0.5, 0.2, 0.8))
+        assert len(times_us) == 3
+        raise ValueError("planted")
+
+    warming.run_once(lambda: launch)
 
 
 # What a cell does, without a GPU

@@ -16,6 +16,7 @@ import torch
 from fp8tune import cli
 from fp8tune.bench import grouped as bench_grouped
 from fp8tune.bench import grouped_cells as grouped_steps
+from fp8tune.bench import warming
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.fp8_operation import FP8, FP8_GROUPED_MM
 from fp8tune.bench.grouped import Row, Wish
@@ -312,3 +313,16 @@ def test_on_a_gpu_every_step_and_part_of_ours_has_a_time(operation: Operation) -
         for timing in (*row.steps.values(), *row.parts.values()):
             assert timing.time_us, timing.reason
         assert row.peak_bytes[operation.ours]
+
+
+def test_all_but_bf16_is_compiled_before_torchao_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[warming.Cell] = []
+    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: warmed.extend(cells))
+    one = problem(FP8_GROUPED_MM)
+    bench_grouped._warm_up(Wish(FP8_GROUPED_MM), [one])
+    names = [arguments[0] for _, arguments in warmed]
+    assert names[0] == TORCHAO
+    assert set(names[1:]) == {FP8, *FP8_GROUPED_MM.variants}
+    warmed.clear()
+    bench_grouped._warm_up(Wish(FP8_GROUPED_MM, with_torchao=False), [one])
+    assert [arguments[0] for _, arguments in warmed] == names[1:]

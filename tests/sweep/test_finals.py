@@ -59,6 +59,16 @@ def winners(store: Store, wish: session.Wish) -> list[Winner]:
     return session.winners(store, job.laboratory, session.finished_problems(store, job))
 
 
+def announced(found: list[sweep.Event]) -> int:
+    """Trials that progress counts up to."""
+    count = 0
+    for event in found:
+        match event:
+            case sweep.Started(planned=trials) | sweep.Added(trials) | sweep.FinalsStarted(trials=trials):
+                count += trials
+    return count
+
+
 def timed(store: Store) -> list[tuple[object, ...]]:
     """All rows but when and by which operating-system process."""
     return sorted(
@@ -76,7 +86,9 @@ def timed(store: Store) -> list[tuple[object, ...]]:
 
 
 def test_finals_are_the_default(store: Store, wish: session.Wish) -> None:
-    found = rows(events(store, wish))
+    seen = events(store, wish)
+    found = rows(seen)
+    assert announced(seen) == len(found)
     screened = [row for row in found if row.stage == "screen"]
     played = [row for row in found if row.stage == "final"]
     assert len(screened) > 0
@@ -157,6 +169,7 @@ def test_a_finished_sweep_is_answered_from_its_rows(wish: session.Wish, tmp_path
         planned_again = events(opened, wish)
         assert all(event.from_database for event in planned_again if isinstance(event, sweep.TrialDone))
         assert len(rows(planned_again)) == len(found)
+        assert announced(planned_again) == len(found)
 
 
 def failing(

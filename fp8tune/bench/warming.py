@@ -1,0 +1,46 @@
+"""Compiling before anything is timed: contenders run once each, in parallel, in processes that are thrown away.
+
+What they compile is on disk for the worker that times. torchao's autotuners alone would take minutes one after the
+other: its kernel of gradients and activations has 36 configs and is compiled anew for each number of groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
+from typing import Any
+
+from fp8tune.measure.worker import Pool
+
+Cell = tuple[Callable[..., object], tuple[object, ...]]
+"""A function of a worker, which calls :func:`run_once`, and its arguments."""
+
+
+def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> None:
+    """Run all cells, each in at most ``timeout_s``. What fails here fails again where it is timed."""
+    pool = Pool(min(workers, os.cpu_count() or 1))
+    try:
+        wait([pool.submit(timeout_s, function, *arguments) for function, arguments in cells])
+    finally:
+        pool.close()
+
+
+def run_once(make: Callable[[], Callable[[], Any]]) -> None:
+    """Make a launch and run it, whatever comes of it, in a process that is thrown away.
+
+    An autotuner launches each of its configs once here, and measures nothing: what it picks is its own, later.
+    """
+    import torch
+    from triton.runtime import driver
+
+    with contextlib.suppress(Exception):  # it is a reason where it is timed
+        driver.active.get_benchmarker = lambda: _one_launch
+        make()()
+        torch.cuda.synchronize()
+
+
+def _one_launch(launch: Callable[[], Any], *_: object, **__: object) -> list[float]:
+    launch()
+    return [1.0, 1.0, 1.0]
