@@ -11,8 +11,7 @@ from fp8tune.stats import median
 
 ROUNDS = 3
 """A cell is the median of so many blocks. On an H100 about one block in a thousand takes several times as long as the
-others, which made 25 % of the ceiling of what is 98 %; and what was timed first after a problem of 16 GB took 11 to
-16 % longer than in a sweep, block after block. Why is known of neither."""
+others, which made 25 % of the ceiling of what is 98 %; why is not known."""
 
 Name = TypeVar("Name")
 
