@@ -86,9 +86,9 @@ class Finals:
                 pending.append(match)
         for processes in (self._protocol.processes, *self._protocol.more_processes):
             yield from self._processes(pending, processes)
+            pending = [match for match in pending if not match.is_over and not self._is_settled(match, processes)]
             if self.left_out:
                 return
-            pending = [match for match in pending if not match.is_over and not self._is_settled(match, processes)]
 
     # Who plays
 
@@ -195,9 +195,11 @@ class Finals:
     # Judging
 
     def _is_settled(self, match: Match, processes: int) -> bool:
-        """Judge a problem after so many processes; True, and noted in the database, where that ends its finals."""
+        """Judge a problem that so many processes have visited; True, and noted in the database, where they are enough."""
         batch, device = match.batch, self.request.laboratory.device
         counted = {process_name(index) for index in range(processes)}
+        if not counted <= match.visited:
+            return False
         timed = self.store.finals(batch.version, device, batch.problem, self.sweep_id)
         tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
         bands = {"tie_band": self._protocol.tie_band, "keep_band": self._protocol.keep_band}

@@ -235,6 +235,21 @@ def test_a_time_budget_that_ends_in_the_finals_says_so(
     assert Verdict.QUICK not in {winner.verdict for winner in winners(store, wish)}
 
 
+def test_a_time_budget_leaves_what_was_visited_often_enough(
+    store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0] * (2 * PROTOCOL.processes - 1))  # asked before each visit; two problems
+    monkeypatch.setattr(finals, "time", SimpleNamespace(monotonic=lambda: next(clock, math.inf)))
+    *_, last = events(store, replace(wish, time_budget_s=1e9))
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out > 0
+    job = session.take(wish)
+    problems = [batch.problem for batch in session.prepare(job).request.batches]
+    verdicts = [session.winners(store, job.laboratory, [problem])[0].verdict for problem in problems]
+    assert verdicts[0] is not Verdict.QUICK
+    assert verdicts[1] is Verdict.QUICK
+
+
 def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch) -> None:
     screened = [row for row in rows(events(store, replace(wish, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
