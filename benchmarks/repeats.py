@@ -1,6 +1,7 @@
 """Whether picks hold on this device: sweeps from scratch, and re-sweeps with the table that the first of them gave.
 
-    python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --scratch 10 --resweeps 20
+    fp8tune calibrate --db calibrated.db
+    python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --calibration calibrated.db
 
 Each sweep is ``fp8tune sweep`` and ``fp8tune export`` in processes of their own, into a new database. From scratch
 means without any committed table, so without an incumbent; the first table is then committed for the re-sweeps. The
@@ -24,9 +25,10 @@ from pathlib import Path
 
 import fp8tune_kernels
 from fp8tune.choose import ranking
+from fp8tune.choose.calibration import is_calibrated
 from fp8tune.choose.ranking import Contest, contests, usable
 from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.records import Kind, NamedInts, Problem
+from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.render.terminal import notice, print_json
 from fp8tune.store.results import Store
 from fp8tune.sweep import session
@@ -84,6 +86,8 @@ class Desk:
         """Sweep into a new database and export from it alone. Raises UsageError where either command fails."""
         database, table = self._folder / f"{name}.db", self._folder / f"{name}.py"
         given = self._given
+        if given.calibration:
+            shutil.copy(given.calibration, database)
         wished = [option for shapes in given.shapes for option in ("--shapes", shapes)]
         timer = ["--timer", given.timer] if given.timer else []
         self._fp8tune("sweep", "--kernel", given.kernel, *wished, *timer, "--db", str(database))
@@ -109,6 +113,15 @@ def measured(database: Path, arch: str) -> Mapping[Problem, Contest]:
     with Store.open(str(database), writable=False) as store:
         found = usable(contests(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing)))
     return {contest.problem: contest for contest in found}
+
+
+def check_calibration(database: str, device: Device) -> None:
+    """Raises UsageError unless a database holds a calibration of the device, and no rows a sweep would begin with."""
+    with Store.open(database, writable=False) as store:
+        if store.counts():
+            raise UsageError(f"{database} has rows: --calibration takes a database that nothing was swept into")
+        if not is_calibrated(store.calibration(device)):
+            raise UsageError(f"{database} has no calibration of this device: fp8tune calibrate --db {database}")
 
 
 def run(desk: Desk, scratch: int, resweeps: int, deadline: float) -> Repeats:
@@ -178,11 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--deadline", type=float, default=float("inf"), metavar="S", help="begin none that would end later"
     )
+    parser.add_argument("--calibration", metavar="DB", help="fp8tune calibrate of this device; each sweep goes by it")
     parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU")
     parser.add_argument("--json", action="store_true", help="one JSON document at the end")
     given = parser.parse_args(arguments)
     given.shapes = given.shapes or ["llama4"]
     laboratory, _ = session.choose_laboratory(None, given.timer)
+    if given.calibration:
+        check_calibration(given.calibration, laboratory.device)
     with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
         desk = Desk(Path(folder), given, laboratory.device.arch)
         told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)

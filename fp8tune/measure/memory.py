@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 SETTLED_BYTES_PER_S = 200e9
-"""After memory went back on an H100 (driver 580), written to or not, a cast took 12 to 20 % longer for 2.5 ms a GiB: 10,
-41 and 122 ms after 4, 16 and 48 GiB; where PyTorch kept it, no longer than before. That is 420 GB/s, as if the driver
-cleared it meanwhile; twice that time is waited."""
+"""After memory went back on an H100 (driver 580), written to or not, a cast took 12 to 20 % longer for 2.5 ms a GiB,
+122 ms after 48 GiB; where PyTorch kept it, no longer than before. That is 420 GB/s, as if the driver cleared it
+meanwhile; twice that time is waited."""
 
 
 def give_back() -> None:

@@ -195,7 +195,7 @@ class Finals:
     # Judging
 
     def _is_settled(self, match: Match, processes: int) -> bool:
-        """Judge a problem that so many processes have visited; True, and noted in the database, where they are enough."""
+        """Judge a problem that so many processes visited; True, and noted in the database, where they are enough."""
         batch, device = match.batch, self.request.laboratory.device
         counted = {process_name(index) for index in range(processes)}
         if not counted <= match.visited:

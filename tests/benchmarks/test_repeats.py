@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import exhaustive, repeats
 from benchmarks.exhaustive import Truth
 from benchmarks.repeats import Outcome, Repeats
 from fp8tune.choose.decision import Verdict
+from fp8tune.cli import app
 from fp8tune.errors import UsageError
 from fp8tune.measure.laboratory import Batch
 from fp8tune.records import KernelVersion, NamedInts, Problem
+from fp8tune.sweep import session
 
 SHAPES = "[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n"
-GRID = ("--kernel", "mxfp8-dim0", "--timer", "simulated:4")
+TIMER = "simulated:4"
+GRID = ("--kernel", "mxfp8-dim0", "--timer", TIMER)
 
 
 @pytest.fixture
@@ -28,13 +33,33 @@ def shapes(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_sweeps_repeat_themselves(shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    database = str(tmp_path_factory.mktemp("calibrated") / "calibrated.db")
+    assert CliRunner().invoke(app, ["calibrate", "--timer", TIMER, "--db", database]).exit_code == 0
+    return database
+
+
+def test_sweeps_repeat_themselves(shapes: str, calibrated: str, capsys: pytest.CaptureFixture[str]) -> None:
     tables = {path: path.read_bytes() for path in Path(repeats.fp8tune_kernels.__file__).parent.glob("tables/*.py")}
-    assert repeats.main([*GRID, "--shapes", shapes, "--scratch", "2", "--resweeps", "1"]) == 0
+    asked = ["--shapes", shapes, "--scratch", "2", "--resweeps", "1", "--calibration", calibrated]
+    assert repeats.main([*GRID, *asked]) == 0
     out = capsys.readouterr().out
     assert "re-sweeps with the same table, byte for byte: 1 of 1" in out
     assert "the same pick from scratch: 1 of 1" in out
     assert {path: path.read_bytes() for path in tables} == tables  # ours are left alone
+
+
+def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrated: str, tmp_path: Path) -> None:
+    device = session.choose_laboratory(None, TIMER)[0].device
+    repeats.check_calibration(calibrated, device)
+    with pytest.raises(UsageError, match="no calibration of this device"):
+        repeats.check_calibration(calibrated, replace(device, name="another"))
+    used = shutil.copy(calibrated, tmp_path / "used.db")
+    swept = CliRunner().invoke(app, ["sweep", "--quick", *GRID, "--shapes", shapes, "--db", str(used)])
+    assert swept.exit_code == 0, swept.output
+    with pytest.raises(UsageError, match="has rows"):
+        repeats.check_calibration(str(used), device)
 
 
 def test_what_changed_in_a_table_is_named() -> None:
@@ -60,10 +85,6 @@ def test_the_exit_code_says_whether_picks_held(told: Repeats, code: int) -> None
 def test_the_oracle_finds_what_a_pick_loses(
     shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from typer.testing import CliRunner
-
-    from fp8tune.cli import app
-
     database = str(tmp_path / "picks.db")
     swept = CliRunner().invoke(app, ["sweep", "--quick", *GRID, "--shapes", shapes, "--db", database])
     assert swept.exit_code == 0, swept.output
