@@ -13,6 +13,8 @@ class Block:
 
     samples_us: tuple[float, ...]
     tick_us: float | None
+    thrown_away: int = 0
+    """Blocks of the same launch that scattered more (:mod:`fp8tune.measure.steady`)."""
 
 
 @dataclass(frozen=True)

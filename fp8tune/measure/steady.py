@@ -41,15 +41,17 @@ def is_steady(samples_us: Sequence[float]) -> bool:
     return high <= MOST_SPREAD * low or high - low <= MOST_SPREAD_US
 
 
-def steadiest(measure: Callable[[], Samples]) -> Samples:
-    """The first steady block that ``measure`` gives; where it gives none, the one of a few that scatters least."""
+def steadiest(measure: Callable[[], Samples]) -> tuple[Samples, int]:
+    """The first steady block that ``measure`` gives; where it gives none, the one of a few that scatters least.
+
+    And how many others it gave.
+    """
     tried: list[Samples] = []
-    for _ in range(TRIES):
-        samples_us = measure()
-        if is_steady(samples_us):
-            return samples_us
-        tried.append(samples_us)
-    return min(tried, key=_scatter)
+    while len(tried) < TRIES:
+        tried.append(measure())
+        if is_steady(tried[-1]):
+            return tried[-1], len(tried) - 1
+    return min(tried, key=_scatter), len(tried) - 1
 
 
 def _scatter(samples_us: Sequence[float]) -> float:

@@ -34,12 +34,12 @@ class DoBenchTimer:
         The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
         A block in which the machine was held up is timed again (:mod:`fp8tune.measure.steady`).
         """
-        samples_us = _look(launch)
+        samples_us, thrown_away = _look(launch), 0
         hopeless = trial.hopeless_us is not None and min(samples_us) > trial.hopeless_us
         if not (hopeless and is_steady(samples_us)):
             rep_ms = max(MIN_REP_MS, 5 * min(samples_us) / 1e3)
-            samples_us = steadiest(lambda: _whole_block(launch, rep_ms))
-        return Block(samples_us, tick(samples_us))
+            samples_us, thrown_away = steadiest(lambda: _whole_block(launch, rep_ms))
+        return Block(samples_us, tick(samples_us), thrown_away)
 
 
 def _whole_block(launch: Callable[[], None], rep_ms: float) -> tuple[float, ...]:

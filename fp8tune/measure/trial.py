@@ -139,6 +139,7 @@ def _timed(timer: Timer, trial: Trial, launch: Callable[[], None]) -> Outcome:
         return Outcome(Status.OK)
     return Outcome(
         Status.OK,
+        reason=f"the steadiest of {1 + block.thrown_away} blocks" if block.thrown_away else "",
         time_us=block_value(block.samples_us),
         samples_us=block.samples_us,
         tick_us=block.tick_us,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.measure import timing
-from fp8tune.measure.clock import Trial
+from fp8tune.measure import trial as measure
+from fp8tune.measure.clock import Block, Trial
 from fp8tune.measure.steady import TRIES, is_steady, middle_half, steadiest
+from fp8tune.records import Status
 
 CALM = (52.0, 51.7, 51.9, 51.6, 51.8, 51.7, 55.0, 51.8)
 HELD_UP = (335.1, 144.2, 118.3, 166.0, 190.1, 134.0, 236.8, 150.0)
@@ -48,7 +51,7 @@ def test_no_samples_are_refused() -> None:
 
 def test_a_block_is_timed_again_until_it_is_steady() -> None:
     blocks = iter([HELD_UP, HELD_UP, CALM, HELD_UP])
-    assert steadiest(lambda: next(blocks)) == CALM
+    assert steadiest(lambda: next(blocks)) == (CALM, 2)
     assert next(blocks) == HELD_UP
 
 
@@ -56,7 +59,7 @@ def test_a_kernel_that_is_never_steady_has_the_block_that_scatters_least() -> No
     steps = [5 + number % 3 for number in range(TRIES)]
     blocks = [tuple(50.0 + step * place for place in range(8)) for step in steps]
     waiting = iter(blocks)
-    assert steadiest(lambda: next(waiting)) == tuple(50.0 + 5 * place for place in range(8))
+    assert steadiest(lambda: next(waiting)) == (tuple(50.0 + 5 * place for place in range(8)), TRIES - 1)
     assert next(waiting, None) is None
 
 
@@ -79,7 +82,15 @@ def test_do_bench_is_asked_again(
     monkeypatch.setattr(timing, "_whole_block", lambda launch, rep_ms: next(waiting))
     found = timing.DoBenchTimer().block(lambda: None, Trial("a config", 0, 0, hopeless_us=70.0))
     assert found.samples_us == wanted
+    assert found.thrown_away == max(0, len(blocks) - 1)
     assert next(waiting, None) is None
+
+
+@pytest.mark.parametrize(("thrown_away", "said"), [(0, ""), (2, "the steadiest of 3 blocks")])
+def test_a_row_says_that_its_block_was_not_the_first(thrown_away: int, said: str) -> None:
+    timer = types.SimpleNamespace(block=lambda launch, trial: Block(CALM, None, thrown_away))
+    outcome = measure._timed(timer, Trial("a config", 0, 0), lambda: None)  # type: ignore[arg-type]
+    assert (outcome.status, outcome.reason) == (Status.OK, said)
 
 
 @pytest.mark.gpu
