@@ -88,7 +88,10 @@ def bench(
     finally:  # who stops it gets what it has
         if done < len(request.problems):
             render.notice(f"{len(request.problems) - done} problems left out")
-        render_bench.print_bench([kernel for kernel in kernels if kernel.rows], rivals, str(format))
+        timed = [kernel for kernel in kernels if kernel.rows]
+        if unclocked := [kernel.name for kernel in timed if not kernel.hosts]:
+            render.notice(f"host times left out: {', '.join(unclocked)}")
+        render_bench.print_bench(timed, rivals, str(format))
 
 
 def _bench_operation(

@@ -173,6 +173,7 @@ def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str,
     assert process.returncode == code
     assert len([row for row in json.loads(said) if row["row"] in ("problem", "grouped-mm")]) >= 2
     assert "problems left out" in progress
+    assert ("host times left out: colwise" in progress) == (not op)
 
 
 def test_only_the_rivals_asked_for_are_timed() -> None:
