@@ -16,6 +16,7 @@ from fp8tune.bench.cells import LONGEST_REASON, Timing
 from fp8tune.bench.grouped_cells import OPERATIONS
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
 from fp8tune.bench.rounds import in_rounds
+from fp8tune.bench.warming import Compiled
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
@@ -127,13 +128,14 @@ def prepare(wish: Wish, laboratory: Laboratory) -> tuple[Problem, ...]:
     return tuple(Problem(name, layer, wish.routing, seed=wish.seed) for layer in layers)
 
 
-def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> Iterator[Row]:
-    """Rows as they come; ends early, after a whole row, where a time budget is spent. Closing it ends the worker."""
+def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> Iterator[Row | Compiled]:
+    """Rows as they come, on a GPU after what is compiled for them; ends early, after a whole row, where a time budget
+    is spent. Closing it ends the worker."""
     begun = time.monotonic()
     cells = _Cells(Worker(), laboratory)
     try:
         if laboratory.torch_device == "cuda":
-            _warm_up(wish, problems)
+            yield from _warm_up(wish, problems)
         for problem in problems:
             if wish.time_budget_s is not None and time.monotonic() - begun > wish.time_budget_s:
                 return
@@ -142,12 +144,12 @@ def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> It
         cells.worker.close()
 
 
-def _warm_up(wish: Wish, problems: Sequence[Problem]) -> None:
+def _warm_up(wish: Wish, problems: Sequence[Problem]) -> Iterator[Compiled]:
     """Compile what the worker will need, torchao's first, which takes longest. bf16 has nothing to compile."""
     contenders = dict.fromkeys(who for who, _ in wish.operation.steps(wish.with_torchao) if who != BF16)
     names = sorted(contenders, key=TORCHAO.__ne__)
     cells: list[warming.Cell] = [(grouped_steps.warm_up, (name, problem)) for name in names for problem in problems]
-    warming.in_parallel(cells, WARM_UP_WORKERS, CELL_TIMEOUT_S)
+    return warming.in_parallel(cells, WARM_UP_WORKERS, CELL_TIMEOUT_S)
 
 
 @dataclass

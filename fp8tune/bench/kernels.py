@@ -14,6 +14,7 @@ from fp8tune.bench import cells as benching
 from fp8tune.bench import warming
 from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
 from fp8tune.bench.rounds import in_rounds
+from fp8tune.bench.warming import Compiled
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, unknown
 from fp8tune.measure.laboratory import Laboratory
@@ -140,9 +141,10 @@ def prepare(wish: Wish, laboratory: Laboratory) -> Request:
     )
 
 
-def run(request: Request) -> Iterator[Row | Kernel]:
+def run(request: Request) -> Iterator[Row | Kernel | Compiled]:
     """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
 
+    On a GPU, what is compiled comes before all that.
     Ends early, after a whole row, where a time budget is spent; host times are not taken then. Closing the generator
     ends the worker.
     """
@@ -154,7 +156,7 @@ def run(request: Request) -> Iterator[Row | Kernel]:
     worker = _Cells(Worker(), request.laboratory)
     try:
         if request.laboratory.torch_device == "cuda":
-            _warm_up(request)
+            yield from _warm_up(request)
         for reference in request.wish.kernels:
             kernel = Kernel(load_spec(reference).name)
             for problem in [problem for owner, problem in request.problems if owner == reference]:
@@ -218,14 +220,14 @@ class _Cells:
             return Timing(reason=str(error).strip().splitlines()[-1][: benching.LONGEST_REASON])
 
 
-def _warm_up(request: Request) -> None:
+def _warm_up(request: Request) -> Iterator[Compiled]:
     """Compile what the worker will need; autotuners first, which take longest."""
     cells: dict[tuple[object, ...], warming.Cell] = {}
     for name in sorted((OURS, *request.wish.rivals), key=TORCHAO.__ne__):
         for reference, problem in request.problems:
             if load_spec(reference).bytes_moved(problem.shape) <= WARM_UP_BYTES:
                 cells.setdefault(_binaries(name, problem), (benching.warm_up, (name, reference, problem)))
-    warming.in_parallel(cells.values(), WARM_UP_WORKERS, CELL_TIMEOUT_S)
+    return warming.in_parallel(cells.values(), WARM_UP_WORKERS, CELL_TIMEOUT_S)
 
 
 def _binaries(name: str, problem: Problem) -> tuple[object, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import wait
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import as_completed
+from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.measure.worker import Pool
@@ -18,11 +20,28 @@ Cell = tuple[Callable[..., object], tuple[object, ...]]
 """A function of a worker, which calls :func:`run_once`, and its arguments."""
 
 
-def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> None:
+@dataclass(frozen=True)
+class Compiled:
+    """So many of all cells have run, after so many seconds."""
+
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for the others, judging by these."""
+        return self.seconds / self.done * (self.total - self.done)
+
+
+def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> Iterator[Compiled]:
     """Run all cells, each in at most ``timeout_s``. What fails here fails again where it is timed."""
+    begun = time.monotonic()
     pool = Pool(min(workers, os.cpu_count() or 1))
     try:
-        wait([pool.submit(timeout_s, function, *arguments) for function, arguments in cells])
+        running = [pool.submit(timeout_s, function, *arguments) for function, arguments in cells]
+        for done, _ in enumerate(as_completed(running), start=1):
+            yield Compiled(done, len(running), time.monotonic() - begun)
     finally:
         pool.close()
 

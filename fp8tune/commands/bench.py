@@ -83,8 +83,10 @@ def bench(
                 if isinstance(event, benchmark.Row):
                     done += 1
                     render_bench.show_row(event, done, len(request.problems))
-                else:
+                elif isinstance(event, benchmark.Kernel):
                     kernels.append(event)
+                else:
+                    render_bench.show_compiled(event)
     finally:  # who stops it gets what it has
         if done < len(request.problems):
             render.notice(f"{len(request.problems) - done} problems left out")
@@ -108,6 +110,7 @@ def _bench_operation(
     from fp8tune.bench.grouped_cells import OPERATIONS
     from fp8tune.bench.operation import SHAPES
     from fp8tune.plan.shapes import sweeps_dir
+    from fp8tune.render import bench as render_bench
     from fp8tune.render import grouped as render_grouped
     from fp8tune.render import terminal as render
     from fp8tune.store import published as store_published
@@ -123,9 +126,12 @@ def _bench_operation(
     rows: list[bench_grouped.Row] = []
     try:
         with stopping_cleanly():
-            for row in bench_grouped.run(wish, laboratory, problems):
-                rows.append(row)
-                render_grouped.show_row(row, len(rows), len(problems))
+            for event in bench_grouped.run(wish, laboratory, problems):
+                if isinstance(event, bench_grouped.Row):
+                    rows.append(event)
+                    render_grouped.show_row(event, len(rows), len(problems))
+                else:
+                    render_bench.show_compiled(event)
     finally:  # who stops it gets what it has
         if len(rows) < len(problems):
             render.notice(f"{len(problems) - len(rows)} problems left out")

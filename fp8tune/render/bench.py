@@ -11,6 +11,7 @@ from fp8tune.render.wide import Columns, print_wide
 if TYPE_CHECKING:
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Kernel, Row
+    from fp8tune.bench.warming import Compiled
 
 
 def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
@@ -28,6 +29,13 @@ def show_row(row: Row, done: int, total: int) -> None:
     ours = row.timings["fp8tune"]
     said = f"{microseconds(ours.time_us)} us" if ours.time_us else ours.reason
     notice(f"[{done}/{total}] {row.problem.kernel} {_shape(row)}: {said} {share(row.ceiling_share)}".rstrip())
+
+
+def show_compiled(compiled: Compiled) -> None:
+    """A line at each quarter of what is compiled before anything is timed."""
+    done, total = compiled.done, compiled.total
+    if 4 * done // total > 4 * (done - 1) // total:
+        notice(f"compiling {done}/{total}, ETA {compiled.left_s:.0f} s")
 
 
 def row_json(row: Row) -> Mapping[str, object]:

@@ -222,9 +222,9 @@ def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkey
 
 def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[warming.Cell] = []
-    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: warmed.extend(cells))
+    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: iter(warmed.extend(cells) or ()))
     laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    bench._warm_up(bench.prepare(bench.Wish(("colwise",)), laboratory))
+    assert list(bench._warm_up(bench.prepare(bench.Wish(("colwise",)), laboratory))) == []
     names = [str(arguments[0]) for _, arguments in warmed]
     assert names == sorted(names, key=lambda name: name != "torchao")
     groups = {arguments[2].shape["G"] for _, arguments in warmed if arguments[0] == "torchao"}  # type: ignore[attr-defined]
@@ -234,10 +234,18 @@ def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind(monkeypatch: py
 
 def test_cells_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Path) -> None:
     cells: list[warming.Cell] = [(_warm, (tmp_path / name,)) for name in ("one", "two", "three")]
-    warming.in_parallel([(_die, ()), *cells], workers=2, timeout_s=60.0)
+    seen = list(warming.in_parallel([(_die, ()), *cells], workers=2, timeout_s=60.0))
+    assert [(compiled.done, compiled.total) for compiled in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "three", "two"]
     processes = {path.read_text() for path in tmp_path.iterdir()}
     assert str(os.getpid()) not in processes
+
+
+def test_compiling_is_shown_at_each_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    for done in range(1, 9):
+        render_bench.show_compiled(warming.Compiled(done, 8, seconds=2.0 * done))
+    said = ["compiling 2/8, ETA 12 s", "compiling 4/8, ETA 8 s", "compiling 6/8, ETA 4 s", "compiling 8/8, ETA 0 s"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 def _warm(path: Path) -> None:

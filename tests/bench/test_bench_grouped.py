@@ -317,7 +317,7 @@ def test_on_a_gpu_every_step_and_part_of_ours_has_a_time(operation: Operation) -
 
 def test_all_but_bf16_is_compiled_before_torchao_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[warming.Cell] = []
-    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: warmed.extend(cells))
+    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: iter(warmed.extend(cells) or ()))
     one = problem(FP8_GROUPED_MM)
     bench_grouped._warm_up(Wish(FP8_GROUPED_MM), [one])
     names = [arguments[0] for _, arguments in warmed]
