@@ -333,3 +333,18 @@ class Published:
             "note": self.note,
             "impossible": self.impossible,
         }
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far something is that takes a while."""
+
+    done: int
+    total: int
+    seconds: float
+    """Since it began."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends, at the pace so far."""
+        return self.seconds / self.done * (self.total - self.done)

@@ -11,27 +11,17 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
-from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.measure.worker import Pool
+from fp8tune.records import Pace
 
 Cell = tuple[Callable[..., object], tuple[object, ...]]
 """A function of a worker, which calls :func:`run_once`, and its arguments."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """So many of all cells have run, after so many seconds."""
-
-    done: int
-    total: int
-    seconds: float
-
-    @property
-    def left_s(self) -> float:
-        """Seconds for the others, judging by these."""
-        return self.seconds / self.done * (self.total - self.done)
+class Compiled(Pace):
+    """A cell has run."""
 
 
 def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> Iterator[Compiled]:

@@ -19,7 +19,7 @@ from fp8tune.compare import side
 from fp8tune.compare.side import Side, Turn
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.records import NamedInts, Problem
+from fp8tune.records import NamedInts, Pace, Problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,19 +69,8 @@ class Score:
         self.after_us.append(math.exp(logs[AFTER]))
 
 
-@dataclass(frozen=True)
-class Played:
+class Played(Pace):
     """One row of one round is timed."""
-
-    done: int
-    total: int
-    seconds: float
-    """Since the first round began."""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the last round ends, at the pace so far."""
-        return self.seconds / self.done * (self.total - self.done)
 
 
 def play(
