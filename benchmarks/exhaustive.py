@@ -4,7 +4,8 @@
     python -m benchmarks.exhaustive --kernel colwise --shapes four.toml --db picks.db
 
 The oracle times all configs in 3 fresh processes and those within 10 % of the best in 30; each process goes through all
-problems. A config's time is the median of its processes'. Nothing is stored. Rows that cannot be told apart here
+problems. A config's time is the median of its processes'. Nothing is stored. A pick is what the database's rows come to
+without a committed table: where one is kept, ``fp8tune show`` has that instead. Rows that cannot be told apart here
 (``unresolvable``) are not judged.
 """
 

@@ -112,8 +112,8 @@ MEASURED: Mapping[str, Noise] = {
 }
 """Device name -> what ``fp8tune calibrate`` measured there; the rest are the guesses above.
 
-The noisier of two H100s whose finals are in ``results.db`` (0.10 and 0.12 %, 0.28 and 0.27 %), over 20 fresh processes
-each. Two before had 0.00 and 0.07 % from process to process, and 0.49 % from block to block."""
+The larger of what two H100s had whose finals are in ``results.db`` (0.10 and 0.12 %, 0.28 and 0.27 %), over 20 fresh
+processes each. Two before had 0.00 and 0.07 % from process to process, and the first 0.49 % from block to block."""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:
