@@ -11,9 +11,9 @@ kernels are a copy in a temporary folder: nothing here is overwritten.
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -168,17 +168,10 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
 
 
 def changed(before: bytes, after: bytes) -> list[str]:
-    """The rows of a table that another has not, as text."""
-    rows = [set(rows_of(text)) for text in (before, after)]
-    return [f"- {row}" for row in sorted(rows[0] - rows[1])] + [f"+ {row}" for row in sorted(rows[1] - rows[0])]
-
-
-def rows_of(text: bytes) -> list[str]:
-    """The rows of a generated table."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "table.py")
-        path.write_bytes(text)
-        return [repr(row) for row in runpy.run_path(str(path))["ROWS"]]
+    """The lines of a table that another has not, whatever they are."""
+    old, new = (text.decode().splitlines() for text in (before, after))
+    _, _, *lines = difflib.unified_diff(old, new, n=0, lineterm="") if old != new else ("", "")
+    return [line for line in lines if not line.startswith("@@")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

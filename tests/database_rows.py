@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fp8tune.choose.incumbents import Held, Incumbents
 from fp8tune.records import Device, Evidence, Facts, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.store.results import Store
+from fp8tune_kernels import tables
+from fp8tune_kernels.tables import Table
 
 H100 = Device("sm_90", "NVIDIA H100 80GB HBM3", "0123456789abcdef", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 H200 = Device("sm_90", "NVIDIA H200", "fedcba9876543210", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 AXES = (("BLOCK_SIZE", (32, 64, 128)), ("num_warps", (4, 8)), ("num_stages", (1, 2)))
 KERNEL = KernelVersion("colwise", "aaaa", NamedInts(BLOCK_SIZE=64, num_warps=4, num_stages=2), AXES, ("K", "G"))
+
+
+def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> Incumbents:
+    """The incumbents of a table with these rows."""
+    held = Held(Table(rows, nearest))
+    return Incumbents(lambda arch: held)
 
 
 def config(block: int = 32, warps: int = 4, stages: int = 1) -> NamedInts:

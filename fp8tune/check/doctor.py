@@ -222,7 +222,7 @@ def check_tables(
     for arch in (name for name in ARCHES if name in stored):
         path = table_path(arch)
         try:
-            table = export.render(evidence, arch, incumbents=incumbents.committed)
+            table = export.render(evidence, arch, incumbents=incumbents.COMMITTED)
             stale = export.stale(table, path)
         except Fp8tuneError as error:
             yield _failed(error)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
-from fp8tune.choose.ranking import Contest, Shared, choose, usable
+from fp8tune.choose.decision import Protocol
+from fp8tune.choose.ranking import KEEP_BAND, Contest, Shared, choose, usable
 from fp8tune.records import NamedInts, Problem
-from fp8tune.stats import geomean
+from fp8tune.stats import geomean, t_quantile
 from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.tables import Key, Row
 
@@ -150,17 +152,31 @@ def leave_one_shape_out(
     return HeldOut(Regret(robust), Regret(near))
 
 
-def nearest_loses_less(held_out: Iterable[HeldOut]) -> bool:
+def nearest_loses_less(held_out: Iterable[HeldOut], incumbent: bool | None = None) -> bool:
     """Whether the nearest key's row loses less in the geometric mean, over the problems that the other has a time on.
 
     It must have a time on all of those. ``held_out`` are all of one kernel: one rule holds for all devices of an arch.
+    ``incumbent`` is what the committed table says, if it says anything: that stays until the other rule is proven to
+    lose less by more than the keep band, the problem being the unit of replication. One problem can fall to a config
+    that is 3 % apart for no more than noise, since what is chosen without it is chosen anew; many do not at once.
     """
     problems = [pair for found in held_out for pair in zip(found.robust.problems, found.nearest.problems, strict=True)]
     pairs = [(robust.slowdown, near.slowdown) for robust, near in problems if robust.slowdown is not None]
     timed = [(robust, near) for robust, near in pairs if near is not None]
     if not timed or len(timed) < len(pairs):
         return False
-    return geomean(near for _, near in timed) < geomean(robust for robust, _ in timed)
+    gains = [math.log(robust) - math.log(near) for robust, near in timed]  # of the nearest key's row
+    if incumbent is None:
+        return fmean(gains) > 0
+    return not _is_proven([-gain for gain in gains]) if incumbent else _is_proven(gains)
+
+
+def _is_proven(gains: Sequence[float]) -> bool:
+    """Whether log ratios are above the keep band in the mean: a one-sided t-test."""
+    if len(gains) < 2:
+        return False
+    error = stdev(gains) / math.sqrt(len(gains))
+    return fmean(gains) - t_quantile(1 - Protocol().alpha, len(gains) - 1) * error > math.log1p(KEEP_BAND)
 
 
 def _nearest(contest: Contest, rows: Sequence[Row]) -> NamedInts | None:

@@ -1,4 +1,4 @@
-"""What the committed tables hold: the configs that must be beaten before a table changes.
+"""What the committed tables hold: what must be beaten before a table changes.
 
 A key that a table leaves out has the kernel's declared default for an incumbent, whatever a lookup gives there: that
 was chosen without it. Imports no torch, as the tables do not.
@@ -7,46 +7,60 @@ was chosen without it. Imports no torch, as the tables do not.
 from __future__ import annotations
 
 import functools
-import importlib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from fp8tune.choose.ranking import Incumbents
 from fp8tune.records import Device, NamedInts
-from fp8tune_kernels.tables import Row
+from fp8tune_kernels.tables import Table, table
 
 Place = tuple[str, str, tuple[tuple[str, int], ...] | None]
 """Kernel, device name or ``""``, sorted items of the lookup key or None."""
 
 
-def committed(kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
-    """What the installed table of the device's arch holds."""
-    return _found(_installed(device.arch), kernel, device, key)
+@dataclass(frozen=True)
+class Incumbents:
+    """The tables of all arches, as what is chosen for them asks."""
+
+    held: Callable[[str], Held]
+    """Arch -> what its table holds."""
+
+    def config(self, kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
+        """The config for a lookup key (None: for any other shape); None where the table has none.
+
+        A device's own row comes before the arch's.
+        """
+        own = self.own_config(kernel, device, key)
+        return own or self.held(device.arch).configs.get(_place(kernel, "", key))
+
+    def own_config(self, kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
+        """The same, but of a row of the device's own alone."""
+        return self.held(device.arch).configs.get(_place(kernel, device.name, key)) if device.name else None
+
+    def takes_nearest(self, kernel: str, arch: str) -> bool | None:
+        """Whether unseen keys take the row of the nearest key; None where the table has nothing for them."""
+        held = self.held(arch)
+        return kernel in held.table.nearest if (kernel, "", None) in held.configs else None
 
 
-def of_rows(rows: Iterable[Row]) -> Incumbents:
-    """What a table holds that is not installed."""
-    return functools.partial(_found, _by_place(rows))
+@dataclass(frozen=True)
+class Held:
+    """One table."""
+
+    table: Table
+
+    @cached_property
+    def configs(self) -> Mapping[Place, NamedInts]:
+        """Its rows by their places."""
+        return {(kernel, device, key): NamedInts(config) for kernel, device, key, config in self.table.rows}
 
 
-def _found(configs: Mapping[Place, NamedInts], kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
-    """A device's own row before the arch's."""
-    wanted = None if key is None else tuple(sorted(key.items()))
-    return configs.get((kernel, device.name, wanted)) or configs.get((kernel, "", wanted))
+def _place(kernel: str, device: str, key: NamedInts | None) -> Place:
+    return kernel, device, None if key is None else tuple(sorted(key.items()))
 
 
-@functools.cache
-def _installed(arch: str) -> Mapping[Place, NamedInts]:
-    module = f"fp8tune_kernels.tables.{arch}"
-    if not re.fullmatch(r"\w+", arch):
-        return {}
-    try:
-        return _by_place(importlib.import_module(module).ROWS)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return {}
+NO_INCUMBENTS = Incumbents(lambda arch: Held(Table()))
+"""No table is committed: the declared defaults are the incumbents."""
 
-
-def _by_place(rows: Iterable[Row]) -> dict[Place, NamedInts]:
-    return {(kernel, device, key): NamedInts(config) for kernel, device, key, config in rows}
+COMMITTED = Incumbents(functools.cache(lambda arch: Held(table(arch))))
+"""The installed tables."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from fp8tune.choose.contest import TIE_BAND, Contest, Winner, value_us
 from fp8tune.choose.decision import Protocol, canonical_order
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
+from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
 from fp8tune.stats import geomean
 
 __all__ = [
     "TIE_BAND",
     "Contest",
-    "Incumbents",
     "Shared",
     "Winner",
     "canonical_order",
@@ -28,7 +28,6 @@ __all__ = [
     "completed",
     "contests",
     "least_mean_slowdown",
-    "no_incumbent",
     "robust",
     "usable",
     "value_us",
@@ -40,16 +39,6 @@ KEEP_BAND = Protocol().keep_band
 
 ROBUST_SLOWDOWN = 1.05
 """What a config for unseen shapes may lose on any shape that was measured."""
-
-Incumbents = Callable[[str, Device, NamedInts | None], NamedInts | None]
-"""(kernel, device, lookup key; None: any other shape) -> the config that the committed table of the device's arch
-holds, None where it holds none."""
-
-
-def no_incumbent(kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
-    """No table is committed: the declared defaults are the incumbents."""
-    return None
-
 
 _RANKED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
 """Kinds that carry timings, the better evidence first."""
@@ -66,7 +55,7 @@ class Shared:
     slowdowns: tuple[tuple[Problem, float], ...]
 
 
-def winners(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Winner]:
+def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Winner]:
     """The pick of every problem and device that has timed rows, in a fixed order (kernel, arch, device, shape)."""
     return [contest.winner() for contest in contests(evidence, incumbents)]
 
@@ -80,7 +69,7 @@ def competing(pools: Iterable[Pool]) -> list[Pool]:
     return [rivals[0] if len(rivals) == 1 else min(rivals, key=_pool_rank) for rivals in arenas.values()]
 
 
-def contests(evidence: Iterable[Evidence], incumbents: Incumbents = no_incumbent) -> list[Contest]:
+def contests(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Contest]:
     """Evidence sorted into what may be compared; per problem and device the newest complete version only.
 
     Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
@@ -98,7 +87,7 @@ def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
     key = contest.entries[0].lookup_key
     if key is None:
         return contest
-    incumbent = incumbents(contest.problem.kernel, contest.device, key)
+    incumbent = incumbents.config(contest.problem.kernel, contest.device, key)
     return replace(contest, incumbent=completed(incumbent, contest.entries[0].version))
 
 

@@ -41,7 +41,7 @@ def export(
         names.check_arch(arch, store)
         wanted = names.stored_kernels(kernel, store) if kernel else None
         evidence = selecting.evidence_for(store, arch)
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.committed)
+    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.COMMITTED)
     path = output or exporting.table_path(arch)
     for line in table.notices:
         render.notice(line)

@@ -64,12 +64,12 @@ def show(
     if conflicts:
         render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
         return
-    winners = ranking.winners(evidence, incumbents.committed)
+    winners = ranking.winners(evidence, incumbents.COMMITTED)
     if not winners and format is Format.TABLE:
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
     print_winners(winners, str(format))
     if kernel and format is Format.TABLE:
-        render_evidence.print_single_bests(ranking.contests(evidence, incumbents.committed))
+        render_evidence.print_single_bests(ranking.contests(evidence, incumbents.COMMITTED))
 
 
 def _show_operation(op: OperationName, arch: str | None, db: str, output_format: str) -> None:

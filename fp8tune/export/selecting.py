@@ -3,10 +3,11 @@
 Measured problems that were swept to the end give one row a lookup key, from the device of the arch with the most
 problems; another device gets a row of its own only where that one loses more than 2 % on it. The row for any other
 shape is the robust config; where it loses more on shapes held out than the row of the nearest key does, the kernel is
-named as one whose lookups take the nearest key first. A published config timed another implementation of the contract:
-it is taken only for keys that nobody measured, and only where our kernel was compiled with it for that arch and spilled
-nothing. What was only compiled comes last: it gives the row for any other shape of a kernel that nobody measured on the
-arch, and only where no publication does.
+named as one whose lookups take the nearest key first. What the committed table has of all this stays until it is beaten
+by the keep band. A published config timed another implementation of the contract: it is taken only for keys that nobody
+measured, and only where our kernel was compiled with it for that arch and spilled nothing. What was only compiled comes
+last: it gives the row for any other shape of a kernel that nobody measured on the arch, and only where no publication
+does.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from enum import StrEnum
 
 from fp8tune.choose import static_score
 from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import (
+    KEEP_BAND,
     Contest,
-    Incumbents,
     Shared,
     Winner,
     competing,
     contests,
     least_mean_slowdown,
-    no_incumbent,
     robust,
     usable,
 )
@@ -97,7 +98,7 @@ def evidence_for(store: Store, arch: str) -> list[Evidence]:
     return found + store.evidence(arch=static_score.CALIBRATED_ON, keep=competing)
 
 
-def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = no_incumbent) -> Selection:
+def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Selection:
     """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches nothing
     but how well the static ranking does."""
     evidence = list(evidence)
@@ -153,7 +154,8 @@ class _Builder:
     @property
     def takes_nearest(self) -> bool:
         """Whether a lookup of a key without a row is better off with the nearest."""
-        return nearest_loses_less(row.held_out for row in self.rows if row.held_out)
+        held_out = [row.held_out for row in self.rows if row.held_out]
+        return nearest_loses_less(held_out, self.incumbents.takes_nearest(self.kernel, self.arch))
 
     # Measured
 
@@ -190,7 +192,7 @@ class _Builder:
             if shared is None:
                 shared = self._config_for(found)
                 self.rows.append(_row(self.kernel, "", key, shared, found))
-            elif _loses(shared, found):
+            elif _loses(shared, found, self._device_loss(found[0].device, key)):
                 self.rows.append(_row(self.kernel, name, key, self._config_for(found), found))
 
     def _config_for(self, found: Sequence[Contest]) -> NamedInts:
@@ -210,7 +212,8 @@ class _Builder:
         served: list[Contest] = []
         for name, found in others:
             own = self._robust(found, found[0].device)
-            if own is not None and _loses(best.config, found, own):
+            bound = self._device_loss(found[0].device, None)
+            if own is not None and _loses(best.config, found, bound * own.mean_slowdown):
                 row = _row(self.kernel, name, None, own.config, found)
                 self.rows.append(replace(row, held_out=leave_one_shape_out(found, keyed)))
             else:
@@ -218,8 +221,13 @@ class _Builder:
         row = _row(self.kernel, "", None, best.config, first)
         self.rows.append(replace(row, held_out=leave_one_shape_out(first, keyed, served)))
 
+    def _device_loss(self, device: Device, key: NamedInts | None) -> float:
+        """The slowdown above which a device has a row of its own; one that it has stays by the keep band."""
+        has_one = self.incumbents.own_config(self.kernel, device, key) is not None
+        return DEVICE_LOSS / (1 + KEEP_BAND) if has_one else DEVICE_LOSS
+
     def _robust(self, found: Sequence[Contest], device: Device) -> Shared | None:
-        return robust(found, incumbent=self.incumbents(self.kernel, device, None))
+        return robust(found, incumbent=self.incumbents.config(self.kernel, device, None))
 
     # Published
 
@@ -331,11 +339,11 @@ def _by_device(timed: Sequence[Contest]) -> dict[str, list[Contest]]:
     return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
 
 
-def _loses(config: NamedInts, found: Sequence[Contest], own: Shared | None = None) -> bool:
-    """Whether a device's own choice beats a config by more than the bound there, or the config never ran there."""
+def _loses(config: NamedInts, found: Sequence[Contest], bound: float) -> bool:
+    """Whether a config is slower than the best by more than the bound there, or never ran there."""
     if any(config not in contest.times_us for contest in found):
         return True
-    return geomean(contest.slowdown(config) for contest in found) > DEVICE_LOSS * (own.mean_slowdown if own else 1.0)
+    return geomean(contest.slowdown(config) for contest in found) > bound
 
 
 def _key(contest: Contest) -> NamedInts:

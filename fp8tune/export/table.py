@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fp8tune.choose import static_score
 from fp8tune.choose.heldout import HeldOut, Regret
-from fp8tune.choose.ranking import Incumbents, no_incumbent
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.export.selecting import Selection, TableRow, select
 from fp8tune.records import Evidence, NamedInts
@@ -70,7 +70,7 @@ def render(
     evidence: Iterable[Evidence],
     arch: str,
     kernels: Collection[str] | None = None,
-    incumbents: Incumbents = no_incumbent,
+    incumbents: Incumbents = NO_INCUMBENTS,
 ) -> Table:
     """The table of an arch from all its evidence; of some kernels only, if given.
 

@@ -130,7 +130,7 @@ def disputes(store: Store) -> list[Winner]:
     if not store.has_rival_finals():
         return []
     evidence = store.evidence(keep=ranking.competing, finalists_only=True)
-    return [winner for winner in ranking.winners(evidence, incumbents.committed) if winner.disputed]
+    return [winner for winner in ranking.winners(evidence, incumbents.COMMITTED) if winner.disputed]
 
 
 def _disputed(store: Store, job: Job, problems: Collection[Problem]) -> bool:
@@ -202,12 +202,12 @@ def winners(store: Store, laboratory: Laboratory, problems: Collection[Problem])
     """The best config of each of these problems on the laboratory's device."""
     wanted, device = set(problems), laboratory.device
     evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
-    return ranking.winners(evidence, incumbents.committed)
+    return ranking.winners(evidence, incumbents.COMMITTED)
 
 
 def _incumbents(batches: Iterable[Batch], target: Device) -> dict[Problem, NamedInts]:
     found = {
-        b.problem: ranking.completed(incumbents.committed(b.version.kernel, target, b.lookup_key), b.version)
+        b.problem: ranking.completed(incumbents.COMMITTED.config(b.version.kernel, target, b.lookup_key), b.version)
         for b in batches
     }
     return {problem: config for problem, config in found.items() if config is not None}

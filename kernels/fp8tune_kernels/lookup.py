@@ -8,15 +8,13 @@ Nothing here waits for the device, and every answer is computed once.
 from __future__ import annotations
 
 import functools
-import importlib
-import re
 from collections.abc import Iterable, Mapping
 
 import torch
 
 from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row, Table
+from fp8tune_kernels.tables import Row, Table, table
 
 __all__ = ["config_for", "device_name", "pick", "running_arch", "table"]
 
@@ -48,21 +46,6 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
 def _for_any_shape(rows: Iterable[Row]) -> Row | None:
     found = [row for row in rows if row[2] is None]
     return min(found, key=lambda row: (row[1] == "", row[3]), default=None)
-
-
-@functools.cache
-def table(arch: str) -> Table:
-    """What was exported for an arch; empty where there is no table. A table that cannot be imported raises."""
-    name = f"fp8tune_kernels.tables.{arch}"
-    if not re.fullmatch(r"\w+", arch):
-        return Table()
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return Table()
-    return Table(module.ROWS, getattr(module, "NEAREST", ()))
 
 
 @functools.cache

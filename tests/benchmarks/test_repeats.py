@@ -63,8 +63,10 @@ def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrate
 
 
 def test_what_changed_in_a_table_is_named() -> None:
-    before, after = b'ROWS = (("colwise", 1), ("rowwise", 2))', b'ROWS = (("colwise", 1), ("rowwise", 3))'
-    assert repeats.changed(before, after) == ["- ('rowwise', 2)", "+ ('rowwise', 3)"]
+    before = b'NEAREST = ()\nROWS = (\n    ("colwise", 1),\n    ("rowwise", 2),\n)\n'
+    assert repeats.changed(before, before.replace(b"2", b"3")) == ['-    ("rowwise", 2),', '+    ("rowwise", 3),']
+    other_rule = before.replace(b"()", b'("rowwise",)')
+    assert repeats.changed(before, other_rule) == ["-NEAREST = ()", '+NEAREST = ("rowwise",)']
     assert repeats.changed(before, before) == []
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from fp8tune.calibrate import record as calibrate
-from fp8tune.choose import incumbents
 from fp8tune.choose.calibration import floor_us, is_calibrated, protocol_of
 from fp8tune.choose.decision import Protocol
 from fp8tune.errors import MachineError
@@ -125,24 +124,3 @@ def test_the_configs_calibrated_with_are_the_default_and_its_neighbours(simulate
     assert len(others) >= 2
     for config in others:
         assert sum(config[name] != default[name] for name in default) == 1
-
-
-def test_a_device_s_own_row_is_its_incumbent_before_the_arch_s() -> None:
-    rows = (
-        ("colwise", "", (("G", 1), ("K", 5120)), (("num_warps", 4),)),
-        ("colwise", "NVIDIA H200", (("G", 1), ("K", 5120)), (("num_warps", 8),)),
-        ("colwise", "", None, (("num_warps", 2),)),
-    )
-    table, key = incumbents.of_rows(rows), NamedInts(K=5120, G=1)
-    assert table("colwise", Device("sm_90", "NVIDIA H100"), key) == NamedInts(num_warps=4)
-    assert table("colwise", Device("sm_90", "NVIDIA H200"), key) == NamedInts(num_warps=8)
-    assert table("colwise", Device("sm_90", "NVIDIA H200"), NamedInts(K=1, G=1)) is None
-    assert table("colwise", Device("sm_90"), None) == NamedInts(num_warps=2)
-    assert table("rowwise", Device("sm_90"), key) is None
-
-
-def test_the_committed_tables_are_read_without_torch_and_absent_ones_are_empty() -> None:
-    h100 = Device("sm_90", "NVIDIA H100 80GB HBM3")
-    assert incumbents.committed("colwise", h100, NamedInts(M_bucket=16384, K=5120, G=16)) is not None
-    assert incumbents.committed("colwise", Device("simulated"), NamedInts(K=1)) is None
-    assert incumbents.committed("colwise", Device("../sm_90"), NamedInts(K=1)) is None

@@ -178,6 +178,33 @@ def test_the_nearest_is_taken_where_it_loses_less(robust_losses, nearest_losses,
     assert nearest_loses_less([HeldOut(losses(*robust_losses), losses(*nearest_losses))]) is takes_nearest
 
 
+@pytest.mark.parametrize(
+    ("gains", "changes"),
+    [
+        ((1.03,), False),  # one problem proves nothing
+        ((1.03, 1.00), False),
+        ((1.03, 1.00, 1.00, 1.00, 1.00), False),
+        ((1.012, 1.013, 1.012, 1.013), False),  # less than the keep band
+        ((1.03, 1.035, 1.03, 1.03, 1.04), True),
+        ((1.4, 1.0, 1.2, 1.0, 1.1, 1.0, 1.3, 1.2), True),
+    ],
+)
+def test_the_committed_rule_stays_until_the_other_is_proven_to_lose_less(gains, changes):
+    flat = losses(*[1.0] * len(gains))
+    near_is_better, robust_is_better = [HeldOut(losses(*gains), flat)], [HeldOut(flat, losses(*gains))]
+    assert nearest_loses_less(near_is_better)
+    assert nearest_loses_less(near_is_better, incumbent=True)
+    assert nearest_loses_less(near_is_better, incumbent=False) is changes
+    assert not nearest_loses_less(robust_is_better)
+    assert not nearest_loses_less(robust_is_better, incumbent=False)
+    assert nearest_loses_less(robust_is_better, incumbent=True) is not changes
+
+
+def test_the_nearest_needs_a_time_wherever_the_other_has_one_incumbent_or_not():
+    held_out = [HeldOut(losses(1.2, 1.2), losses(1.0, None))]
+    assert not any(nearest_loses_less(held_out, incumbent) for incumbent in (None, False, True))
+
+
 def test_all_devices_of_an_arch_go_by_one_rule():
     one, other = HeldOut(losses(1.2), losses(1.0)), HeldOut(losses(1.0), losses(1.1))
     assert [nearest_loses_less(found) for found in ([one], [other], [one, other], [])] == [True, False, True, False]

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, KERNEL, config, evidence
+from database_rows import AXES, KERNEL, config, evidence, installed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,13 +115,14 @@ def test_a_screen_alone_is_quick():
 
 def test_the_committed_table_s_config_is_the_incumbent():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, SLOW)]
-    (winner,) = ranking.winners(entries, lambda kernel, device, key: SLOW if key == NamedInts(K=5120, G=64) else None)
+    key = (("G", 64), ("K", 5120))
+    (winner,) = ranking.winners(entries, installed(("colwise", "", key, tuple(SLOW.items()))))
     assert (winner.config, winner.verdict) == (SLOW, Verdict.KEPT_INCUMBENT)
 
 
 def test_an_axis_that_a_committed_row_leaves_out_has_the_default_s_value():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, config(32, 4, 2))]
-    (winner,) = ranking.winners(entries, lambda kernel, device, key: NamedInts(BLOCK_SIZE=32))
+    (winner,) = ranking.winners(entries, installed(("colwise", "", (("G", 64), ("K", 5120)), (("BLOCK_SIZE", 32),))))
     assert winner.config == config(32, DEFAULT["num_warps"], DEFAULT["num_stages"])
     shared = ranking.robust(ranking.contests(entries), incumbent=NamedInts(BLOCK_SIZE=32))
     assert shared is not None

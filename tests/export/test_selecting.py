@@ -3,10 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, H100, H200, KERNEL, config, evidence, key_of, problem
+from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, key_of, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8tune.choose.incumbents import NO_INCUMBENTS
 from fp8tune.export.selecting import select
 from fp8tune.records import Device, Facts, Kind, NamedInts, Status
 from fp8tune_kernels import lookup
@@ -17,9 +18,9 @@ GFX942 = Device("gfx942")
 MI300X = Device("gfx942", "AMD Instinct MI300X")
 
 
-def table(rows, arch="sm_90"):
+def table(rows, arch="sm_90", incumbents=NO_INCUMBENTS):
     """(device, key) -> config of the selected rows."""
-    return {(row.device, row.key): row.config for row in select(rows, arch).rows}
+    return {(row.device, row.key): row.config for row in select(rows, arch, incumbents).rows}
 
 
 def measured(K: int, times_us: dict[int, float], device: Device = H100, **others: object):
@@ -147,6 +148,17 @@ def test_another_device_gets_a_row_only_where_the_shared_config_loses():
     assert found[(H200.name, key(2048))] == config(64)
     assert found[("", None)] == config(32)
     assert (H200.name, None) not in found
+
+
+@pytest.mark.parametrize(("loss", "stays"), [(1.004, False), (1.006, True), (1.019, True)])
+def test_a_row_that_a_device_has_stays_until_the_shared_one_comes_near(loss, stays):
+    rows = [*measured(1024, {32: 100.0, 64: 110.0}), *measured(1024, {32: 100.0 * loss, 64: 100.0}, H200)]
+    names, own, shared = tuple(sorted(key(1024).items())), tuple(config(64).items()), tuple(config(32).items())
+    arch_s = ("colwise", "", names, shared)
+    both = installed(arch_s, ("colwise", H200.name, names, own))
+    assert (H200.name, key(1024)) not in table(rows)
+    assert (H200.name, key(1024)) not in table(rows, incumbents=installed(arch_s))
+    assert ((H200.name, key(1024)) in table(rows, incumbents=both)) is stays
 
 
 def test_the_arch_row_of_a_key_that_the_first_device_lacks_comes_from_the_next():

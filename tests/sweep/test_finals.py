@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from places import PLANTED
 
-from fp8tune.choose import incumbents
 from fp8tune.choose.calibration import protocol_of
 from fp8tune.choose.decision import Verdict
+from fp8tune.choose.incumbents import Incumbents
 from fp8tune.choose.ranking import Winner
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
@@ -254,7 +254,7 @@ def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monk
     screened = [row for row in rows(events(store, replace(wish, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
     assert slowest is not None
-    monkeypatch.setattr(incumbents, "committed", lambda kernel, device, key: slowest)
+    monkeypatch.setattr(Incumbents, "config", lambda *place: slowest)
     found = rows(events(store, wish))
     for of in {row.problem for row in found}:
         assert slowest in {row.config for row in found if row.problem == of and row.stage == "final"}

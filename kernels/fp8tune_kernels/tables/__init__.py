@@ -7,6 +7,9 @@ default. ``NEAREST`` names the kernels whose unseen keys take the row of the nea
 
 from __future__ import annotations
 
+import functools
+import importlib
+import re
 from dataclasses import dataclass
 
 Key = tuple[tuple[str, int], ...]
@@ -23,3 +26,18 @@ class Table:
     rows: tuple[Row, ...] = ()
     nearest: tuple[str, ...] = ()
     """Kernels; none in a module that an older export wrote."""
+
+
+@functools.cache
+def table(arch: str) -> Table:
+    """What was exported for an arch; empty where there is no table. A table that cannot be imported raises."""
+    name = f"{__name__}.{arch}"
+    if not re.fullmatch(r"\w+", arch):
+        return Table()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return Table()
+    return Table(module.ROWS, getattr(module, "NEAREST", ()))
