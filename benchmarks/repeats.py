@@ -26,6 +26,7 @@ from pathlib import Path
 import fp8tune_kernels
 from fp8tune.choose import ranking
 from fp8tune.choose.calibration import is_calibrated
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import Contest, contests, usable
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.records import Device, Kind, NamedInts, Problem
@@ -107,11 +108,11 @@ class Desk:
             )
 
 
-def measured(database: Path, arch: str) -> Mapping[Problem, Contest]:
-    """Every problem that was swept to the end."""
+def measured(database: Path, arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Mapping[Problem, Contest]:
+    """Every problem that was swept to the end, with the pick that it comes to from scratch or against a table."""
     kind = Kind.SIMULATED if arch == "simulated" else Kind.MEASURED
     with Store.open(str(database), writable=False) as store:
-        found = usable(contests(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing)))
+        found = usable(contests(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing), incumbents))
     return {contest.problem: contest for contest in found}
 
 

@@ -40,6 +40,7 @@ def quantizers_in_plain_torch() -> Iterator[None]:
 
     library = torch.library.Library("fp8tune", "IMPL")
     for kernel in catalog.KERNELS:
+        catalog.load(kernel)  # registers its own, which would replace what was there before it
         library.impl(f"quantize_{kernel.replace('-', '_')}", _in_plain_torch(kernel), "CPU", allow_override=True)
     yield
     library._destroy()

@@ -24,8 +24,9 @@ def export(
     """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU.
 
     Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
-    held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key.
-    The JSON beside the module has both shape by shape.
+    held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key;
+    what the committed table has them go by stays until the other is proven to lose less. The JSON beside the module has
+    both shape by shape.
     """
     from fp8tune.choose import incumbents
     from fp8tune.export import selecting
