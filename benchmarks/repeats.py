@@ -74,7 +74,7 @@ class Desk:
     """A folder with a copy of the kernels and every database and table of one run."""
 
     def __init__(self, folder: Path, given: argparse.Namespace, arch: str) -> None:
-        self._folder, self._given, self._arch = folder, given, arch
+        self._folder, self._given, self._arch, self._swept = folder, given, arch, 0
         source = Path(fp8tune_kernels.__file__).parent
         self._kernels = folder / "kernels" / source.name
         shutil.copytree(
@@ -90,7 +90,8 @@ class Desk:
         if given.calibration:
             shutil.copy(given.calibration, database)
         wished = [option for shapes in given.shapes for option in ("--shapes", shapes)]
-        timer = ["--timer", given.timer] if given.timer else []
+        self._swept += 1
+        timer = ["--timer", f"{given.timer}.{self._swept}"] if given.timer else []
         self._fp8tune("sweep", "--kernel", given.kernel, *wished, *timer, "--db", str(database))
         self._fp8tune("export", "--arch", self._arch, "--db", str(database), "--output", str(table))
         return Outcome(table.read_bytes(), measured(database, self._arch))
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--deadline", type=float, default=float("inf"), metavar="S", help="begin none that would end later"
     )
     parser.add_argument("--calibration", metavar="DB", help="fp8tune calibrate of this device; each sweep goes by it")
-    parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU")
+    parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU, each sweep with noise of its own")
     parser.add_argument("--json", action="store_true", help="one JSON document at the end")
     given = parser.parse_args(arguments)
     given.shapes = given.shapes or ["llama4"]

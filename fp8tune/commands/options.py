@@ -32,7 +32,10 @@ ScaleModeOption = Annotated[
     str | None, typer.Option("--scale-mode", help="power-of-two or exact.", show_default="the kernel's first")
 ]
 TimerOption = Annotated[
-    str | None, typer.Option("--timer", help="simulated:SEED runs on a fake GPU.", show_default="do_bench")
+    str | None,
+    typer.Option(
+        "--timer", help="simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", show_default="do_bench"
+    ),
 ]
 TimeBudgetOption = Annotated[
     float | None,

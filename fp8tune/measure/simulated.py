@@ -7,7 +7,8 @@ A block's log time is the sum of
 - drift and throttle episodes along the process' wall clock, and what the block before left behind;
 - the block's own noise. Samples scatter around that, some far above, and are whole ticks.
 
-Everything is a function of the seed and of what is asked, in any order: no state, no process id, no time of day.
+Everything is a function of the seeds and of what is asked, in any order: no state, no process id, no time of day. One
+seed makes the GPU, its true times and what a config leaves behind; another the noise, as on another day.
 """
 
 from __future__ import annotations
@@ -140,9 +141,10 @@ class SimulatedTimer:
 
     runs_kernels = False
 
-    def __init__(self, seed: int, noise: Noise = Noise()) -> None:
+    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
         self.seed = seed
         self.noise = noise
+        self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
 
     def true_time_us(self, trial: Trial) -> float:
         """The time of a trial in microseconds without noise: the same in every process and round."""
@@ -158,12 +160,12 @@ class SimulatedTimer:
     def block(self, launch: Callable[[], None], trial: Trial) -> Block:
         """The samples of one block: the same for the same seed and trial. ``launch`` is not called."""
         block_us = self.true_time_us(trial) * math.exp(self._in_process(trial) + self._in_block(trial))
-        samples_us = self.noise.samples_us(self._random("samples", *_place(trial)), block_us)
+        samples_us = self.noise.samples_us(self._scattered("samples", *_place(trial)), block_us)
         return Block(samples_us, self.noise.tick_us)
 
     def _in_process(self, trial: Trial) -> float:
         """What this process adds to this config, in every block alike; 0 on average over processes."""
-        random = self._random("process", str(trial.process), trial.identity)
+        random = self._scattered("process", str(trial.process), trial.identity)
         bimodal = np.array([self._is_bimodal(trial)])
         effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
         return float((effect - self.noise.mean_mode(bimodal))[0])
@@ -172,25 +174,28 @@ class SimulatedTimer:
         """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""
         wall_s = ROUND_S * trial.round + self.noise.block_s * trial.position
         clock = trial.process if trial.clock is None else trial.clock
-        drift = _wall(self.seed, self.noise, clock)(np.array([wall_s]))[0]
+        drift = _wall(self._noise_seed, self.noise, clock)(np.array([wall_s]))[0]
         carry = self._random("after", trial.after).standard_normal() if trial.after else 0.0
-        own = self._random("block", *_place(trial)).standard_normal()
+        own = self._scattered("block", *_place(trial)).standard_normal()
         return float(drift + self.noise.carry_over_sd * carry + self.noise.block_sd * own)
 
     def _is_bimodal(self, trial: Trial) -> bool:
         return bool(self._random("bimodal", trial.identity).random() < self.noise.bimodal_share)
 
     def _random(self, *names: str) -> Generator:
-        return _generator(self.seed, *names)
+        return _generator(str(self.seed), *names)
+
+    def _scattered(self, *names: str) -> Generator:
+        return _generator(self._noise_seed, *names)
 
 
 @lru_cache(maxsize=64)
-def _wall(seed: int, noise: Noise, process: int) -> Callable[[Floats], Floats]:
+def _wall(seed: str, noise: Noise, process: int) -> Callable[[Floats], Floats]:
     return noise.wall(_generator(seed, "wall", str(process)))
 
 
-def _generator(seed: int, *names: str) -> Generator:
-    digest = hashlib.sha256("\n".join((str(seed), *names)).encode()).digest()
+def _generator(seed: str, *names: str) -> Generator:
+    digest = hashlib.sha256("\n".join((seed, *names)).encode()).digest()
     return np.random.default_rng(list(digest))
 
 

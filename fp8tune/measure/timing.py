@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -75,12 +76,14 @@ class NoTimer:
 
 
 def make_timer(text: str) -> Timer:
-    """``do_bench``, ``none`` or ``simulated:SEED`` -> a timer. Raises UsageError for anything else."""
-    name, _, seed = text.partition(":")
-    if name == "simulated" and seed.isdecimal():
+    """``do_bench``, ``none`` or ``simulated:SEED`` -> a timer. Raises UsageError for anything else.
+
+    ``simulated:SEED.NOISE`` is the same GPU on another day.
+    """
+    if seeds := re.fullmatch(r"simulated:([0-9]{1,18})(?:\.([0-9]{1,18}))?", text):
         from fp8tune.measure.simulated import SimulatedTimer  # numpy takes a while to import
 
-        return SimulatedTimer(int(seed))
+        return SimulatedTimer(int(seeds[1]), noise_seed=int(seeds[2] or 0))
     if text == "do_bench":
         return DoBenchTimer()
     if text == "none":

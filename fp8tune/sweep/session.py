@@ -260,7 +260,8 @@ def _simulated(timer: str) -> tuple[Laboratory, tuple[str, ...]]:
     from fp8tune.measure.timing import make_timer
 
     make_timer(timer)
-    laboratory = Laboratory(Kind.SIMULATED, replace(device.simulated_device(), name=timer), timer, "cpu", False)
+    gpu = replace(device.simulated_device(), name=timer.partition(".")[0])  # the noise is no part of it
+    laboratory = Laboratory(Kind.SIMULATED, gpu, timer, "cpu", False)
     return laboratory, ("simulated clock: no kernel runs, times are drawn from a seeded model",)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
 from collections.abc import Mapping
@@ -51,6 +52,23 @@ def test_sweeps_repeat_themselves(shapes: str, calibrated: str, capsys: pytest.C
     assert "re-sweeps with the same table, byte for byte: 1 of 1" in out
     assert "the same pick from scratch: 1 of 1" in out
     assert {path: path.read_bytes() for path in tables} == tables  # ours are left alone
+
+
+def test_each_sweep_has_noise_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = argparse.Namespace(kernel="mxfp8-dim0", shapes=["tiny"], calibration=None, timer="simulated:4")
+    desk, clocks = repeats.Desk(tmp_path, given, "simulated"), list[str]()
+
+    def swept(*arguments: str) -> None:
+        if arguments[0] == "sweep":
+            clocks.append(arguments[arguments.index("--timer") + 1])
+        else:
+            Path(arguments[-1]).write_bytes(b"")
+
+    monkeypatch.setattr(desk, "_fp8tune", swept)
+    monkeypatch.setattr(repeats, "measured", lambda database, arch: {})
+    for _ in range(3):
+        desk.sweep("a sweep")
+    assert clocks == ["simulated:4.1", "simulated:4.2", "simulated:4.3"]
 
 
 def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrated: str, tmp_path: Path) -> None:
