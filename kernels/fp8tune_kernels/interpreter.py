@@ -3,8 +3,8 @@
 Three faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes: its float32 ->
 float8 cast rounds half up and loses the mantissa's carry, its bfloat16 -> float32 cast gets subnormals wrong, and 3.6
 and 3.7 do not know ``float8e4b8`` (torch's ``float8_e4m3fnuz``) as the type of a cast. And it patches all of
-``triton.language`` again for each call of a device function, a third of its time. Nothing is touched outside
-interpreter mode.
+``triton.language`` again for each call of a device function, a third of its time, and in another third looks for
+integer overflows that it does not report. Nothing is touched outside interpreter mode.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def install() -> None:
     interpreter._convert_float = _rounding_like_torch(interpreter._convert_float)
     interpreter._patch_lang_core = _knowing_float8e4b8(interpreter._patch_lang_core)
     interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, interpreter._LangPatchScope)
+    semantic = interpreter.interpreter_semantic
+    semantic.binary_op_sanitize_overflow_impl = _where_it_can_assert(semantic)
 
 
 def _rounding_like_torch(convert: Any) -> Any:
@@ -88,6 +90,19 @@ def _once_a_launch(patch_language: Any, make_scope: Any) -> Any:
         return _Launch(applied) if is_launch else scope
 
     return patch
+
+
+def _where_it_can_assert(semantic: Any) -> Any:
+    """Wrap the check of an integer operation for overflow, five operations more, whose outcome ``device_assert`` drops
+    unless the builder's option ``debug`` is set."""
+    check = semantic.binary_op_sanitize_overflow_impl
+
+    @functools.wraps(check)
+    def checked(lhs: Any, rhs: Any, operation: Any) -> None:
+        if semantic.builder.options.debug:
+            check(lhs, rhs, operation)
+
+    return checked
 
 
 class _Launch:
