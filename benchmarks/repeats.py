@@ -172,7 +172,7 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
 def changed(before: bytes, after: bytes) -> list[str]:
     """The lines of a table that another has not, whatever they are."""
     old, new = (text.decode().splitlines() for text in (before, after))
-    _, _, *lines = difflib.unified_diff(old, new, n=0, lineterm="") if old != new else ("", "")
+    lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]  # after the two names
     return [line for line in lines if not line.startswith("@@")]
 
 
