@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.course import GRID, KERNEL, ROW, Course
+from fp8tune.measure.worker import usable_cores
 from fp8tune.records import NamedInts
 from fp8tune.stats import median
 
@@ -71,7 +72,7 @@ def thread_pool(course: Course) -> Search:
     course.arguments  # noqa: B018 - the tensors are built before the clock starts
 
     def search() -> Found:
-        compile_in_threads(course, os.cpu_count() or 1)
+        compile_in_threads(course, usable_cores())
         times_ms = {config: _short_bench_ms(course, config) for config in course.configs}
         fastest = {config: time_ms for config, time_ms in times_ms.items() if time_ms is not None}
         return Found(min(fastest, key=fastest.__getitem__), len(fastest))

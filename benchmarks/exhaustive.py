@@ -156,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     deadline = time.monotonic() + given.deadline
     job = session.take(session.Wish(tuple(given.kernel), tuple(given.shapes), timer=given.timer))
+    notice(f"on {job.laboratory.device.fingerprint}")
     truths: list[Truth] = []
     number = 0
     for number, truths in enumerate(times(job.laboratory, session.prepare(job).request.batches, deadline), start=1):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.contestants import compile_in_threads
 from benchmarks.course import Course
+from fp8tune.measure.worker import usable_cores
 from fp8tune.records import NamedInts
 from fp8tune.stats import median
 
@@ -22,7 +22,7 @@ def interleaved_times_us(course: Course, rounds: int, seed: int = 0) -> dict[Nam
     A round is a permutation of all configs, so that drift and neighbours hit each alike. A value is the median of
     :data:`SAMPLES` launches, each after a flush of the L2 cache as ``do_bench`` does it.
     """
-    compile_in_threads(course, os.cpu_count() or 1)
+    compile_in_threads(course, usable_cores())
     times_us: dict[NamedInts, list[float]] = {config: [] for config in course.configs if _launches(course, config)}
     order = list(times_us)
     permuted = random.Random(seed)

@@ -194,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     laboratory, _ = session.choose_laboratory(None, given.timer)
     if given.calibration:
         check_calibration(given.calibration, laboratory.device)
+    notice(f"on {laboratory.device.fingerprint}")
     with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
         desk = Desk(Path(folder), given, laboratory.device.arch)
         told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)

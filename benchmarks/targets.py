@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ from benchmarks.simulation import World, sweep
 from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, protocol_of
 from fp8tune.choose.decision import Protocol
 from fp8tune.measure.simulated import MEASURED, Noise
+from fp8tune.measure.worker import usable_cores
 
 ROWS = 20
 """Rows of a table."""
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--device", choices=MEASURED, help="one that was calibrated")
     for name in NOISES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="noise of the simulated GPU")

@@ -8,13 +8,12 @@ is 1, a multiple of 16, or another.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from typing import Any
 
-from fp8tune.measure.worker import Pool
+from fp8tune.measure.worker import Pool, usable_cores
 from fp8tune.records import Pace
 
 Cell = tuple[Callable[..., object], tuple[object, ...]]
@@ -28,7 +27,7 @@ class Compiled(Pace):
 def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> Iterator[Compiled]:
     """Run all cells, each in at most ``timeout_s``. What fails here fails again where it is timed."""
     begun = time.monotonic()
-    pool = Pool(min(workers, os.cpu_count() or 1))
+    pool = Pool(min(workers, usable_cores()))
     try:
         running = [pool.submit(timeout_s, function, *arguments) for function, arguments in cells]
         for done, _ in enumerate(as_completed(running), start=1):

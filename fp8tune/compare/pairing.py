@@ -6,7 +6,6 @@ here: rows of one side only, identical code, wrong bytes. Code that cannot be bu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +19,7 @@ from fp8tune.compare.side import Side, Survey
 from fp8tune.compare.verdicts import Verdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied
+from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
 
 P = ParamSpec("P")
@@ -123,7 +122,7 @@ def same_code(
         same_text = {kernel.name for kernel in kernels if kernel.same_source}
         return [e.problem.kernel in same_text and e.before.config == e.after.config for e in entries]
     arch = match.device.arch
-    pools = [Pool(max(1, (os.cpu_count() or 1) // 2)) for _ in match.sides]
+    pools = [Pool(max(1, usable_cores() // 2)) for _ in match.sides]
     try:
         futures = []
         for entry in entries:

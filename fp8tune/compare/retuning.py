@@ -5,14 +5,13 @@ A pick for a comparison, not for a table: one process, so near-ties fall either 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import wait
 
 from fp8tune.compare import side
 from fp8tune.compare.side import Side
 from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied
+from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import median
 
@@ -58,7 +57,7 @@ def _time(
 
 def _compile(of: Side, reference: str, problem: Problem, configs: Sequence[NamedInts], arch: str) -> None:
     """Fill the side's cache on all cores; what fails here fails again where it would be timed."""
-    pool = Pool(os.cpu_count() or 1)
+    pool = Pool(usable_cores())
     try:
         wait([pool.submit(TIMEOUT_S, side.within, of, side.code, reference, problem, c, arch) for c in configs])
     finally:

@@ -6,7 +6,6 @@ checks in as many workers as there are cores. An arch that is not here compiles 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import Compiled, compile_config
-from fp8tune.measure.worker import Pool, RemoteError, WorkerDied, WorkerHung
+from fp8tune.measure.worker import Pool, RemoteError, WorkerDied, WorkerHung, usable_cores
 from fp8tune.plan.problems import Planned
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Status
 
@@ -118,7 +117,7 @@ class OpenLaboratory:
         if not self.lab.compiles:
             return
         if self._compilers is None:
-            self._compilers = Pool(os.cpu_count() or 1)
+            self._compilers = Pool(usable_cores())
         for trial in trials:
             if trial.pruned is None and (batch.problem, trial.config) not in self._compiling:
                 self._compiling[batch.problem, trial.config] = self._compilers.submit(

@@ -45,6 +45,13 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
+def usable_cores() -> int:
+    """Cores this process may run on: ``taskset``, a container or a batch system may leave it fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class WorkerDied(Exception):  # noqa: N818 - an event the caller handles, not an error of the program
     """The process ended before it answered; ``str()`` says by which signal or exit code."""
 

@@ -24,7 +24,7 @@ from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device, rocm
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
-from fp8tune.measure.worker import start_server
+from fp8tune.measure.worker import start_server, usable_cores
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Row
@@ -252,8 +252,8 @@ def static_laboratory(arch: str) -> Laboratory:
 
 
 def _interpreter() -> tuple[Laboratory, tuple[str, ...]]:
-    cores = os.cpu_count() or 1
-    return Laboratory(Kind.INTERPRETER, device.interpreter_device(), "none", "cpu", False, workers=cores), ()
+    here = device.interpreter_device()
+    return Laboratory(Kind.INTERPRETER, here, "none", "cpu", False, workers=usable_cores()), ()
 
 
 def _simulated(timer: str) -> tuple[Laboratory, tuple[str, ...]]:

@@ -95,6 +95,18 @@ def test_pool_loses_only_the_call_that_died() -> None:
         pool.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system lets a process choose its cores like that")
+def test_only_the_cores_this_process_may_use_count():
+    """Of sweeps beside each other, each given a share of the cores, none may start compilers for all of them."""
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(mine)})
+        assert workers.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert workers.usable_cores() == len(mine)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when its pipe does")
 def test_a_worker_whose_parent_was_killed_while_it_began_ends():
     """It once stayed for good, and whoever waited for its output with it: Linux tells of deaths to come only."""
