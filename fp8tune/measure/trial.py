@@ -86,7 +86,8 @@ def run_trial(
                 if wrong := checked.check(config):
                     return Outcome(Status.WRONG, reason=wrong)
             bench.passed.add(config)
-        outcome = _timed(timer, replace(trial, hopeless_us=bench.hopeless_us), lambda: bench.launch(config))
+        hopeless_us = bench.hopeless_us if number == 0 else None  # who is in a later round has shown that it is not
+        outcome = _timed(timer, replace(trial, hopeless_us=hopeless_us), lambda: bench.launch(config))
         bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
         return outcome
 
@@ -148,15 +149,12 @@ def _timed(timer: Timer, trial: Trial, launch: Callable[[], None]) -> Outcome:
     )
 
 
-def trial_of(
-    spec: KernelSpec, problem: Problem, config: NamedInts, number: int = 0, hopeless_us: float | None = None
-) -> Trial:
+def trial_of(spec: KernelSpec, problem: Problem, config: NamedInts, number: int = 0) -> Trial:
     """What a clock is told of ``config`` on ``problem`` in round ``number``."""
     return Trial(
         identity=f"{problem} {config.canonical}",
         round=number,
         bytes_moved=spec.bytes_moved(problem.shape),
-        hopeless_us=hopeless_us,
         config=f"{problem.kernel} {config.canonical}",
         key=f"{problem.kernel} {spec.lookup_key(problem).canonical}",
     )
