@@ -5,7 +5,8 @@ A block's log time is the sum of
 - the config's true log time: what moving the bytes takes, times a slowdown from :func:`log_slowdown`;
 - process x config: heavy-tailed, and for some configs a second mode that a process is in or not;
 - drift and throttle episodes along the process' wall clock, and what the block before left behind;
-- the block's own noise. Samples scatter around that, some far above, and are whole ticks.
+- the block's own noise. Samples scatter around that, some far above, and are whole ticks. Where the machine is held up
+  all but the first are far above, and the block is timed again, as on a GPU (:mod:`fp8tune.measure.steady`).
 
 Everything is a function of the seeds and of what is asked, in any order: no state, no process id, no time of day. One
 seed makes the GPU, its true times and what a config leaves behind; another the noise, as on another day.
@@ -14,6 +15,7 @@ seed makes the GPU, its true times and what a config leaves behind; another the 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fp8tune.measure.clock import Block, Trial
+from fp8tune.measure.steady import steadiest
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +67,7 @@ class Noise:
     throttle_slowdown: float = 0.06
     stall_share: float = 0.005
     """Of blocks that take 1.5 to 4 times as long: 8 of 1,449 took 2 to 9 times in a sweep on one H100, 9 of 9,411 in
-    earlier ones. ``benchmarks.compare_targets`` alone draws them; the simulated clock does not stall."""
+    earlier ones, 4 of 3,000 on another."""
     sample_sd: float = 0.01
     outlier_share: float = 0.02
     """Of samples that are 5-50 % high."""
@@ -99,7 +102,13 @@ class Noise:
         slow = random.random(shape) < self.stall_share
         return np.where(slow, np.log(random.uniform(1.5, 4, shape)), 0.0)
 
-    def samples_us(self, random: Generator, block_us: float) -> tuple[float, ...]:
+    def held_up(self, random: Generator) -> Floats:
+        """What a stall adds to each sample of a block: it begins within the first three."""
+        stall, begun = self.stalls(random, (1,)), random.integers(0, 3)
+        share: Floats = np.clip((np.arange(self.samples) - begun + 1) / 3, 0, 1)
+        return stall * share
+
+    def samples_us(self, random: Generator, block_us: Floats | float) -> tuple[float, ...]:
         """One block's samples in microseconds, whole ticks."""
         samples = block_us * (1 + self.sample_sd * random.standard_normal(self.samples))
         outlier = random.random(self.samples) < self.outlier_share
@@ -160,8 +169,15 @@ class SimulatedTimer:
     def block(self, launch: Callable[[], None], trial: Trial) -> Block:
         """The samples of one block: the same for the same seed and trial. ``launch`` is not called."""
         block_us = self.true_time_us(trial) * math.exp(self._in_process(trial) + self._in_block(trial))
-        samples_us = self.noise.samples_us(self._scattered("samples", *_place(trial)), block_us)
-        return Block(samples_us, self.noise.tick_us)
+        tries = itertools.count()
+        samples_us, thrown_away = steadiest(lambda: self._samples_us(trial, block_us, next(tries)))
+        return Block(samples_us, self.noise.tick_us, thrown_away)
+
+    def _samples_us(self, trial: Trial, block_us: float, number: int) -> tuple[float, ...]:
+        """What a block's try gives, counted from 0."""
+        names = (*_place(trial), *([f"try {number}"] if number else []))
+        held_up = self.noise.held_up(self._scattered("stall", *names))
+        return self.noise.samples_us(self._scattered("samples", *names), block_us * np.exp(held_up))
 
     def _in_process(self, trial: Trial) -> float:
         """What this process adds to this config, in every block alike; 0 on average over processes."""

@@ -31,6 +31,8 @@ class Request:
     """Whether the screen's finalists are timed again, in fresh processes."""
     incumbents: Mapping[Problem, NamedInts] = field(default_factory=dict)
     """What the committed table holds for the problems: always among the finalists."""
+    fallbacks: Mapping[str, NamedInts] = field(default_factory=dict)
+    """What it holds for any other shape, by kernel: timed in every round, for its place hangs on every problem."""
     time_budget_s: float | None = None
     trial_timeout_s: float = TRIAL_TIMEOUT_S
 

@@ -1,7 +1,8 @@
 """plan -> compile -> check -> screen -> finals -> store: rows as they come, and an event for whoever shows them.
 
 Each problem is screened in rounds, every round a seeded permutation: the first has every config, the later ones those
-within 1.3x of the best so far. The screen chooses who enters the finals (:mod:`fp8tune.sweep.finals`) and nothing else.
+within 1.3x of the best so far and what the committed table holds. The screen chooses who enters the finals
+(:mod:`fp8tune.sweep.finals`) and nothing else.
 A trial that fails is a row with its reason; the sweep goes on. Whatever already has a row is not run again, so that the
 same command continues a sweep that was stopped.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.choose.decision import Protocol
@@ -128,7 +129,7 @@ class _Screen:
     def run(self, lab: OpenLaboratory) -> Iterator[Event]:
         """All rounds of the problem, with what is stored already in its place."""
         for number in range(ROUNDS if self.request.laboratory.times else 1):
-            trials = self._permuted(_contenders(self.batch.trials, self.times_us), number)
+            trials = self._permuted(_contenders(self.batch.trials, self.times_us, self._committed), number)
             if number and trials:
                 yield Added(len(trials))
             for event in self._round(lab, number, trials):
@@ -139,6 +140,11 @@ class _Screen:
         self.store.mark_complete(
             self.sweep_id, batch.version, self.request.laboratory.device, batch.problem, len(batch.trials)
         )
+
+    @property
+    def _committed(self) -> set[NamedInts | None]:
+        """The committed table's configs for this problem and for any other shape: no single block puts them out."""
+        return {self.request.incumbents.get(self.batch.problem), self.request.fallbacks.get(self.batch.version.kernel)}
 
     def _round(self, lab: OpenLaboratory, number: int, trials: Sequence[Planned]) -> Iterator[Event]:
         known = self.known(number)
@@ -194,13 +200,16 @@ class _Screen:
         return self.request.row(self.batch, config, outcome, process=outcome.process, round=number, position=position)
 
 
-def _contenders(trials: Sequence[Planned], times_us: Mapping[NamedInts, Sequence[float]]) -> list[Planned]:
-    """All trials before any was timed; then those that may still be the best."""
+def _contenders(
+    trials: Sequence[Planned], times_us: Mapping[NamedInts, Sequence[float]], always: Collection[NamedInts | None]
+) -> list[Planned]:
+    """All trials before any was timed; then those that may still be the best, and ``always``."""
     if not times_us:
         return list(trials)
     best = min(median(times) for times in times_us.values())
     return [
         trial
         for trial in trials
-        if trial.config in times_us and median(times_us[trial.config]) <= CONTENDER_RATIO * best
+        if trial.config in times_us
+        and (trial.config in always or median(times_us[trial.config]) <= CONTENDER_RATIO * best)
     ]

@@ -163,6 +163,7 @@ def prepare(job: Job) -> Prepared:
             retry_failed=wish.retry_failed,
             finals=not wish.quick,
             incumbents=_incumbents(batches, laboratory.device),
+            fallbacks=_fallbacks(batches, laboratory.device),
             time_budget_s=wish.time_budget_s,
             trial_timeout_s=wish.trial_timeout_s,
         ),
@@ -211,6 +212,15 @@ def _incumbents(batches: Iterable[Batch], target: Device) -> dict[Problem, Named
         for b in batches
     }
     return {problem: config for problem, config in found.items() if config is not None}
+
+
+def _fallbacks(batches: Iterable[Batch], target: Device) -> dict[str, NamedInts]:
+    versions = {batch.version.kernel: batch.version for batch in batches}
+    found = {
+        kernel: ranking.completed(incumbents.COMMITTED.config(kernel, target, None), version)
+        for kernel, version in versions.items()
+    }
+    return {kernel: config for kernel, config in found.items() if config is not None}
 
 
 # Where trials run

@@ -261,6 +261,23 @@ def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monk
     assert slowest not in {winner.config for winner in winners(store, wish)}
 
 
+@pytest.mark.parametrize("is_fallback", [False, True])
+def test_what_the_committed_table_holds_is_timed_in_every_round(
+    store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch, is_fallback: bool
+) -> None:
+    """Else a block far off in the first round puts it out of the screen, and so out of the row for any other shape."""
+    wish = replace(wish, quick=True)
+    screened = rows(events(store, wish))
+    slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
+    assert max(row.round for row in screened if row.config == slowest) == 0
+    monkeypatch.setattr(
+        Incumbents, "config", lambda self, kernel, device, key: slowest if (key is None) == is_fallback else None
+    )
+    again = rows(events(store, replace(wish, again=True)))
+    for of in {row.problem for row in again}:
+        assert {row.round for row in again if (row.problem, row.config) == (of, slowest)} == {0, 1, 2}
+
+
 def test_the_numbers_of_a_calibration_are_used(store: Store, wish: session.Wish) -> None:
     job = session.take(wish)
     calibrated = store.begin_sweep("calibrate", job.laboratory.device, command="", commit="", timer="", seed=0)
