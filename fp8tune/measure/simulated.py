@@ -67,7 +67,7 @@ class Noise:
     throttle_slowdown: float = 0.06
     stall_share: float = 0.005
     """Of blocks that take 1.5 to 4 times as long: 8 of 1,449 took 2 to 9 times in a sweep on one H100, 9 of 9,411 in
-    earlier ones, 4 of 3,000 on another."""
+    earlier ones, 4 of 2,450 in one on another."""
     sample_sd: float = 0.01
     outlier_share: float = 0.02
     """Of samples that are 5-50 % high."""
@@ -118,12 +118,15 @@ class Noise:
 
 
 MEASURED: Mapping[str, Noise] = {
-    "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0012, block_sd=0.0028, tick_us=0.032),
+    "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0013, block_sd=0.0029, tick_us=0.032),
+    "NVIDIA H200": Noise(process_sd=0.0011, block_sd=0.0016, tick_us=0.032),
 }
 """Device name -> what ``fp8tune calibrate`` measured there; the rest are the guesses above.
 
-The larger of what two H100s had whose finals are in ``results.db`` (0.10 and 0.12 %, 0.28 and 0.27 %), over 20 fresh
-processes each. Two before had 0.00 and 0.07 % from process to process, and the first 0.49 % from block to block."""
+The largest that several devices had, over 20 fresh processes each: four H100s 0.10 to 0.13 % from process to process
+and 0.27 to 0.29 % from block to block (two before had 0.00 and 0.07 %, and the first 0.49 % from block to block), and
+four H200s at once 0.04 to 0.11 % and 0.15 to 0.16 %.
+"""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:
