@@ -86,7 +86,7 @@ def run_trial(
                 if wrong := checked.check(config):
                     return Outcome(Status.WRONG, reason=wrong)
             bench.passed.add(config)
-        hopeless_us = bench.hopeless_us if number == 0 else None  # who is in a later round has shown that it is not
+        hopeless_us = bench.hopeless_us if number == 0 else None  # the later rounds have nobody to give up on
         outcome = _timed(timer, replace(trial, hopeless_us=hopeless_us), lambda: bench.launch(config))
         bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
         return outcome
