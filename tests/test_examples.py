@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from places import ROOT
+
+from fp8tune.store.results import Store
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
@@ -40,6 +43,21 @@ def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "fp8 / bf16: " in said
     assert ("no plot" in said) != (tmp_path / "plot.png").exists()
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="the example gives each GPU its cores by taskset")
+def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    few = ["--timer", "simulated:1", "--quick", "--grid", "num_warps=4", "--grid", "num_stages=1"]
+    wish = ["--kernel", "rowwise-2d", "--kernel", "mxfp8-dim0", "--shapes", "tiny", "--folder", str(tmp_path)]
+    database = str(tmp_path / "all.db")
+    sweeps = example("sweep_every_gpu")
+    assert sweeps.main(["--gpus", "0,1", *wish, "--db", database, "--", *few]) == 0
+    said = capfd.readouterr().out
+    assert [said.count(f"{kernel} over tiny, ") for kernel in ("rowwise-2d", "mxfp8-dim0")] == [1, 1]
+    with Store.open(database, writable=False) as store:
+        assert {row.problem.kernel for row in store.rows()} == {"rowwise-2d", "mxfp8-dim0"}
+    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--time-budget", "1", "--", *few]) == 0
+    assert "left out: rowwise-2d over tiny\nleft out: mxfp8-dim0 over tiny\n" in capfd.readouterr().out
 
 
 def code_blocks() -> list[str]:
