@@ -18,6 +18,8 @@ from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Pr
 TIE_BAND = Protocol().tie_band
 """Screened configs this close to the best are as good as the best: repeated sweeps swap them at random."""
 
+KEEP_BAND = Protocol().keep_band
+"""What the committed table holds stays until another is better by more than this: where nothing is tested, plainly."""
 
 CACHED_SHARE = 1.15
 """Share of the copy ceiling above which data came from a cache: reads alone reach up to 1.06 on an H100 and an H200."""
@@ -127,16 +129,21 @@ class Contest:
 
     @cached_property
     def pick(self) -> Evidence:
-        """What the finals say; without any, the first in canonical order within the tie band of the best.
+        """What the finals say; without any the incumbent within the keep band of the best, else the first in canonical
+        order within the tie band.
 
-        Rows that name their config come before others.
+        Rows that name their config come before others; published ones have no incumbent.
         """
         if self.judgement is not None:
             return self._entry(self.judgement.decision.config)
         ranked = self.named or self.entries
-        bound = value_us(ranked[0]) * (1 + TIE_BAND)
-        tied = [entry for entry in ranked if value_us(entry) <= bound and entry.stage == ranked[0].stage]
-        return min(tied, key=_canonical_rank)
+        best_us = value_us(ranked[0])
+        near = [e for e in ranked if e.stage == ranked[0].stage and value_us(e) <= best_us * (1 + KEEP_BAND)]
+        if self.incumbent is not None and self.kind is not Kind.PUBLISHED:
+            kept = [entry for entry in near if entry.config == self.incumbent]
+            if kept:
+                return kept[0]
+        return min((entry for entry in near if value_us(entry) <= best_us * (1 + TIE_BAND)), key=_canonical_rank)
 
     def winner(self) -> Winner:
         """The pick with what stands beside it."""

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fp8tune.choose.contest import TIE_BAND, Contest, Winner, value_us
-from fp8tune.choose.decision import Protocol, canonical_order
+from fp8tune.choose.contest import KEEP_BAND, TIE_BAND, Contest, Winner, value_us
+from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
 from fp8tune.stats import geomean
 
 __all__ = [
+    "KEEP_BAND",
     "TIE_BAND",
     "Contest",
     "Shared",
@@ -33,9 +34,6 @@ __all__ = [
     "value_us",
     "winners",
 ]
-
-KEEP_BAND = Protocol().keep_band
-"""A config for several problems keeps its place until another's mean slowdown is less by more than this."""
 
 ROBUST_SLOWDOWN = 1.05
 """What a config for unseen shapes may lose on any shape that was measured."""

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, H100, H200, KERNEL, config, evidence, problem
+from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, problem
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
@@ -60,6 +60,15 @@ def test_within_one_percent_the_canonical_order_decides(better, worse):
 def test_a_tied_pick_says_that_its_runner_up_is_faster():
     winner = only(winners([evidence(100.9, config=config(32)), evidence(100.0, config=config(64))]))
     assert winner.ratio == 100.0 / 100.9
+
+
+@pytest.mark.parametrize(("time_us", "stays"), [(101.4, True), (101.6, False)])
+def test_a_screen_leaves_the_committed_config_its_place_within_the_keep_band(time_us, stays):
+    times_us = {128: time_us, 32: 100.9, 64: 100.0}
+    rows = [evidence(time_us, config=config(block)) for block, time_us in times_us.items()]
+    table = installed((KERNEL.kernel, "", tuple(sorted(rows[0].lookup_key.items())), tuple(config(128).items())))
+    assert only(winners(rows, table)).config == config(128 if stays else 32)
+    assert only(winners([replace(row, kind=Kind.PUBLISHED) for row in rows], table)).config == config(32)
 
 
 def test_the_declared_order_of_values_counts_not_their_size():
