@@ -222,6 +222,8 @@ class Pool:
     complete: bool
     newest: float
     """When its last time was stored, seconds since the epoch; 0 where it has none."""
+    has_finals: bool = False
+    """Whether there were finals; otherwise a screen decides."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,8 @@ class Evidence:
     """The same under its second name; the declared default only."""
     newest: float = 0.0
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
+    has_finals: bool = False
+    """Whether there were finals among what it is compared with, its own or not."""
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,12 @@ def competing(pools: Iterable[Pool]) -> list[Pool]:
     for pool in pools:
         ranked = pool.kind in _RANKED and pool.newest
         arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
-    return [rivals[0] if len(rivals) == 1 else min(rivals, key=_pool_rank) for rivals in arenas.values()]
+    return [rivals[0] if len(rivals) == 1 else _winning(rivals) for rivals in arenas.values()]
 
 
 def contests(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Contest]:
-    """Evidence sorted into what may be compared; per problem and device the newest complete version only.
+    """Evidence sorted into what may be compared; per problem and device the newest complete version only, and of that
+    finals before a screen: one on another machine does not replace them.
 
     Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
     """
@@ -171,18 +172,30 @@ def _newest(pools: Sequence[Contest]) -> Contest:
     if len(pools) == 1:
         return pools[0]
 
-    def rank(contest: Contest) -> tuple[object, ...]:
-        first = contest.entries[0]
-        newest = max(entry.newest for entry in contest.entries)
-        return _pool_rank(Pool(first.problem, first.device, first.kind, first.version, first.complete, newest))
+    by_pool = {_pool_of(contest): contest for contest in pools}
+    return by_pool[_winning(list(by_pool))]
 
-    return min(pools, key=rank)
+
+def _pool_of(contest: Contest) -> Pool:
+    first = contest.entries[0]
+    newest = max(entry.newest for entry in contest.entries)
+    return Pool(first.problem, first.device, first.kind, first.version, first.complete, newest, first.has_finals)
+
+
+def _winning(rivals: Sequence[Pool]) -> Pool:
+    """Of the version that ranks first, finals before a screen."""
+    first = min(rivals, key=_pool_rank)
+    peers = [pool for pool in rivals if _version(pool) == _version(first) and pool.complete == first.complete]
+    return min(peers, key=lambda pool: (not pool.has_finals, _pool_rank(pool)))
 
 
 def _pool_rank(pool: Pool) -> tuple[object, ...]:
     """Measured before published, complete before begun, then the newest; the names decide between equals."""
-    version = pool.version.source_hash if pool.version else ""
-    return _RANKED.index(pool.kind), not pool.complete, -pool.newest, version, pool.device.fingerprint
+    return _RANKED.index(pool.kind), not pool.complete, -pool.newest, _version(pool), pool.device.fingerprint
+
+
+def _version(pool: Pool) -> str:
+    return pool.version.source_hash if pool.version else ""
 
 
 def _entry_order(entry: Evidence) -> tuple[object, ...]:

@@ -115,6 +115,7 @@ class _Gathering:
                 version=self.shared.versions[version],
                 complete=self._is_complete(kind, version, device, problem),
                 newest=newest.get((problem, version, device, kind), 0.0),
+                has_finals=bool(self.sessions.of(problem, version, device)),
             ): (problem, version, device, kind)
             for problem, version, device, kind in found
         }
@@ -166,6 +167,7 @@ class _Gathering:
             finals=timed,
             twin=finals.get("twin", ()),
             newest=max(summary.newest.values()),
+            has_finals=bool(self.sessions.of(problem, version, device)),
         )
 
     def _finals(self, subject: visits.Subject, summary: Summary) -> Mapping[str, tuple[Visit, ...]]:

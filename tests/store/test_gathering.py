@@ -12,6 +12,7 @@ from database_rows import H100, H200, KERNEL, begin, config, end_finals, finishe
 from places import ROOT
 
 from fp8tune.choose import ranking
+from fp8tune.choose.decision import Verdict
 from fp8tune.export import table as export
 from fp8tune.records import Kind, Pool, Status
 from fp8tune.store.importing import import_file
@@ -114,6 +115,29 @@ def test_a_pool_competes_by_kind_then_end_then_age() -> None:
     first = pool(Kind.MEASURED, True, 1.0)
     others = [pool(Kind.MEASURED, False, 9.0), pool(Kind.PUBLISHED, True, 9.0), pool(Kind.MEASURED, True, 0.5)]
     assert ranking.competing([*others, first]) == [first]
+
+
+def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> None:
+    finals = Pool(problem(), H100, Kind.MEASURED, KERNEL, True, 1.0, has_finals=True)
+    screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
+    assert ranking.competing([finals, screen]) == [finals]
+    assert ranking.competing([finals, replace(screen, has_finals=True)]) == [replace(screen, has_finals=True)]
+    assert ranking.competing([replace(finals, complete=False), screen]) == [screen]
+    newer = replace(screen, version=NEWER_KERNEL)
+    assert ranking.competing([finals, newer]) == [newer]
+
+
+def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> None:
+    finished_sweep(store, {problem(): {config(32): 100.0, config(64): 90.0}})
+    sweep = begin(store, request="finals")
+    for block, process in itertools.product((32, 64), ("final 00", "final 01")):
+        store.add(sweep, row(90.0 + block / 64, config=config(block), stage="final", process=process))
+    end_finals(store, sweep)
+    finished_sweep(store, {problem(): {config(32): 80.0, config(64): 95.0}}, NEWER_DRIVER)
+    for evidence in (store.evidence(), store.evidence(keep=ranking.competing)):
+        (pick,) = ranking.winners(evidence)
+        assert (pick.device, pick.n) == (H100, 2)
+        assert pick.verdict is not Verdict.QUICK
 
 
 def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
