@@ -68,6 +68,8 @@ class Contest:
     entries: tuple[Evidence, ...]
     incumbent: NamedInts | None = None
     """What the committed table holds for the problem's lookup key."""
+    rivals: tuple[Contest, ...] = ()
+    """Finals of the same kernel version on other devices of the name, or under other drivers."""
 
     @property
     def problem(self) -> Problem:
@@ -156,20 +158,34 @@ class Contest:
             return winner
         return replace(winner, verdict=Verdict.UNRESOLVABLE, note="faster than memory: the cache was not flushed")
 
+    @cached_property
+    def _is_contradicted(self) -> bool:
+        """Whether finals on another device of the name, unknown when these were judged, come to another pick."""
+        mine = [visit.session for entry in self.entries for visit in entry.finals]
+        replaced = frozenset().union(*(session.replaces for session in mine))
+        return any(
+            rival.judgement is not None
+            and rival.pick.config != self.pick.config
+            and any(visit.session.sweep not in replaced for entry in rival.entries for visit in entry.finals)
+            for rival in self.rivals
+        )
+
     def _entry(self, config: NamedInts) -> Evidence:
         return next(entry for entry in self.named if entry.config == config)
 
     def _judged(self, judgement: Judgement) -> Winner:
         decision = judgement.decision
         twins = [noise_floor(entry.finals, entry.twin) for entry in self.named if entry.twin]
+        is_ambiguous = self._is_contradicted and decision.verdict is not Verdict.UNRESOLVABLE
+        verdict = Verdict.AMBIGUOUS if is_ambiguous else decision.verdict
         return replace(
             self._winner(self.pick, decision.time_us, decision.runner_up),
             n=decision.processes,
-            verdict=decision.verdict,
+            verdict=verdict,
             noise_floor=twins[0] if twins else None,
             lower=_finite(decision.lower),
             upper=_finite(decision.upper),
-            disputed=judgement.is_disputed,
+            disputed=judgement.is_disputed or self._is_contradicted,
         )
 
     def _screened(self) -> Winner:

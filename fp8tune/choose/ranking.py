@@ -59,12 +59,12 @@ def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS
 
 
 def competing(pools: Iterable[Pool]) -> list[Pool]:
-    """The pools that :func:`contests` would rank, told from when they were timed; and all that hold no timings."""
+    """The pools that :func:`contests` would rank or hold against those, and all that hold no timings."""
     arenas: dict[Hashable, list[Pool]] = {}
     for pool in pools:
         ranked = pool.kind in _RANKED and pool.newest
         arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
-    return [rivals[0] if len(rivals) == 1 else _winning(rivals) for rivals in arenas.values()]
+    return [pool for rivals in arenas.values() for pool in (rivals if len(rivals) == 1 else _standing(rivals))]
 
 
 def contests(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Contest]:
@@ -87,7 +87,8 @@ def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
     if key is None:
         return contest
     incumbent = incumbents.config(contest.problem.kernel, contest.device, key)
-    return replace(contest, incumbent=completed(incumbent, contest.entries[0].version))
+    rivals = tuple(_challenged(rival, incumbents) for rival in contest.rivals)
+    return replace(contest, incumbent=completed(incumbent, contest.entries[0].version), rivals=rivals)
 
 
 def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
@@ -173,7 +174,8 @@ def _newest(pools: Sequence[Contest]) -> Contest:
         return pools[0]
 
     by_pool = {_pool_of(contest): contest for contest in pools}
-    return by_pool[_winning(list(by_pool))]
+    first, *others = _standing(list(by_pool))
+    return replace(by_pool[first], rivals=tuple(by_pool[other] for other in others))
 
 
 def _pool_of(contest: Contest) -> Pool:
@@ -182,11 +184,13 @@ def _pool_of(contest: Contest) -> Pool:
     return Pool(first.problem, first.device, first.kind, first.version, first.complete, newest, first.has_finals)
 
 
-def _winning(rivals: Sequence[Pool]) -> Pool:
-    """Of the version that ranks first, finals before a screen."""
-    first = min(rivals, key=_pool_rank)
-    peers = [pool for pool in rivals if _version(pool) == _version(first) and pool.complete == first.complete]
-    return min(peers, key=lambda pool: (not pool.has_finals, _pool_rank(pool)))
+def _standing(pools: Sequence[Pool]) -> list[Pool]:
+    """The pool that is ranked: of the version that ranks first, finals before a screen. Then that version's finals on
+    other devices of the name or under other drivers, which may disagree."""
+    newest = min(pools, key=_pool_rank)
+    peers = [pool for pool in pools if _version(pool) == _version(newest) and pool.complete == newest.complete]
+    first, *others = sorted(peers, key=lambda pool: (not pool.has_finals, _pool_rank(pool)))
+    return [first, *(pool for pool in others if pool.has_finals)]
 
 
 def _pool_rank(pool: Pool) -> tuple[object, ...]:

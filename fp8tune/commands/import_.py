@@ -29,7 +29,7 @@ def import_(
         print(f"{file}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
-            render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep has run there again")
+            render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")
         if file.suffix == ".csv" and not report.of_operations:
             # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:

@@ -144,8 +144,7 @@ class Store:
         with self._transaction(write=True):
             key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
             key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
-            subject = (key["problem_id"], key["version_id"], key["device_id"])
-            before = visits.Sessions.load(self._connection, subject).of(*subject)
+            before = visits.known(self._connection, key["problem_id"], key["version_id"], device)
             values = {"replaces": " ".join(session.sweep for id, session in before.items() if id != sweep_id)}
             bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
             self._writer.id(Finals, key, values | bands)

@@ -6,7 +6,7 @@ together by an import do not replace each other: both count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, func, inspect, select
 
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Session, Visit
 from fp8tune.store.reading import ById, device_ids, problem_ids
-from fp8tune.store.schema import Candidates, Configs, Finals, KernelVersions, Sweeps, Trials, Workers
+from fp8tune.store.schema import Candidates, Configs, Devices, Finals, KernelVersions, Sweeps, Trials, Workers
 from fp8tune.store.summaries import Block, summaries
 
 Subject = tuple[int, int, int]
@@ -51,7 +51,9 @@ def _unreplaced(rows: Iterable[Any]) -> dict[int, Session]:
     rows = list(rows)
     replaced = {uid for row in rows for uid in row.replaces.split()}
     return {
-        row.sweep_id: Session(row.uid, row.tie_band, row.keep_band, row.floor_us)
+        row.sweep_id: Session(
+            row.uid, row.tie_band, row.keep_band, row.floor_us, replaces=frozenset(row.replaces.split())
+        )
         for row in rows
         if row.uid not in replaced
     }
@@ -129,8 +131,29 @@ def _candidates(version: KernelVersion, device: Device, problem: Problem) -> Sel
     )
 
 
+def known(connection: Connection, problem: int, version: int, device: Device) -> dict[int, Session]:
+    """The finals that count of a problem and kernel version, on any device of this one's name: by the sweep's id."""
+    found: dict[int, Session] = {}
+    for id in connection.execute(_of_the_name(device)).scalars():
+        found |= Sessions.load(connection, (problem, version, id)).of(problem, version, id)
+    return found
+
+
 def has_rivals(connection: Connection, device: Device | None) -> bool:
-    """Whether more finals than one count for some problem (on a device)."""
-    mine = None if device is None else set(connection.execute(device_ids(device)).scalars())
-    by_subject = Sessions.load(connection).by_subject
-    return any(len(sessions) > 1 for subject, sessions in by_subject.items() if mine is None or subject[2] in mine)
+    """Whether more finals than one count for some problem (on devices of a name), none known to the others."""
+    mine = None if device is None else set(connection.execute(_of_the_name(device)).scalars())
+    names = {row.id: (row.arch, row.name) for row in connection.execute(select(*Devices.c))}
+    groups: dict[tuple[int, int, tuple[str, str]], list[Session]] = {}
+    for (problem, version, of), sessions in Sessions.load(connection).by_subject.items():
+        if mine is None or of in mine:
+            groups.setdefault((problem, version, names[of]), []).extend(sessions.values())
+    return any(_are_rivals(sessions) for sessions in groups.values())
+
+
+def _are_rivals(sessions: Sequence[Session]) -> bool:
+    replaced = frozenset().union(*(session.replaces for session in sessions))
+    return sum(session.sweep not in replaced for session in sessions) > 1
+
+
+def _of_the_name(device: Device) -> Select[Any]:
+    return select(Devices.c.id).where(Devices.c.arch == device.arch, Devices.c.name == device.name)

@@ -202,9 +202,8 @@ class Finals:
             return False
         timed = self.store.finals(batch.version, device, batch.problem, self.sweep_id)
         tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
-        bands = {"tie_band": self._protocol.tie_band, "keep_band": self._protocol.keep_band}
-        bands["floor_us"] = floor_us(self._measured, tick_us)
-        session = Session(self._uid, **bands)
+        bands = self._protocol.tie_band, self._protocol.keep_band, floor_us(self._measured, tick_us)
+        session = Session(self._uid, *bands)
         visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
         if any(visits.values()) and processes < self._last:
             decision = judge(
@@ -215,7 +214,15 @@ class Finals:
             ).decision
             if needs_more(decision):
                 return False
-        self.store.end_finals(self.sweep_id, batch.version, device, batch.problem, **bands)
+        self.store.end_finals(
+            self.sweep_id,
+            batch.version,
+            device,
+            batch.problem,
+            tie_band=session.tie_band,
+            keep_band=session.keep_band,
+            floor_us=session.floor_us,
+        )
         return True
 
     @property

@@ -9,32 +9,41 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, problem, row
 
 from fp8tune.choose import ranking
 from fp8tune.choose.decision import Verdict
 from fp8tune.export import table as export
+from fp8tune.records import Device
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 
 CONFIGS = (KERNEL.default, config(32), config(128))
+ANOTHER_H100 = replace(H100, uuid_hash="0123012301230123")
+UPDATED_H100 = replace(H100, driver="590.1")
 WIDENED = replace(KERNEL, axes=(*KERNEL.axes, ("num_ctas", (1, 2))))
 
 
 def sweep_with_finals(
-    store: Store, times_us: tuple[float, ...], seed: int = 0, request: str = "request", K: int = 5120
+    store: Store,
+    times_us: tuple[float, ...],
+    seed: int = 0,
+    request: str = "request",
+    K: int = 5120,
+    device: Device = H100,
 ):
     """A finished sweep of one problem: a screen, and six processes of six rounds; a block is off by up to 0.05 %."""
-    noise, sweep, of = random.Random(f"{times_us} {seed}"), begin(store, request=request, again=True), problem(K=K)
-    store.record_ceiling(sweep, H100, 3000.0 + seed)
+    noise, of = random.Random(f"{times_us} {seed}"), problem(K=K)
+    sweep = begin(store, device, request, again=True)
+    store.record_ceiling(sweep, device, 3000.0 + seed)
     for time_us, config_ in zip(times_us, CONFIGS, strict=True):
-        store.add(sweep, row(time_us, of=of, config=config_))
+        store.add(sweep, row(time_us, of=of, config=config_, device=device))
         for process, round in itertools.product(range(6), range(6)):
             block_us = time_us * noise.uniform(0.9995, 1.0005)
             made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
-            store.add(sweep, made)
-    store.mark_complete(sweep, KERNEL, H100, of, len(CONFIGS))
-    end_finals(store, sweep, of)
+            store.add(sweep, replace(made, device=device))
+    store.mark_complete(sweep, KERNEL, device, of, len(CONFIGS))
+    end_finals(store, sweep, of, device)
     store.finish_sweep(sweep)
 
 
@@ -47,10 +56,11 @@ def opened(path: Path) -> Store:
     return Store.open(str(path), create=True)
 
 
-def test_two_sides_that_disagree_are_ambiguous_until_measured_again(tmp_path):
+@pytest.mark.parametrize("their_device", [H100, ANOTHER_H100, UPDATED_H100])
+def test_two_sides_that_disagree_are_ambiguous_until_measured_again(tmp_path, their_device):
     with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(theirs, (110.0, 105.0, 99.0))  # the lower time of all
+        sweep_with_finals(theirs, (110.0, 105.0, 99.0), device=their_device)  # the lower time of all
         assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[1], Verdict.CERTIFIED)
         assert (winner(theirs).config, winner(theirs).verdict) == (CONFIGS[2], Verdict.CERTIFIED)
     with opened(tmp_path / "ours.db") as ours:
@@ -65,6 +75,29 @@ def test_two_sides_that_disagree_are_ambiguous_until_measured_again(tmp_path):
             False,
         )
         assert not ours.has_rival_finals(H100)
+
+
+def test_devices_of_another_name_and_sweeps_that_knew_the_others_are_no_disagreement(tmp_path):
+    with opened(tmp_path / "ours.db") as ours:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=H200)
+        found = ranking.winners(ours.evidence(keep=ranking.competing))
+        assert [(one.config, one.verdict) for one in found] == [(c, Verdict.CERTIFIED) for c in CONFIGS[1:]]
+        assert not ours.has_rival_finals()
+        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=ANOTHER_H100)
+        first, second = ranking.winners(ours.evidence(keep=ranking.competing))
+        assert (first.device, first.config, first.verdict) == (ANOTHER_H100, CONFIGS[2], Verdict.CERTIFIED)
+        assert second == found[1]
+        assert not ours.has_rival_finals()
+
+
+def test_two_machines_that_agree_stay_certified(tmp_path):
+    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(theirs, (111.0, 101.0, 105.0), device=ANOTHER_H100)
+    with opened(tmp_path / "ours.db") as ours:
+        import_file(ours, tmp_path / "theirs.db")
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], Verdict.CERTIFIED, 6)
 
 
 def test_two_sides_that_agree_stay_certified_with_all_processes(tmp_path):
