@@ -5,8 +5,8 @@
 
 Each pair of a kernel and a shape set is one sweep. The GPUs take them from one queue, in the order given; each has a
 share of the cores and a database of its own, into which it is calibrated first. What follows ``--`` is for ``fp8tune
-sweep``. Rows know their device, and where two of one arch differ by over 2 % its table has a row for each. That way
-four H200s swept 129 problems with finals in eight minutes.
+sweep``. Rows know their device, and where two of one arch differ by over 2 % its table has a row for each. From a
+queue like this one four H200s (torch 2.11, Triton 3.6) swept 129 problems with finals in eight minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from fp8tune_kernels.catalog import KERNELS
 
 LEAST_S = 30.0
-"""A sweep is not begun with less time left: starting and compiling take half of that."""
+"""A sweep is not begun with less time left."""
 
 Job = tuple[str, str]
 """Kernel and shape set."""

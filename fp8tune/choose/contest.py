@@ -13,13 +13,13 @@ from functools import cached_property
 
 from fp8tune.choose.decision import Protocol, Verdict, canonical_order
 from fp8tune.choose.judging import Judgement, judge, noise_floor
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem
+from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Session
 
 TIE_BAND = Protocol().tie_band
 """Screened configs this close to the best are as good as the best: repeated sweeps swap them at random."""
 
 KEEP_BAND = Protocol().keep_band
-"""What the committed table holds stays until another is better by more than this: where nothing is tested, plainly."""
+"""What the committed table holds stays until another is better by more than this; in a screen by its times alone."""
 
 CACHED_SHARE = 1.15
 """Share of the copy ceiling above which data came from a cache: reads alone reach up to 1.06 on an H100 and an H200."""
@@ -160,15 +160,18 @@ class Contest:
 
     @cached_property
     def _is_contradicted(self) -> bool:
-        """Whether finals on another device of the name, unknown when these were judged, come to another pick."""
-        mine = [visit.session for entry in self.entries for visit in entry.finals]
-        replaced = frozenset().union(*(session.replaces for session in mine))
+        """Whether finals on another device of the name, known to no others of these, come to another pick."""
+        known = frozenset().union(*(s.replaces for contest in (self, *self.rivals) for s in contest._sessions))
         return any(
             rival.judgement is not None
             and rival.pick.config != self.pick.config
-            and any(visit.session.sweep not in replaced for entry in rival.entries for visit in entry.finals)
+            and any(session.sweep not in known for session in rival._sessions)
             for rival in self.rivals
         )
+
+    @property
+    def _sessions(self) -> set[Session]:
+        return {visit.session for entry in self.entries for visit in entry.finals}
 
     def _entry(self, config: NamedInts) -> Evidence:
         return next(entry for entry in self.named if entry.config == config)

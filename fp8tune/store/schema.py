@@ -268,9 +268,10 @@ Finals = _table(
 )
 """A problem whose finals ran to their end in a sweep: :class:`fp8tune.records.Session`.
 
-``replaces`` holds the uids of the sweeps whose finals of this problem were judged until then, one blank between:
-what no other finals replace is judged, and an import may bring two such together. A database from before finals
-has no such table: it is read as an empty one, and made when the database is next written to.
+``replaces`` holds the uids of the sweeps whose finals of this problem were judged until then, on this device and
+others of its name, one blank between: what no other finals replace is judged, and an import may bring two such
+together. A database from before finals has no such table: it is read as an empty one, and made when the database is
+next written to.
 """
 
 Calibrations = _table(

@@ -202,8 +202,8 @@ class Finals:
             return False
         timed = self.store.finals(batch.version, device, batch.problem, self.sweep_id)
         tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
-        bands = self._protocol.tie_band, self._protocol.keep_band, floor_us(self._measured, tick_us)
-        session = Session(self._uid, *bands)
+        floor = floor_us(self._measured, tick_us)
+        session = Session(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
         visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
         if any(visits.values()) and processes < self._last:
             decision = judge(

@@ -91,6 +91,24 @@ def test_devices_of_another_name_and_sweeps_that_knew_the_others_are_no_disagree
         assert not ours.has_rival_finals()
 
 
+def test_what_another_side_had_settled_is_no_disagreement_here(tmp_path):
+    """Their finals agree with our second, which knew our first; that the first had another pick is settled."""
+    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+        sweep_with_finals(ours, (110.0, 100.0, 105.0))
+        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=ANOTHER_H100)
+        sweep_with_finals(theirs, (110.0, 105.5, 99.5), device=UPDATED_H100)
+    with opened(tmp_path / "ours.db") as ours:
+        import_file(ours, tmp_path / "theirs.db")
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).disputed) == (
+            CONFIGS[2],
+            Verdict.CERTIFIED,
+            False,
+        )
+        sweep_with_finals(ours, (110.0, 100.0, 105.0), seed=1)
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], Verdict.CERTIFIED, 6)
+        assert not ours.has_rival_finals()
+
+
 def test_two_machines_that_agree_stay_certified(tmp_path):
     with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
