@@ -11,6 +11,7 @@ kernels are a copy in a temporary folder: nothing here is overwritten.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import itertools
 import os
@@ -126,6 +127,20 @@ def check_calibration(database: str, device: Device) -> None:
             raise UsageError(f"{database} has no calibration of this device: fp8tune calibrate --db {database}")
 
 
+@contextlib.contextmanager
+def desk_folder(keep: Path | None) -> Iterator[Path]:
+    """A new folder, which stays if it was named. Raises UsageError where it exists: its databases have rows."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"{keep} exists: --keep takes a folder that is not there yet") from None
+    yield keep
+
+
 def run(desk: Desk, scratch: int, resweeps: int, deadline: float) -> Repeats:
     """All sweeps, a line each. None begins that would end after ``deadline`` (monotonic), judging by the last."""
     first = list(_timed(desk, "from scratch", scratch, deadline))
@@ -187,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--deadline", type=float, default=float("inf"), metavar="S", help="begin none that would end later"
     )
     parser.add_argument("--calibration", metavar="DB", help="fp8tune calibrate of this device; each sweep goes by it")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every database and table in this new folder")
     parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU, each sweep with noise of its own")
     parser.add_argument("--json", action="store_true", help="one JSON document at the end")
     given = parser.parse_args(arguments)
@@ -195,8 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.calibration:
         check_calibration(given.calibration, laboratory.device)
     notice(f"on {laboratory.device.fingerprint}")
-    with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
-        desk = Desk(Path(folder), given, laboratory.device.arch)
+    with desk_folder(given.keep) as folder:
+        desk = Desk(folder, given, laboratory.device.arch)
         told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)
     if given.json:
         print_json({**vars(told), "exit_code": told.exit_code})

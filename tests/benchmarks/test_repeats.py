@@ -44,14 +44,22 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> str:
     return database
 
 
-def test_sweeps_repeat_themselves(shapes: str, calibrated: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_repeat_themselves(
+    shapes: str, calibrated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tables = {path: path.read_bytes() for path in Path(repeats.fp8tune_kernels.__file__).parent.glob("tables/*.py")}
     asked = ["--shapes", shapes, "--scratch", "2", "--resweeps", "1", "--calibration", calibrated]
+    kept = tmp_path / "kept"
+    asked += ["--keep", str(kept)]
     assert repeats.main(["--kernel", FAULTS, "--timer", TIMER, *asked]) == 0
     out = capsys.readouterr().out
     assert "re-sweeps with the same table, byte for byte: 1 of 1" in out
     assert "the same pick from scratch: 1 of 1" in out
     assert {path: path.read_bytes() for path in tables} == tables  # ours are left alone
+    assert {path.name for path in kept.glob("*.db")} == {"from-scratch-1.db", "from-scratch-2.db", "re-sweep-1.db"}
+    assert (kept / "re-sweep-1.py").read_bytes() == (kept / "from-scratch-1.py").read_bytes()
+    with pytest.raises(UsageError, match="exists"):
+        repeats.main(["--kernel", FAULTS, "--timer", TIMER, *asked])  # never into what is there
 
 
 def test_each_sweep_has_noise_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
