@@ -58,6 +58,9 @@ def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pyt
         assert {row.problem.kernel for row in store.rows()} == {"rowwise-2d", "mxfp8-dim0"}
     assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--time-budget", "1", "--", *few]) == 0
     assert "left out: rowwise-2d over tiny\nleft out: mxfp8-dim0 over tiny\n" in capfd.readouterr().out
+    wish[wish.index("tiny")] = "no-such-set"
+    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--", *few]) == 2  # though the import goes well
+    assert capfd.readouterr().out.count("over no-such-set, ") == 2
 
 
 def code_blocks() -> list[str]:

@@ -38,6 +38,8 @@ class Gpu:
         self.name = name
         self.database = folder / f"gpu-{name}.db"
         self._log = folder / f"gpu-{name}.log"
+        self.worst = 0
+        """The largest exit code so far."""
         self._cores = ",".join(map(str, cores))
         self._environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": name}
 
@@ -45,7 +47,9 @@ class Gpu:
         """Run a command of fp8tune on this GPU, into its database; its exit code."""
         pinned = ["taskset", "-c", self._cores, sys.executable, "-m", "fp8tune.cli", *arguments]
         with self._log.open("a") as log:
-            return subprocess.run([*pinned, "--db", str(self.database)], env=self._environment, stderr=log).returncode
+            done = subprocess.run([*pinned, "--db", str(self.database)], env=self._environment, stderr=log)
+        self.worst = max(self.worst, abs(done.returncode))  # negative: a signal ended it
+        return done.returncode
 
 
 def work(gpu: Gpu, jobs: queue.SimpleQueue[Job], options: Sequence[str], end_s: float) -> None:
@@ -69,7 +73,7 @@ def work(gpu: Gpu, jobs: queue.SimpleQueue[Job], options: Sequence[str], end_s: 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep, then merge. The largest exit code of the imports."""
+    """Sweep, then merge what was swept. The largest exit code of all that ran."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", required=True, help="as CUDA_VISIBLE_DEVICES has them: 0,1,2,3")
     parser.add_argument("--kernel", action="append", help="repeatable (default: all)")
@@ -98,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"logs and databases of the GPUs: {folder}", flush=True)
     merge = [sys.executable, "-m", "fp8tune.cli", "import", "--db", given.db]
     made = [str(gpu.database) for gpu in gpus if gpu.database.exists()]
-    return max((subprocess.run([*merge, database]).returncode for database in made), default=0)
+    imported = [abs(subprocess.run([*merge, database]).returncode) for database in made]
+    return max([*imported, *(gpu.worst for gpu in gpus)])
 
 
 if __name__ == "__main__":
