@@ -4,7 +4,7 @@ The processes are shared by all problems of the sweep: each goes through them on
 permuted rounds, and makes room for the next, so that one process at a time is on the GPU. The declared default runs
 under two names. A *visit* is one process at one problem; its rows count only together and are committed together, so
 that a killed sweep continues with the next visit. After so many processes each problem is judged, and those still
-ambiguous get more.
+ambiguous get more; where a time budget leaves those out, the judgement stands until the same command goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, protocol_of
 from fp8tune.choose.decision import needs_more
-from fp8tune.choose.judging import judge
+from fp8tune.choose.judging import Judgement, Visits, judge
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
@@ -84,11 +84,15 @@ class Finals:
                 yield from (TrialDone(row, from_database=True) for row in rows)
             else:
                 pending.append(match)
+        judged = 0
         for processes in (self._protocol.processes, *self._protocol.more_processes):
             yield from self._processes(pending, processes)
             pending = [match for match in pending if not match.is_over and not self._is_settled(match, processes)]
             if self.left_out:
+                for match in pending if judged else ():
+                    self._end(match, self._session(match))
                 return
+            judged = processes
 
     # Who plays
 
@@ -118,14 +122,17 @@ class Finals:
         return found
 
     def _is_answered(self, match: Match, stored: Sequence[Evidence]) -> bool:
-        """Whether there is nothing left to time: no finalists, or finals of all of them that nobody disputes."""
+        """Whether there is nothing left to time: no finalists, or finals of all of them that nobody disputes and no
+        time budget of this sweep cut short."""
         visits = {entry.config: entry.finals for entry in stored if entry.config is not None}
         if not match.configs or not set(match.configs) <= set(visits):
             return not match.configs
-        if self.request.again and not any(v.session.sweep == self._uid for entry in stored for v in entry.finals):
+        has_own = any(visit.session.sweep == self._uid for entry in stored for visit in entry.finals)
+        if self.request.again and not has_own:
             return False
-        version = match.batch.version
-        return not judge(visits, incumbent=None, default=version.default, axes=version.axes).is_disputed
+        judged = self._judged(match, visits)
+        was_cut_short = has_own and len(match.visited) < self._last and needs_more(judged.decision)
+        return not judged.is_disputed and not was_cut_short
 
     @property
     def _uid(self) -> str:
@@ -196,34 +203,38 @@ class Finals:
 
     def _is_settled(self, match: Match, processes: int) -> bool:
         """Judge a problem that so many processes visited; True, and noted in the database, where they are enough."""
-        batch, device = match.batch, self.request.laboratory.device
         counted = {process_name(index) for index in range(processes)}
         if not counted <= match.visited:
             return False
-        timed = self.store.finals(batch.version, device, batch.problem, self.sweep_id)
+        batch, session = match.batch, self._session(match)
+        timed = self.store.finals(batch.version, self.request.laboratory.device, batch.problem, self.sweep_id)
+        visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
+        if any(visits.values()) and processes < self._last and needs_more(self._judged(match, visits).decision):
+            return False
+        self._end(match, session)
+        return True
+
+    def _judged(self, match: Match, visits: Visits) -> Judgement:
+        version = match.batch.version
+        incumbent = self.request.incumbents.get(match.batch.problem)
+        return judge(visits, incumbent=incumbent, default=version.default, axes=version.axes)
+
+    def _session(self, match: Match) -> Session:
+        batch, device = match.batch, self.request.laboratory.device
         tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
         floor = floor_us(self._measured, tick_us)
-        session = Session(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
-        visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
-        if any(visits.values()) and processes < self._last:
-            decision = judge(
-                visits,
-                incumbent=self.request.incumbents.get(batch.problem),
-                default=batch.version.default,
-                axes=batch.version.axes,
-            ).decision
-            if needs_more(decision):
-                return False
+        return Session(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
+
+    def _end(self, match: Match, session: Session) -> None:
         self.store.end_finals(
             self.sweep_id,
-            batch.version,
-            device,
-            batch.problem,
+            match.batch.version,
+            self.request.laboratory.device,
+            match.batch.problem,
             tie_band=session.tie_band,
             keep_band=session.keep_band,
             floor_us=session.floor_us,
         )
-        return True
 
     @property
     def _last(self) -> int:

@@ -250,6 +250,33 @@ def test_a_time_budget_leaves_what_was_visited_often_enough(
     assert verdicts[1] is Verdict.QUICK
 
 
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
+    store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch, settles: bool
+) -> None:
+    """Once, a row that 16 processes had not settled was as if none had visited it."""
+    clock = iter([0.0] * (2 * PROTOCOL.processes + 1))  # one visit more than the first judgement takes
+    monkeypatch.setattr(finals, "time", SimpleNamespace(monotonic=lambda: next(clock, math.inf)))
+    monkeypatch.setattr(finals, "needs_more", lambda decision: True)
+    *_, last = events(store, replace(wish, time_budget_s=1e9))
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out > 0
+    job = session.take(wish)
+    problems = [batch.problem for batch in session.prepare(job).request.batches]
+    cut = [session.winners(store, job.laboratory, [problem])[0] for problem in problems]
+    assert [winner.n for winner in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
+    assert Verdict.QUICK not in {winner.verdict for winner in cut}
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(finals, "needs_more", lambda decision: not settles)
+    *_, last = events(store, wish)
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out == 0
+    most = PROTOCOL.more_processes[-1]
+    expected = [winner.n for winner in cut] if settles else [most, most]
+    assert [winner.n for winner in winners(store, wish)] == expected
+
+
 def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch) -> None:
     screened = [row for row in rows(events(store, replace(wish, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
