@@ -123,7 +123,7 @@ MEASURED: Mapping[str, Noise] = {
 }
 """Device name -> what ``fp8tune calibrate`` measured there; the rest are the guesses above.
 
-The largest that several devices had, over 20 fresh processes each: four H100s 0.10 to 0.13 % from process to process
+The largest that several devices had, over 20 fresh processes each: five H100s 0.09 to 0.13 % from process to process
 and 0.27 to 0.29 % from block to block (two before had 0.00 and 0.07 %, and the first 0.49 % from block to block), and
 four H200s at once 0.04 to 0.11 % and 0.15 to 0.16 %.
 """

@@ -89,8 +89,9 @@ class Finals:
             yield from self._processes(pending, processes)
             pending = [match for match in pending if not match.is_over and not self._is_settled(match, processes)]
             if self.left_out:
-                for match in pending if judged else ():
-                    self._end(match, self._session(match))
+                for match in pending:
+                    if judged and _names(judged) <= match.visited:
+                        self._end(match, self._session(match))
                 return
             judged = processes
 
@@ -203,7 +204,7 @@ class Finals:
 
     def _is_settled(self, match: Match, processes: int) -> bool:
         """Judge a problem that so many processes visited; True, and noted in the database, where they are enough."""
-        counted = {process_name(index) for index in range(processes)}
+        counted = _names(processes)
         if not counted <= match.visited:
             return False
         batch, session = match.batch, self._session(match)
@@ -248,6 +249,10 @@ def _visits(timed: Iterable[Timed], session: Session, counted: set[str]) -> list
 def process_name(index: int) -> str:
     """The name of a process of the finals: the same when the sweep is continued, unique in its sweep."""
     return f"final {index:02d}"
+
+
+def _names(processes: int) -> set[str]:
+    return {process_name(index) for index in range(processes)}
 
 
 def rows_of(stored: Iterable[Evidence]) -> Iterator[Row]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +277,30 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
     most = PROTOCOL.more_processes[-1]
     expected = [winner.n for winner in cut] if settles else [most, most]
     assert [winner.n for winner in winners(store, wish)] == expected
+
+
+def test_a_time_budget_ends_no_finals_that_nobody_played(
+    store: Store, wish: session.Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = session.take(wish)
+    first, second = (batch.problem for batch in session.prepare(job).request.batches)
+    real = OpenLaboratory.run_final
+
+    def run_final(self: OpenLaboratory, batch: Batch, of: NamedInts, slot: Slot) -> Outcome:
+        return Outcome(Status.TIMEOUT, reason="planted") if batch.problem == first else real(self, batch, of, slot)
+
+    clock = iter([0.0] * (2 * PROTOCOL.processes + 1))
+    monkeypatch.setattr(finals, "time", SimpleNamespace(monotonic=lambda: next(clock, math.inf)))
+    monkeypatch.setattr(finals, "needs_more", lambda decision: True)
+    monkeypatch.setattr(OpenLaboratory, "run_final", run_final)
+    *_, last = events(store, replace(wish, time_budget_s=1e9))
+    assert isinstance(last, sweep.Finished)
+    assert last.left_out > 0
+    verdicts = [session.winners(store, job.laboratory, [problem])[0].verdict for problem in (first, second)]
+    assert verdicts[0] is Verdict.QUICK
+    assert verdicts[1] is not Verdict.QUICK
+    with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
+        assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
 
 
 def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch) -> None:
