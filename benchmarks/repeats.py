@@ -129,15 +129,16 @@ def check_calibration(database: str, device: Device) -> None:
 
 @contextlib.contextmanager
 def desk_folder(keep: Path | None) -> Iterator[Path]:
-    """A new folder, which stays if it was named. Raises UsageError where it exists: its databases have rows."""
+    """A new folder, which stays if it was named. Raises UsageError where it cannot be made, as where it exists: sweeps
+    begin without rows."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
             yield Path(folder)
         return
     try:
         keep.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(f"{keep} exists: --keep takes a folder that is not there yet") from None
+    except OSError as error:
+        raise UsageError(f"{keep}: {error.strerror}. --keep takes a folder that is not there yet") from None
     yield keep
 
 

@@ -140,7 +140,8 @@ class Store:
         keep_band: float,
         floor_us: float,
     ) -> None:
-        """Note that a problem's finals ran to their end in a sweep: from now on they count instead of those before."""
+        """Note that a problem's finals were judged in a sweep and may stand: from now on they count instead of those
+        before."""
         with self._transaction(write=True):
             key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
             key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}

@@ -1,8 +1,8 @@
 """The queries behind :class:`fp8tune.store.results.Store` that read finals: which sessions count, and what they timed.
 
-Finals count once they ran to their end, and until a later sweep's replace them. Two that were made apart and brought
-together by an import do not replace each other: both count. A sweep also notes the finals that were there on other
-devices of its device's name: to disagree with those is no dispute.
+Finals count once they may stand (:meth:`fp8tune.store.results.Store.end_finals`), and until a later sweep's replace
+them. Two that were made apart and brought together by an import do not replace each other: both count. A sweep also
+notes the finals that were there on other devices of its device's name: to disagree with those is no dispute.
 """
 
 from __future__ import annotations
