@@ -103,7 +103,8 @@ def robust(
 
     Where none qualifies: the least worst slowdown. Only configs with a row for every problem count, only complete
     problems with a row that names a config; None where nothing is left. ``incumbent`` stays while it is within the keep
-    band of the best and of the bound.
+    band of the bound and of the least mean slowdown; others count then only if they are below the bound (or the
+    incumbent's worst slowdown, if that is more) by as much.
     """
     judged = usable(contests)
     kept = completed(incumbent, judged[0].entries[0].version) if judged else None
@@ -118,10 +119,12 @@ def choose(
 ) -> Shared | None:
     """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` contests are known."""
     within = [candidate for candidate in shared if candidate.worst_slowdown <= bound]
+    kept = [c for c in shared if c.config == incumbent and c.worst_slowdown <= bound * (1 + KEEP_BAND)]
+    if kept:  # noise may carry another over the edge of the bound that chose this one
+        edge = max(bound, kept[0].worst_slowdown) / (1 + KEEP_BAND)
+        within = [*kept, *(c for c in within if c.worst_slowdown <= edge and c.config != incumbent)]
     if within:
-        near = bound * (1 + KEEP_BAND)
-        kept = [c for c in shared if c.config == incumbent and c not in within and c.worst_slowdown <= near]
-        return _steady([*within, *kept], lambda c: c.mean_slowdown, incumbent, judged)
+        return _steady(within, lambda c: c.mean_slowdown, incumbent, judged)
     return _steady(shared, lambda c: c.worst_slowdown, incumbent, judged) if shared else None
 
 
