@@ -7,7 +7,7 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,23 @@ class Problem:
     """Seeds both the values and the group layout."""
 
 
+CONTENTS = ("random", "zeros", "nan", "infinite", "tiny", "huge")
+"""What an :class:`Edge` may put into the floating-point inputs: see :func:`fp8tune.measure.edges.fill`."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A small input on which every config is checked before it is timed: the sizes that are timed are round."""
+
+    name: str
+    """For messages: ``one row``, ``a block and one more``, ``NaN``."""
+    problem: Problem
+    content: str = "random"
+    """One of :data:`CONTENTS`."""
+    offset: int = 0
+    """Elements by which each input begins past an aligned address."""
+
+
 @dataclass(frozen=True)
 class DeviceLimits:
     """The hardware limits a config can break. Sizes in bytes."""
@@ -133,6 +150,10 @@ class KernelSpec:
         default=lambda config, shape, limits: None
     )
     """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
+    """The problem that is timed -> the edges it is checked on. One that keeps the sizes Triton specializes code on is
+    checked with the binary that is timed; any other has a binary of its own, the same for all problems of the kernel
+    if it does not depend on the problem."""
     input_layouts: tuple[str, ...] = ("contiguous",)
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
