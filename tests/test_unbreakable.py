@@ -28,7 +28,7 @@ from unittest import mock
 
 import pytest
 import scipy.stats
-from database_rows import begin, config, finished_sweep, problem
+from database_rows import begin, config, finished_sweep, problem, row
 from places import PLANTED, PUBLISHED
 from sqlalchemy import Connection
 
@@ -264,6 +264,27 @@ def test_many_that_open_and_close_at_once(tmp_path: Path) -> None:
 
     ended = [running.wait() for running in [Forked(open_and_close) for _ in range(4)]]
     assert [code for code, _ in ended] == [0] * 4, ended
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_of_many_writers_are_all_there_once(tmp_path: Path) -> None:
+    """3,000 rows from 20 processes, each commit a row or three."""
+    path = tmp_path / "results.db"
+    sizes = [1, 3] * 37 + [2]  # 150 rows
+
+    def write(process: int) -> None:
+        with Store.open(str(path), create=True) as store:
+            sweep_id = begin(store, request=f"request {process}")
+            number = 0
+            for size in sizes:
+                rows = [row(of=problem(K=16 * (150 * process + number + i + 1))) for i in range(size)]
+                assert store.add_many(sweep_id, rows) == size
+                number += size
+
+    ended = [running.wait() for running in [Forked(functools.partial(write, process)) for process in range(20)]]
+    assert [code for code, _ in ended] == [0] * 20, ended
+    found = stored(path)
+    assert len(found) == len(set(found)) == 3_000
     assert list(tmp_path.iterdir()) == [path]
 
 

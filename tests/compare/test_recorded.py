@@ -214,6 +214,30 @@ def test_a_malformed_range_is_one_line(repository: Path, text: str) -> None:
         compare.compare([], repository, text)
 
 
+HOSTILE = (
+    *("--help", "-h", "--output=made", "--upload-pack=touch made", "--exec=touch made", "-c core.pager=touch", "--all"),
+    *("$(touch made)", "`touch made`", ";touch made", "main;touch made", "main|touch made", "main&touch made", ">made"),
+    *("^main", "^^main", "main^99", "main~99999", "main^{tree}", "main^{blob}", "main^{", "main^{/", "main^{/[}"),
+    *("@{-1}", "@{u}", "@{99 years ago}", "main@{0", "HEAD:kernels", ":kernels", "main:", ":(glob)**", "refs/heads/*"),
+    *("0", "f" * 40, "0" * 40, "f" * 41, "f" * 100_000, "main\n", "\nmain", "main\tbranch", "\x1b[31mmain", "\x7f"),
+    *("mäin", "\udcff", "\u202emain", "main\\", "'main", '"main', "%s", "%n%n", "{0}", "../main", "/etc/passwd", "~"),
+)
+"""Revisions that are options, shell code, patterns, other objects, too long or not text."""
+
+
+@pytest.mark.parametrize("dots", ["..", "..."])
+def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository: Path, dots: str) -> None:
+    for number, text in enumerate(HOSTILE):
+        range_text = f"{text}{dots}branch" if number % 2 else f"main{dots}{text}"
+        try:
+            compare.compare([], repository, range_text, ["colwise"])
+        except errors.Fp8tuneError as error:
+            assert "\n" not in str(error).strip() or "\n" in text
+    assert not list(repository.glob("*made*"))
+    changed = ["git", "-C", str(repository), "status", "--porcelain", "--ignored"]
+    assert not subprocess.run(changed, check=True, capture_output=True).stdout
+
+
 def test_unknown_revisions_and_kernels_are_one_line(repository: Path) -> None:
     with pytest.raises(errors.UsageError, match="did you mean branch"):
         compare.compare([], repository, "main..brnch")
