@@ -130,7 +130,7 @@ SPEC = KernelSpec(
         edge("infinity", "infinite", E=2, N=16, K=48),
         edge("zeros", "zeros", E=1, N=48, K=16),
         edge("one row, huge values", "huge", E=3, N=1, K=37),
-        edge("one column, tiny values", "tiny", E=2, N=67, K=1),
+        edge("one column, tiny values", "tiny", E=2, N=80, K=1),
         edge("odd numbers past an aligned address", offset=1, E=2, N=61, K=513),
     ),
     scale_modes=SCALE_MODES,

@@ -102,7 +102,7 @@ edges = declared(
     edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
     edge("zeros", "zeros", E=1, N=16, K=48),
     edge("one row, huge values", "huge", E=3, N=1, K=37),
-    edge("one column, tiny values", "tiny", E=2, N=67, K=1),
+    edge("one column, tiny values", "tiny", E=2, N=272, K=1),
     edge("a block and one more past an aligned address", offset=1, E=2, N=257, K=129),
 )
 """Of kernels whose tiles do not depend on N."""

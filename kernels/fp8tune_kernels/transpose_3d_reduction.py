@@ -96,7 +96,7 @@ SPEC = KernelSpec(
         edge("a few columns more than a block, infinity", "infinite", E=1, N=past_half("N", 16), K=144),
         edge("zeros", "zeros", E=1, N=past_half("N", 16), K=16),
         edge("one row, huge values", "huge", E=3, N=1, K=37),
-        edge("one column, tiny values", "tiny", E=2, N=67, K=1),
+        edge("one column, tiny values", "tiny", E=2, N=272, K=1),
         edge("a block and one more past an aligned address", offset=1, E=2, N=past_half("N"), K=17),
     ),
 )
