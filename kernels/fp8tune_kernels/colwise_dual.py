@@ -202,7 +202,7 @@ SPEC = KernelSpec(
         edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
         edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
-        edge("one column, tiny values", "tiny", routing="ragged", M=67, N=37, K=1, G=2),
+        edge("one column each, tiny values", "tiny", routing="ragged", M=67, N=1, K=1, G=2),
         edge("odd numbers of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, K=65, G=2),
     ),
     routed=True,

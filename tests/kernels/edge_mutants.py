@@ -10,24 +10,21 @@ from mutants import FAULTS
 Fault = tuple[str, str]
 """The text of a module, and what stands there instead."""
 
-PANELS = {
-    "colwise": "colwise, panels",
-    "colwise-dual": "colwise-dual, panels",
-    "rowwise": "rowwise, panels",
-    "transpose-3d-atomic": "transpose-3d-atomic, transpose_3d, panels",
-    "transpose-3d-reduction": "transpose-3d-reduction, transpose_3d, panels",
-}
-BOTH_WAYS = {
-    "rowwise-colwise": "rowwise-colwise, both_ways",
-    "colwise-transpose-3d": "colwise-transpose-3d, both_ways",
-}
-WHOLE_ROWS = {"rowwise-2d": "rowwise-2d", "colwise-3d": "colwise-3d, rowwise_2d"}
-BLOCKS_OF_ROWS = {
-    "mxfp8-dim1": "mxfp8-dim1",
-    "mxfp8-dim1-3d": "mxfp8-dim1-3d, mxfp8_dim1",
-    "mxfp8-dim1-3d-via-2d": "mxfp8-dim1-3d-via-2d, mxfp8_dim1",
-}
-"""Kernel -> the modules from its file to the one whose code it takes."""
+PANELS = (
+    "colwise, panels",
+    "colwise-dual, panels",
+    "rowwise, panels",
+    "transpose-3d-atomic, transpose_3d, panels",
+    "transpose-3d-reduction, transpose_3d, panels",
+)
+BOTH_WAYS = ("rowwise-colwise, both_ways", "colwise-transpose-3d, both_ways")
+WHOLE_ROWS = ("rowwise-2d", "colwise-3d, rowwise_2d")
+BLOCKS_OF_ROWS = (
+    "mxfp8-dim1",
+    "mxfp8-dim1-3d, mxfp8_dim1",
+    "mxfp8-dim1-3d-via-2d, mxfp8_dim1",
+)
+"""A kernel, and the modules from its file to the one whose code it shares with others."""
 
 
 def aligned(pointer: str) -> str:
@@ -62,28 +59,34 @@ OF_TILES: dict[str, Fault] = {
 """In ``tiles``."""
 
 OF_WHOLE_ROWS: dict[str, Fault] = {
-    "the last block of rows left out": ('programs = -(-M // config["BLOCK_SIZE"])', 'programs = M // config["BLOCK_SIZE"]'),
+    "the last block of rows left out": (
+        'programs = -(-M // config["BLOCK_SIZE"])',
+        'programs = M // config["BLOCK_SIZE"]',
+    ),
     "codes past the last row": ("in_rows = (rows < M)[", "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE) * BLOCK_SIZE)["),
     "scales past the last row": (
         "tl.store(scales_ptr + rows, scale, mask=rows < M)",
         "tl.store(scales_ptr + rows, scale)",
     ),
-    "the last tile in no maximum": ("tl.range(0, K, BLOCK_SIZE_ITER,", "tl.range(0, K // BLOCK_SIZE_ITER * BLOCK_SIZE_ITER,  BLOCK_SIZE_ITER,"),
-    "the last tile unwritten": ("tiles = tl.cdiv(K, BLOCK_SIZE_ITER)", "tiles = K // BLOCK_SIZE_ITER"),
+    "the last tile in no maximum": (
+        "tl.range(0, K, BLOCK_SIZE_ITER,",
+        "tl.range(0, K // BLOCK_SIZE_ITER * BLOCK_SIZE_ITER,  BLOCK_SIZE_ITER,",
+    ),
     "columns of the next row": (
         "inside = in_rows & (column + columns < K)\n            largest",
         "inside = in_rows\n            largest",
     ),
-    "columns of the next row in one pass": ("x = tl.load(x_rows + columns, mask=in_rows & (columns < K)", "x = tl.load(x_rows + columns, mask=in_rows"),
+    "columns of the next row in one pass": (
+        "x = tl.load(x_rows + columns, mask=in_rows & (columns < K)",
+        "x = tl.load(x_rows + columns, mask=in_rows",
+    ),
     "an unaligned address taken for an aligned one": ("x_rows = x_ptr +", f"x_rows = {aligned('x_ptr')} +"),
 }
 """In ``rowwise_2d``."""
 
 OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
     "the scales of the last, partial block": ("(blocks < tl.cdiv(M, 32))", "(blocks < M // 32)"),
-    "the last tile of rows left out": ('-(-M // config["BLOCK_SIZE_M"])', '(M // config["BLOCK_SIZE_M"])'),
     "the last tile of columns left out": ('-(-K // config["BLOCK_SIZE_K"])', '(K // config["BLOCK_SIZE_K"])'),
-    "codes past the last column": ("in_columns = (columns < K)", "in_columns = (columns < K + 1)"),
     "scales of another column": ("lines[None, :] * tl.cdiv(M, 32)", "lines[None, :] * (M // 32)"),
     "an unaligned address taken for an aligned one": ("x_rows = x_ptr +", f"x_rows = {aligned('x_ptr')} +"),
 }
@@ -92,21 +95,17 @@ OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
 EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"{modules}, arithmetic: {what}": fault
-        for modules in (*PANELS.values(), *BOTH_WAYS.values(), *WHOLE_ROWS.values())
+        for modules in (*PANELS, *BOTH_WAYS, *WHOLE_ROWS)
         for what, fault in OF_SCALES.items()
     },
     **{
         f"{modules}, mxfp8_arithmetic: {what}": fault
-        for modules in ("mxfp8-dim0", *BLOCKS_OF_ROWS.values())
+        for modules in ("mxfp8-dim0", *BLOCKS_OF_ROWS)
         for what, fault in OF_BLOCK_SCALES.items()
     },
-    **{
-        f"{modules}, tiles: {what}": fault
-        for modules in (*PANELS.values(), *BOTH_WAYS.values())
-        for what, fault in OF_TILES.items()
-    },
-    **{f"{modules}: {what}": fault for modules in WHOLE_ROWS.values() for what, fault in OF_WHOLE_ROWS.items()},
-    **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS.values() for what, fault in OF_BLOCKS_OF_ROWS.items()},
+    **{f"{modules}, tiles: {what}": fault for modules in (*PANELS, *BOTH_WAYS) for what, fault in OF_TILES.items()},
+    **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
+    **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
     "rowwise: the last block of rows left out": ('-(-N // config["BLOCK_SIZE"])', '(N // config["BLOCK_SIZE"])'),
     "rowwise: rows that are taken for aligned": (
         "shared = (M % 16 != 0) | (start % 16 != 0)",
@@ -118,17 +117,54 @@ EDGE_FAULTS: dict[str, Fault] = {
         f"x_rows = {aligned('x_ptr')} + first",
     ),
     "mxfp8-dim0: the last tile of rows left out": ('-(-M // config["BLOCK_SIZE_M"])', '(M // config["BLOCK_SIZE_M"])'),
-    "mxfp8-dim0: codes past the last row": ("in_rows = (rows < M)", "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE_M) * BLOCK_SIZE_M)"),
-    "mxfp8-dim0: an unaligned address taken for an aligned one": ("tl.load(x_ptr + at", f"tl.load({aligned('x_ptr')} + at"),
+    "mxfp8-dim0: codes past the last row": (
+        "in_rows = (rows < M)",
+        "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE_M) * BLOCK_SIZE_M)",
+    ),
+    "mxfp8-dim0: an unaligned address taken for an aligned one": (
+        "tl.load(x_ptr + at",
+        f"tl.load({aligned('x_ptr')} + at",
+    ),
     "mxfp8-dim1-3d, mxfp8_dim1: columns that are taken for aligned": (
         "rows // 16 * 16 < M if WHOLE_CHUNKS else rows < M",
         "rows // 16 * 16 < M",
     ),
     "mxfp8-dim1-3d, mxfp8_dim1: rows of the next expert": ("mask=(rows < M)[:, None] & in_columns", "mask=in_columns"),
-    "mxfp8-dim1-3d-via-2d: padding that counts": ("blocks * MX_BLOCK - N)) if", "blocks * MX_BLOCK - N), value=9.0) if"),
+    "mxfp8-dim1-3d-via-2d: padding that counts": (
+        "blocks * MX_BLOCK - N)) if",
+        "blocks * MX_BLOCK - N), value=9.0) if",
+    ),
     "mxfp8-dim1-3d-via-2d: codes of padding": ("(E, blocks * MX_BLOCK))[:, :N])", "(E, blocks * MX_BLOCK))[:, -N:])"),
     "mxfp8-dim1-3d-via-2d: the scales of the last, partial block, in the copy": (
         "scales.copy_(together[1].unflatten(1, (E, blocks)).transpose(0, 1))",
         "scales[..., : N // 32].copy_(together[1].unflatten(1, (E, blocks)).transpose(0, 1)[..., : N // 32])",
     ),
 }
+
+COUNTED = (
+    "colwise: columns that are too near",
+    "colwise, panels: padding rows left out",
+    "colwise, panels: padding rows read",
+    "colwise, panels, tiles: a maximum without the group's start",
+    "colwise, panels, tiles: a maximum one row too long",
+    "colwise, panels, tiles: a mask without the group's start",
+    "colwise, panels, tiles: groups that begin a chunk late",
+    "rowwise: a mask without the group's start",
+    "rowwise: a mask one column too long",
+    "rowwise: a dropped tail",
+    "rowwise-2d: a dropped tail",
+    "colwise-3d, rowwise_2d: a dropped tail",
+    "mxfp8-dim0: a dropped tail",
+    "mxfp8-dim0: a mask without its columns",
+    "mxfp8-dim0: scales of another row",
+    "mxfp8-dim0: scales of the last block unwritten",
+    "mxfp8-dim1: a dropped tail",
+    "mxfp8-dim1: a mask without its columns",
+    "mxfp8-dim1-3d, mxfp8_dim1: a dropped tail",
+    "mxfp8-dim1-3d, mxfp8_dim1: a mask without its columns",
+    "mxfp8-dim1-3d-via-2d: experts that are not padded",
+)
+"""Faults of :data:`mutants.FAULTS` that a round problem hides too."""
+
+FAULTS_OF_EDGES: dict[str, Fault] = {**EDGE_FAULTS, **{title: FAULTS[title] for title in COUNTED}}
+"""All of them, by the titles of :data:`mutants.FAULTS`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune_kernels import catalog
@@ -24,6 +25,28 @@ def plant(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "
     written.append(folder / f"{name}.py")
     written[-1].write_text(text)
     return written
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A copy of a kernel as somebody else's: a name of ours in another file is refused."""
+
+    kernel: str
+    """The kernel that was copied."""
+    name: str
+    reference: str
+    edges_alone: str
+    """The reference of the copy without the group layouts that every kernel with groups is checked on."""
+
+
+def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
+    """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`run_trial` takes."""
+    kernel, *modules = title.partition(":")[0].split(", ")
+    file = plant(kernel, folder, modules, *fault)[-1]
+    name = f"planted-{kernel}"
+    text = faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",')
+    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = dataclasses.replace(SPEC, routed=False)\n")
+    return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
 
 
 def source(module: str) -> str:
