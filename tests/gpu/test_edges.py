@@ -107,11 +107,7 @@ def test_every_kernel_is_right_on_its_edges(pool: Pool) -> None:
                     TRIAL_TIMEOUT_S, run_trial, kernel, problem, config, "none", "cuda", 0
                 )
     answers = {what: answer(future) for what, future in asked.items()}
-    wrong = [
-        f"{kernel} {layout} {config}: {outcome}"
-        for (kernel, layout, config), outcome in answers.items()
-        if outcome.status is not Status.OK
-    ]
+    wrong = [(*what, outcome) for what, outcome in answers.items() if outcome.status is not Status.OK]
     print(f"\nright {len(answers) - len(wrong)} of {len(answers)}", *wrong, sep="\n  ")
     assert not wrong
 
@@ -133,11 +129,13 @@ def test_every_fault_of_an_edge_is_found(pool: Pool, tmp_path: Path) -> None:
     seen = [title for title, found in answers.items() if not any(" on the edge '" in each.reason for each in found)]
     once = [title for title, found in answers.items() if any(each.status is Status.OK for each in found)]
     print(f"\nfound {len(answers) - len(missed)} of {len(answers)}")
-    print("missed:", *(f"{title}: {answers[title]}" for title in missed), sep="\n  ")
-    print(
-        "found, but not on an edge:",
-        *(f"{title}: {answers[title]}" for title in seen if title not in missed),
-        sep="\n  ",
-    )
-    print("found with one of the two configs:", *(title for title in once if title not in missed), sep="\n  ")
+    tell("missed", missed, answers)
+    tell("found, but not on an edge", [title for title in seen if title not in missed], answers)
+    tell("right in one of the two configs", [title for title in once if title not in missed], {})
     assert not missed
+
+
+def tell(what: str, titles: list[str], answers: dict[str, list[Outcome]]) -> None:
+    print(f"{what}: {len(titles)}")
+    for title in titles:
+        print(f"  {title}", *(f"{each.status}: {each.reason}" for each in answers.get(title, ())), sep="\n    ")
