@@ -25,6 +25,7 @@ import triton.language as tl
 
 from fp8tune_kernels import panels
 from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast, reference_scale
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
@@ -175,6 +176,15 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
+        edge("a block and one more", routing="balanced", M=513, K=144, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, K=48, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, K=48, G=3),
+        edge("one column, tiny values", "tiny", routing="ragged", M=67, K=1, G=2),
+        edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, K=129, G=2),
+    ),
     routed=True,
 )
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import rowwise_2d, weights
+from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
@@ -98,6 +99,14 @@ SPEC = KernelSpec(
     bytes_moved=weights.bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one column, huge values", "huge", E=1, N=1),
+        edge("a block of columns and one more, NaN", "nan", E=3, N=3, K=past_half("K", 16)),
+        edge("a prime, infinity", "infinite", E=1, N=7, K=past_half("K", 16)),
+        edge("zeros", "zeros", E=3, N=1),
+        edge("one row, tiny values", "tiny", E=3, N=5, K=1),
+        edge("a block of rows and one more past an aligned address", offset=1, E=1, N=5, K=past_half("K")),
+    ),
 )
 
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(

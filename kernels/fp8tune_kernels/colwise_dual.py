@@ -24,6 +24,7 @@ import triton.language as tl
 
 from fp8tune_kernels import colwise, panels
 from fp8tune_kernels.arithmetic import FP8_MAX
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
@@ -195,6 +196,15 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
+        edge("a block and one more", routing="balanced", M=513, N=144, K=48, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
+        edge("one column each, tiny values", "tiny", routing="ragged", M=67, N=1, K=1, G=2),
+        edge("odd numbers of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, K=65, G=2),
+    ),
     routed=True,
 )
 

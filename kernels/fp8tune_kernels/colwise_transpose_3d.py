@@ -140,6 +140,7 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=transpose_3d.edges,
 )
 
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.mxfp8_arithmetic import (
@@ -172,6 +173,14 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", M=1, K=48),
+        edge("a block of rows and one more, NaN", "nan", M=33, K=80),
+        edge("a prime, infinity", "infinite", M=7, K=112),
+        edge("zeros", "zeros", M=3, K=48),
+        edge("one column, tiny values", "tiny", M=37, K=1),
+        edge("a block of columns and one more past an aligned address", offset=1, M=3, K=2049),
+    ),
     scale_modes=SCALE_MODES,
 )
 

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.mxfp8_arithmetic import (
@@ -197,6 +198,14 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", M=1, K=48),
+        edge("a block of rows and one more, NaN", "nan", M=513, K=48),
+        edge("a prime, infinity", "infinite", M=61, K=80),
+        edge("zeros", "zeros", M=33, K=16),
+        edge("one column, tiny values", "tiny", M=67, K=1),
+        edge("a block of columns and one more past an aligned address", offset=1, M=37, K=513),
+    ),
     scale_modes=SCALE_MODES,
 )
 

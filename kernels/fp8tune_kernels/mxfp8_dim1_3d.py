@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import mxfp8_dim1
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
 from fp8tune_kernels.ops import IN_DTYPES, fp8_dtype_for, register
@@ -123,6 +124,15 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
+        edge("a block of rows and 16 more", E=2, N=528, K=48),
+        edge("infinity", "infinite", E=2, N=16, K=48),
+        edge("zeros", "zeros", E=1, N=48, K=16),
+        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        edge("one column, tiny values", "tiny", E=2, N=80, K=1),
+        edge("odd numbers past an aligned address", offset=1, E=2, N=61, K=513),
+    ),
     scale_modes=SCALE_MODES,
 )
 

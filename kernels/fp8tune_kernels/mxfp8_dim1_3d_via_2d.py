@@ -57,6 +57,7 @@ SPEC = KernelSpec(
     bytes_moved=mxfp8_dim1_3d.bytes_moved,
     scaled_down=mxfp8_dim1_3d.scaled_down,
     invalid=mxfp8_dim1.invalid,
+    edges=mxfp8_dim1_3d.SPEC.edges,
     scale_modes=SCALE_MODES,
 )
 

@@ -33,6 +33,7 @@ from fp8tune_kernels.arithmetic import (
     reference_scale,
     scale_of,
 )
+from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, check_offsets, fp8_dtype_for, register
@@ -299,6 +300,15 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
+        edge("a block and one more", routing="balanced", N=16, M=past_half("M"), G=1),
+        edge("columns of no group, NaN", "nan", routing="empty", N=80, M=272, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", N=16, M=67, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", N=48, M=37, G=3),
+        edge("one row, tiny values", "tiny", routing="ragged", N=1, M=67, G=2),
+        edge("an odd number of rows past an aligned address", offset=1, routing="ragged", N=65, M=144, G=2),
+    ),
     input_layouts=("contiguous", "transposed"),
     routed=True,
 )

@@ -30,6 +30,7 @@ from fp8tune_kernels.arithmetic import (
     reference_scale,
     scale_of,
 )
+from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, fp8_dtype_for, register
@@ -207,6 +208,14 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", M=1),
+        edge("a block of rows and one more, NaN", "nan", M=9, K=past_half("K", 16)),
+        edge("a prime, infinity", "infinite", M=7, K=past_half("K", 16)),
+        edge("zeros", "zeros", M=3),
+        edge("one column, tiny values", "tiny", M=11, K=1),
+        edge("a block of columns and one more past an aligned address", offset=1, M=5, K=past_half("K")),
+    ),
 )
 
 

@@ -150,6 +150,7 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     scaled_down=colwise.scaled_down,
     invalid=invalid,
+    edges=colwise.SPEC.edges,
     routed=True,
 )
 

@@ -22,10 +22,11 @@ import triton.language as tl
 
 from fp8tune_kernels import panels
 from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast, reference_scale
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.panels import quantize_columns
 
-__all__ = ["launch_columns", "outputs", "reference"]
+__all__ = ["edges", "launch_columns", "outputs", "reference"]
 
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
@@ -94,3 +95,14 @@ def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> t
     E, K, N = w.shape
     q = torch.empty_strided((E, N, K), (N * K, 1, N), dtype=float8_dtype, device=w.device)
     return q, torch.empty(E, 1, K, dtype=torch.float32, device=w.device)
+
+
+edges = declared(
+    edge("a block and 16 more, NaN", "nan", E=3, N=272, K=80),
+    edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
+    edge("zeros", "zeros", E=1, N=16, K=48),
+    edge("one row, huge values", "huge", E=3, N=1, K=37),
+    edge("one column, tiny values", "tiny", E=2, N=272, K=1),
+    edge("a block and one more past an aligned address", offset=1, E=2, N=257, K=129),
+)
+"""Of kernels whose tiles do not depend on N."""

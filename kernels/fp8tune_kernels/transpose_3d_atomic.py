@@ -14,7 +14,7 @@ import torch
 from fp8tune_kernels import panels, weights
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
-from fp8tune_kernels.transpose_3d import launch_columns, outputs, reference
+from fp8tune_kernels.transpose_3d import edges, launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
@@ -68,6 +68,7 @@ SPEC = KernelSpec(
     bytes_moved=weights.bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=edges,
 )
 
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import weights
+from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 from fp8tune_kernels.transpose_3d import launch_columns, outputs, reference
@@ -90,6 +91,14 @@ SPEC = KernelSpec(
     bytes_moved=weights.bytes_moved,
     scaled_down=scaled_down,
     invalid=invalid,
+    edges=declared(
+        edge("a block and 16 more, NaN", "nan", E=3, N=past_half("N", 16), K=48),
+        edge("a few columns more than a block, infinity", "infinite", E=1, N=past_half("N", 16), K=144),
+        edge("zeros", "zeros", E=1, N=past_half("N", 16), K=16),
+        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        edge("one column, tiny values", "tiny", E=2, N=272, K=1),
+        edge("a block and one more past an aligned address", offset=1, E=2, N=past_half("N"), K=17),
+    ),
 )
 
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(

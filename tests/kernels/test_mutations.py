@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from cases import leads, with_lead
 from mutants import FAULTS
+from planting import plant
 
 from fp8tune.measure import fences
 from fp8tune.measure.trial import Bench
@@ -40,45 +40,14 @@ PADDING = 23
 
 
 def planted(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> KernelSpec:
-    """The spec of a copy of a kernel's file with a fault: there, or in the last of ``modules``, each of which is copied
-    as well and imports the next."""
-    files = [catalog.module_name(kernel), *(f"fp8tune_kernels.{module}" for module in modules)]
-    name = f"planted_{folder.name}"
-    text = faulty(source(files.pop()), right, wrong)
-    for module, importer in zip(reversed(modules), reversed(files), strict=True):
-        load(f"{name}_{module}", folder, text)
-        text = importing(source(importer), module, f"{name}_{module}")
-    return load(name, folder, text).SPEC
+    """The spec of a copy of a kernel's file with a fault."""
+    return [load(file) for file in plant(kernel, folder, modules, right, wrong)][-1].SPEC
 
 
-def source(module: str) -> str:
-    """A module's text without its operator: that can exist only once."""
-    text = Path(str(importlib.util.find_spec(module).origin)).read_text()
-    return text.partition("\n_operator:")[0]
-
-
-def faulty(text: str, right: str, wrong: str) -> str:
-    assert right in text
-    return text.replace(right, wrong) if right else text
-
-
-def importing(text: str, module: str, other: str) -> str:
-    """The text with another module in the place of a sibling: its names, and the sibling by its own name."""
-    text = text.replace(f"from fp8tune_kernels.{module} import", f"from {other} import")
-    line = re.search(rf"^from fp8tune_kernels import (.*\b{module}\b.*)$", text, re.MULTILINE)
-    if line is None:
-        return text
-    rest = [name for name in line[1].split(", ") if name != module]
-    kept = f"from fp8tune_kernels import {', '.join(rest)}\n" if rest else ""
-    return text.replace(line[0], f"{kept}import {other} as {module}")
-
-
-def load(name: str, folder: Path, text: str) -> Any:
-    path = folder / f"{name}.py"
-    path.write_text(text)
-    found = importlib.util.spec_from_file_location(name, path)
+def load(file: Path) -> Any:
+    found = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
+    sys.modules[file.stem] = module
     found.loader.exec_module(module)
     return module
 

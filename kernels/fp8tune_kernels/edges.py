@@ -1,0 +1,66 @@
+"""How a kernel declares its edges: the small inputs on which every config is checked before it is timed.
+
+The sizes that are timed are multiples of every block, their values are normally distributed, and their addresses are
+aligned: a kernel that forgets the last, partial block is right on all of them. An edge changes some of this.
+
+Triton specializes code on whether a size is 1 or a multiple of 16, and on whether an address is a multiple of 16 bytes.
+So an edge of 48 columns runs the binary that is timed with 8192. One of 1 column, one of an odd number, and one past an
+aligned address have binaries of their own: edges combine these, because each such binary is compiled for every config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fp8tune_kernels.spec import Edge, NamedInts, Problem, bucket
+
+__all__ = ["declared", "edge", "past_half"]
+
+Size = int | Callable[[Mapping[str, int]], int]
+"""A size of an edge, or how it follows from the shape that is timed."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An edge, but for the dtypes, the scale mode and the input layout: it has those of the problem that is timed."""
+
+    name: str
+    content: str
+    offset: int
+    routing: str | None
+    """None: the problem's own."""
+    sizes: Mapping[str, Size]
+    """Dims that are not named keep the size that is timed."""
+
+    def of(self, problem: Problem) -> Edge:
+        """The edge beside a problem."""
+        shape = {**problem.shape}
+        for dim, size in self.sizes.items():
+            shape[dim] = size if isinstance(size, int) else size(problem.shape)
+        routing = self.routing or problem.routing
+        return Edge(self.name, replace(problem, shape=NamedInts(shape), routing=routing), self.content, self.offset)
+
+
+def edge(name: str, content: str = "random", offset: int = 0, routing: str | None = None, **sizes: Size) -> Declaration:
+    """One edge of :func:`declared`: see :class:`~fp8tune_kernels.spec.Edge` for name, content and offset."""
+    return Declaration(name, content, offset, routing, sizes)
+
+
+def declared(*edges: Declaration) -> Callable[[Problem], Iterator[Edge]]:
+    """What :attr:`~fp8tune_kernels.spec.KernelSpec.edges` takes."""
+
+    def edges_of(problem: Problem) -> Iterator[Edge]:
+        for declaration in edges:
+            yield declaration.of(problem)
+
+    return edges_of
+
+
+def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
+    """A size past the largest power of two that is below the size of ``dim``: 4097 for 5120 and for 8192.
+
+    It is ``by`` more than a multiple of every tile that is shorter. Where tiles are as long as the next power of two
+    of the size, it has the tile of the size that is timed, and so its registers and shared memory.
+    """
+    return lambda shape: bucket(max(shape[dim] - 1, 0)) + by

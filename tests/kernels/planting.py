@@ -1,0 +1,72 @@
+"""Copies of kernels with a fault in them, as files: for a test's own process, for workers, and for a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8tune_kernels import catalog
+
+
+def plant(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> list[Path]:
+    """Write a copy of a kernel's file with a fault: there, or in the last of ``modules``, each of which is copied as
+    well and imports the next. Returns the files in the order to import them: the kernel's own is the last."""
+    files = [catalog.module_name(kernel), *(f"fp8tune_kernels.{module}" for module in modules)]
+    name = f"planted_{folder.name}"
+    text = faulty(source(files.pop()), right, wrong)
+    written = []
+    for module, importer in zip(reversed(modules), reversed(files), strict=True):
+        written.append(folder / f"{name}_{module}.py")
+        written[-1].write_text(text)
+        text = importing(source(importer), module, f"{name}_{module}")
+    written.append(folder / f"{name}.py")
+    written[-1].write_text(text)
+    return written
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A copy of a kernel as somebody else's: a name of ours in another file is refused."""
+
+    kernel: str
+    """The kernel that was copied."""
+    name: str
+    reference: str
+    edges_alone: str
+    """The reference of the copy without the group layouts that every kernel with groups is checked on."""
+
+
+def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
+    """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`run_trial` takes."""
+    kernel, *modules = title.partition(":")[0].split(", ")
+    file = plant(kernel, folder, modules, *fault)[-1]
+    name = f"planted-{kernel}"
+    text = faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",')
+    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = dataclasses.replace(SPEC, routed=False)\n")
+    return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
+
+
+def source(module: str) -> str:
+    """A module's text without its operator: that can exist only once."""
+    text = Path(str(importlib.util.find_spec(module).origin)).read_text()
+    return text.partition("\n_operator:")[0]
+
+
+def faulty(text: str, right: str, wrong: str) -> str:
+    """The text with the wrong words in the place of the right ones, which it must have."""
+    assert right in text
+    return text.replace(right, wrong) if right else text
+
+
+def importing(text: str, module: str, other: str) -> str:
+    """The text with another module in the place of a sibling: its names, and the sibling by its own name."""
+    text = text.replace(f"from fp8tune_kernels.{module} import", f"from {other} import")
+    line = re.search(rf"^from fp8tune_kernels import (.*\b{module}\b.*)$", text, re.MULTILINE)
+    if line is None:
+        return text
+    rest = [name for name in line[1].split(", ") if name != module]
+    kept = f"from fp8tune_kernels import {', '.join(rest)}\n" if rest else ""
+    return text.replace(line[0], f"{kept}import {other} as {module}")

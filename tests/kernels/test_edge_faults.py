@@ -1,0 +1,127 @@
+"""What round sizes, random values and aligned addresses hide, the check before the clock finds on a kernel's edges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cases import leads, with_lead
+from edge_mutants import FAULTS_OF_EDGES
+from planting import Planted, plant_foreign
+
+from fp8tune.measure.trial import run_trial
+from fp8tune.records import Outcome, Status
+from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import CONTENTS, Edge, KernelSpec, NamedInts, Problem
+
+ROUND = {
+    "colwise": NamedInts(M=256, K=64, G=2),
+    "colwise-3d": NamedInts(E=2, N=4, K=2048),
+    "colwise-dual": NamedInts(M=256, N=64, K=32, G=2),
+    "colwise-transpose-3d": NamedInts(E=2, N=128, K=128),
+    "mxfp8-dim0": NamedInts(M=8, K=256),
+    "mxfp8-dim1": NamedInts(M=128, K=128),
+    "mxfp8-dim1-3d": NamedInts(E=2, N=128, K=128),
+    "mxfp8-dim1-3d-via-2d": NamedInts(E=2, N=128, K=128),
+    "rowwise": NamedInts(N=32, M=512, G=2),
+    "rowwise-2d": NamedInts(M=8, K=2048),
+    "rowwise-colwise": NamedInts(M=256, K=128, G=2),
+    "transpose-3d-atomic": NamedInts(E=2, N=128, K=128),
+    "transpose-3d-reduction": NamedInts(E=2, N=256, K=64),
+}
+"""Problems as a sweep times them: each dim, and each group, is two blocks or more, and nothing is left over."""
+
+BLOCKS = {
+    "colwise": {"BLOCK_SIZE": 32, "BLOCK_SIZE_ITER": 64},
+    "colwise-3d": {"BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 1024},
+    "colwise-dual": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 64},
+    "colwise-transpose-3d": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
+    "mxfp8-dim0": {"BLOCK_SIZE_M": 4, "BLOCK_SIZE_K": 128},
+    "mxfp8-dim1": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
+    "mxfp8-dim1-3d": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
+    "mxfp8-dim1-3d-via-2d": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
+    "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 128},
+    "rowwise-2d": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
+    "rowwise-colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
+    "transpose-3d-atomic": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
+    "transpose-3d-reduction": {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 32},
+}
+"""Of the one config that is checked."""
+
+
+def checked(planted: Planted, layout: str, device: str) -> Outcome:
+    spec = catalog.load(planted.kernel)
+    routing = "balanced" if spec.routed else "none"
+    problem = Problem(planted.name, ROUND[planted.kernel], routing, layout, scale_mode=spec.scale_modes[0])
+    config = with_lead(NamedInts({**spec.default, **BLOCKS[planted.kernel]}), next(iter(leads(spec)), None))
+    return run_trial(planted.edges_alone, problem, config, "none", device, 0)
+
+
+@pytest.mark.parametrize("title", FAULTS_OF_EDGES)
+def test_a_fault_that_a_round_problem_hides_is_found_on_an_edge(title: str, tmp_path: Path, device: str) -> None:
+    """The declared edges find it alone; a kernel with groups is checked on every group layout besides."""
+    planted = plant_foreign(title, FAULTS_OF_EDGES[title], tmp_path)
+    of_a_view = ", panels" in title.partition(":")[0]
+    outcome = checked(planted, catalog.load(planted.kernel).input_layouts[-1 if of_a_view else 0], device)
+    assert outcome.status is Status.WRONG
+    assert " on the edge '" in outcome.reason  # what is timed comes first, and is right
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_a_copy_without_a_fault_is_right_on_all_edges(kernel: str, tmp_path: Path, device: str) -> None:
+    planted = plant_foreign(kernel, ("", ""), tmp_path)
+    for layout in catalog.load(kernel).input_layouts:
+        assert checked(planted, layout, device) == Outcome(Status.OK)
+
+
+def test_every_kernel_has_six_faults_of_edges_and_more() -> None:
+    found = Counter(title.partition(":")[0].split(", ")[0] for title in FAULTS_OF_EDGES)
+    assert set(found) == set(catalog.KERNELS)
+    assert min(found.values()) >= 6, found
+
+
+@pytest.fixture(params=catalog.KERNELS)
+def spec(request: pytest.FixtureRequest) -> KernelSpec:
+    return catalog.load(request.param)
+
+
+def declared(spec: KernelSpec) -> list[Edge]:
+    row = {"M": 16640, "K": 5120, "N": 8192, "E": 16}
+    routing = "jagged" if spec.routed else "none"
+    return [*spec.edges(Problem(spec.name, next(spec.problems(row)), routing, spec.input_layouts[-1]))]
+
+
+def test_edges_have_every_content_odd_sizes_a_size_of_one_and_an_unaligned_address(spec: KernelSpec) -> None:
+    edges = declared(spec)
+    assert len({edge.name for edge in edges}) == len(edges)
+    assert {edge.content for edge in edges} == set(CONTENTS)
+    assert any(edge.offset for edge in edges)
+    for dim in set(next(iter(edges)).problem.shape) - {"G"}:
+        sizes = [edge.problem.shape[dim] for edge in edges]
+        assert 1 in sizes
+        assert any(size % 2 and size > 1 for size in sizes)
+        assert any(size % 32 == 16 or (size % 2 and size > 1) for size in sizes)
+
+
+def test_a_kernel_with_groups_has_edges_with_empty_groups_and_rows_of_none(spec: KernelSpec) -> None:
+    routings = {edge.problem.routing for edge in declared(spec)}
+    assert routings == ({"ragged", "balanced", "empty"} if spec.routed else {"none"})
+
+
+def test_edges_are_small_and_take_two_binaries_or_three_beside_the_one_that_is_timed(spec: KernelSpec) -> None:
+    """Triton specializes code on sizes of 1, on multiples of 16 and on addresses that are."""
+    edges = declared(spec)
+    for edge in edges:
+        tensors = [each for each in spec.inputs(edge.problem, "meta") if hasattr(each, "numel")]
+        assert sum(each.numel() for each in tensors) <= 600_000
+    specialised = [dim for dim in ("N", "K") if dim in edges[0].problem.shape]
+    if spec.name == "colwise-3d":
+        specialised = ["K"]  # its columns are rows of rowwise-2d
+    binaries = {
+        (edge.offset % 8 == 0, *[(edge.problem.shape[dim] == 1, edge.problem.shape[dim] % 16) for dim in specialised])
+        for edge in edges
+    }
+    timed = (True, *[(False, 0) for _ in specialised])
+    assert timed in binaries
+    assert 2 <= len(binaries - {timed}) <= 3
