@@ -59,7 +59,7 @@ def colwise_transpose_3d_kernel(
         K,
         E,
         N,
-        N.to(tl.int64) * (K - 1),
+        tl.cast(N, tl.int64) * (K - 1),
         FP8_MAX,
         POWER_OF_TWO,
         BLOCK_SIZE,

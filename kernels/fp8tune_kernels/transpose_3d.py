@@ -57,7 +57,7 @@ def transpose_3d_kernel(
         K,
         E,
         N,
-        N.to(tl.int64) * (K - 1),
+        tl.cast(N, tl.int64) * (K - 1),
         tl.program_id(0),
         FP8_MAX,
         POWER_OF_TWO,
