@@ -15,6 +15,7 @@ from fp8tune.code.loading import load_spec
 from fp8tune.measure import checking, edges, fences
 from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Block, Trial
+from fp8tune.measure.worker import Worker
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune_kernels.spec import CONTENTS, Edge
 
@@ -226,3 +227,17 @@ def test_an_edge_that_cannot_be_built_is_named(device: str, monkeypatch: pytest.
     outcome = trial(0, device)
     assert outcome.status is Status.COMPILE_ERROR
     assert "on the edge 'odd'" in outcome.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+def test_somebody_elses_kernel_is_right_on_the_interpreter() -> None:
+    """In a process that imports none of our kernels, and so is not repaired by them."""
+    worker = Worker()
+    try:
+        foreign, problem = f"{PLANTED / 'foreign.py'}:SPEC", Problem("foreign-cast", NamedInts(M=40, K=40))
+        outcome = worker.call(
+            60, measure.run_trial, foreign, problem, NamedInts(BLOCK=256, num_warps=4), "none", "cpu", 0
+        )
+    finally:
+        worker.close()
+    assert outcome == Outcome(Status.OK)
