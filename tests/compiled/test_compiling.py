@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+
+from fp8tune.code.loading import load_spec
+from fp8tune.measure import compiling, edges
+from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 SCRIPT = """
 import json
@@ -71,7 +79,7 @@ def test_one_process_compiles_for_several_arches() -> None:
 
 
 def test_edges_are_compiled_once_for_each_code_that_they_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edge with the timed problem's sizes modulo 16 has its binary; one column, or another alignment, has its own."""
+    """Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own."""
     spec = load_spec("rowwise-2d")
     problem = Problem(spec.name, NamedInts(M=64, K=64))
     made = [
