@@ -26,6 +26,9 @@ from fp8tune_kernels import catalog
 TIMED = ("launch", "outputs")
 """The fields of a spec that run inside the clock, or decide the memory it runs on."""
 
+JUDGED = ("inputs", "reference", "edges")
+"""The fields of a spec that say which bytes are right, and on what."""
+
 NOT_TIMED = frozenset(f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "lookup", "launching", "tables"))
 """Modules of our own that a kernel file uses around the timed path only."""
 
@@ -72,12 +75,15 @@ def source_hash(kernel: str, read: Read) -> str:
 
     Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
     """
-    reference = parse_reference(kernel)
-    walk = _walk(reference, read)
-    module, spec = _declaration(walk, reference)
-    for expression in _timed_expressions(spec):
-        walk.enter(module, expression)
-    return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
+    return _hash(kernel, read, TIMED, "launch")
+
+
+def reference_hash(kernel: str, read: Read) -> str:
+    """Likewise of the code that says which bytes are right: the reference, the inputs and the edges of a spec.
+
+    What was judged by another reference is judged anew. Raises as :func:`source_hash` does.
+    """
+    return _hash(kernel, read, JUDGED, "reference")
 
 
 def folder_hash(kernel: str) -> str:
@@ -180,7 +186,17 @@ def _declaration(walk: Walk, reference: Reference) -> tuple[Module, ast.expr]:
     raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 
-def _timed_expressions(spec: ast.expr) -> list[ast.expr]:
+def _hash(kernel: str, read: Read, names: tuple[str, ...], needed: str) -> str:
+    reference = parse_reference(kernel)
+    walk = _walk(reference, read)
+    module, spec = _declaration(walk, reference)
+    for expression in _expressions(spec, names, needed):
+        walk.enter(module, expression)
+    return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
+
+
+def _expressions(spec: ast.expr, names: tuple[str, ...], needed: str) -> list[ast.expr]:
+    """The keywords of these names in a spec's declaration; all of it where ``needed`` is none of them."""
     keywords = spec.keywords if isinstance(spec, ast.Call) else []
-    timed = {keyword.arg: keyword.value for keyword in keywords if keyword.arg in TIMED}
-    return [timed[name] for name in TIMED if name in timed] if "launch" in timed else [spec]
+    given = {keyword.arg: keyword.value for keyword in keywords if keyword.arg in names}
+    return [given[name] for name in names if name in given] if needed in given else [spec]

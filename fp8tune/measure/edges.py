@@ -44,16 +44,12 @@ def place(edge: Edge) -> str:
     """An edge as messages name it."""
     what = "" if edge.content == "random" else f", {edge.content}"
     where = f", {edge.offset} elements past an aligned address" if edge.offset else ""
-    return f"the edge {edge.name!r} ({_problem(edge.problem)}{what}{where})"
+    return f"the edge {edge.name!r} ({problem_place(edge.problem)}{what}{where})"
 
 
 def problem_place(problem: Problem) -> str:
     """The problem that is timed, as messages name it."""
-    return f"{problem.routing} routing, {problem.shape}"
-
-
-def _problem(problem: Problem) -> str:
-    return problem_place(problem) if problem.routing != "none" else str(problem.shape)
+    return str(problem.shape) if problem.routing == "none" else f"{problem.routing} routing, {problem.shape}"
 
 
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:

@@ -35,6 +35,8 @@ class Batch:
     lookup_key: NamedInts
     bytes_moved: int
     trials: tuple[Planned, ...]
+    judge: str = ""
+    """The hash of the reference that outputs are held to; empty where no kernel runs."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, false, func, not_, or_, select, tuple_
 
 from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
-from fp8tune.store import visits
-from fp8tune.store.reading import Shared, chosen, codes, last_status
+from fp8tune.store import judgements, visits
+from fp8tune.store.reading import Shared, chosen, codes
 from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
 from fp8tune.store.summaries import Summary, summaries
 
@@ -76,6 +76,7 @@ class _Gathering:
     """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
     sessions: visits.Sessions
     processes: Mapping[int, str]
+    references: judgements.References
 
     @classmethod
     def begin(cls, connection: Connection, ceiling: str) -> _Gathering:
@@ -88,6 +89,7 @@ class _Gathering:
             ceilings=_ceilings(connection, ceiling),
             sessions=visits.Sessions.load(connection),
             processes=visits.processes(connection),
+            references=judgements.references(connection),
         )
 
     def candidates(self, wish: Wish) -> Select[Any]:
@@ -143,7 +145,7 @@ class _Gathering:
     def _evidence(self, row: Sequence[Any], summary: Summary) -> Evidence:
         id, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
         registers, spill_bytes, shared_bytes, compile_s = row[10:]
-        status, kind = last_status(summary.newest), _KINDS[kind_name]
+        status, kind = self._status(summary, version), _KINDS[kind_name]
         screened_us, finals = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = finals.get("final", ())
         times_us = tuple(sorted([visit.time_us for visit in timed])) or screened_us
@@ -168,6 +170,16 @@ class _Gathering:
             twin=finals.get("twin", ()),
             newest=max(summary.newest.values()),
             has_finals=bool(self.sessions.of(problem, version, device)),
+        )
+
+    def _status(self, summary: Summary, version: int) -> Status:
+        if not summary.doubted:
+            return judgements.last_but_wrong(summary.newest)
+        return judgements.last_status(
+            [
+                judgements.Judged(status, created_at, stage, round, sweep, self.references.get((sweep, version), ""))
+                for status, created_at, stage, round, sweep in summary.doubted
+            ]
         )
 
     def _finals(self, subject: visits.Subject, summary: Summary) -> Mapping[str, tuple[Visit, ...]]:

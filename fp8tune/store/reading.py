@@ -5,7 +5,7 @@ What ranking needs, a million trials at once, is :mod:`fp8tune.store.gathering`'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -27,7 +27,9 @@ from fp8tune.records import (
     Status,
     Telemetry,
 )
+from fp8tune.store import judgements
 from fp8tune.store.columns import unpack_samples
+from fp8tune.store.judgements import Judged
 from fp8tune.store.schema import (
     Calibrations,
     Candidates,
@@ -101,16 +103,6 @@ def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None)
     return query
 
 
-def last_status(newest: Mapping[Status, float]) -> Status:
-    """What became of a candidate, from when each status was last stored.
-
-    Wrong once is wrong for ever; otherwise the last trial says, so that a retry can clear a crash.
-    """
-    if Status.WRONG in newest:
-        return Status.WRONG
-    return max(newest, key=lambda status: (newest[status], status is not Status.OK, status))
-
-
 def facts(row: Any, code: Code | None = None) -> Facts:
     """The compiler's facts among a candidate's columns."""
     return Facts(row.registers, row.spill_bytes, row.shared_bytes, row.compile_s, code)
@@ -134,12 +126,15 @@ def tried(
     sweep: int | None,
     round: int | None,
     stage: str,
+    reference: str,
 ) -> dict[NamedInts, Outcome]:
     """Config -> what became of it; the median time of its trials, and the reason of the last that failed."""
+    references = judgements.references(connection)
     query = (
         select(
             Candidates.c.id, Configs.c["items"], Trials.c.status, Trials.c.reason, Trials.c.time_us, Trials.c.created_at
         )
+        .add_columns(Trials.c.stage, Trials.c.round, Trials.c.sweep_id, Candidates.c.version_id)
         .add_columns(
             Candidates.c.registers, Candidates.c.spill_bytes, Candidates.c.shared_bytes, Candidates.c.compile_s
         )
@@ -155,9 +150,12 @@ def tried(
         query = query.where(Trials.c.sweep_id == sweep)
     if round is not None:
         query = query.where(Trials.c.round == round)
-    by_config: dict[NamedInts, list[Any]] = {}
+    by_config: dict[NamedInts, list[tuple[Any, Judged]]] = {}
     for row in connection.execute(query):
-        by_config.setdefault(row.items or NamedInts(), []).append(row)
+        by = references.get((row.sweep_id, row.version_id), "")
+        judged = Judged(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
+        if not (reference and judgements.is_outdated(judged.status, by, reference)):
+            by_config.setdefault(row.items or NamedInts(), []).append((row, judged))
     return {config: _outcome(rows) for config, rows in by_config.items()}
 
 
@@ -201,18 +199,12 @@ def problem_ids(problem: Problem) -> Select[Any]:
     )
 
 
-def _outcome(rows: Iterable[Any]) -> Outcome:
-    newest: dict[Status, float] = {}
-    reasons, times = {}, []
-    for row in rows:
-        status = Status(row.status)
-        newest[status] = row.created_at
-        reasons[status] = row.reason
-        if status is Status.OK and row.time_us is not None:
-            times.append(row.time_us)
-    status = last_status(newest)
+def _outcome(rows: Sequence[tuple[Any, Judged]]) -> Outcome:
+    status = judgements.last_status([judged for _, judged in rows])
+    mine = [row for row, judged in rows if judged.status is status]
+    times = [row.time_us for row in mine if row.time_us is not None]
     time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, reasons[status], facts=facts(row))
+    return Outcome(status, time_us, mine[-1].reason, facts=facts(rows[-1][0]))
 
 
 def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:

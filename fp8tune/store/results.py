@@ -26,6 +26,7 @@ from fp8tune.store.schema import (
     Completions,
     Devices,
     Finals,
+    Judges,
     Meta,
     Problems,
     Sweeps,
@@ -150,6 +151,12 @@ class Store:
             bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
             self._writer.id(Finals, key, values | bands)
 
+    def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
+        """Note the hash of the reference that a sweep holds a kernel version's outputs to."""
+        with self._transaction(write=True):
+            key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, version.kernel)}
+            self._writer.id(Judges, key, {"reference": reference})
+
     def record_ceiling(self, sweep_id: int, device: Device, gb_per_s: float) -> None:
         """Keep the copy ceiling measured in a sweep, in GB/s; a later measurement in the same sweep replaces it."""
         self.record_calibration(sweep_id, device, COPY_CEILING, gb_per_s)
@@ -201,10 +208,14 @@ class Store:
         sweep: int | None = None,
         round: int | None = None,
         stage: str = "screen",
+        reference: str = "",
     ) -> dict[NamedInts, Outcome]:
-        """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them."""
+        """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them.
+
+        ``reference``: the hash of today's. What another judged is left out then, and what an unknown one found wrong.
+        """
         with self._transaction():
-            return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage)
+            return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage, reference)
 
     def finals(
         self, version: KernelVersion, device: Device, problem: Problem, sweep: int

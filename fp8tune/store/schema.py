@@ -11,6 +11,7 @@ on one problem and device, and says so through ids. What each column may hold: :
     sweeps        one request           workers    one process, the unit of replication, and the commit it ran
     trials        candidate x sweep x stage x round x worker: status, time, samples, telemetry
     completions   this problem was swept to the end with this kernel version on this device
+    judges        the reference that a sweep held a kernel version's outputs to
     finals        its finals were, too; which earlier finals they replace, and the numbers they were judged by
     calibrations  named values of a device in a sweep, such as copy_ceiling_gb_per_s
     published_operations  what others printed of a whole operation, such as a grouped GEMM
@@ -253,6 +254,19 @@ Completions = _table(
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
 """A problem that was swept to the end: its best is a pick, not just the best so far."""
+
+Judges = _table(
+    "judges",
+    _refers_to("sweep_id", "sweeps"),
+    _refers_to("version_id", "kernel_versions"),
+    _column("reference", Text("reference hash", WORD, 64)),
+    UniqueConstraint("sweep_id", "version_id"),
+)
+"""The hash of the reference, inputs and edges that the outputs of a kernel version were held to in a sweep.
+
+A sweep without a row here was judged by a reference that nobody noted. A database from before references has no such
+table: it is read as an empty one, and made when the database is next written to.
+"""
 
 Finals = _table(
     "finals",

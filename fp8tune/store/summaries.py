@@ -45,6 +45,8 @@ class Summary:
     """One time for the screen of one sweep in which a worker was replaced, or which was broken off and continued."""
     finals: Mapping[tuple[str, int, int], tuple[Block, ...]]
     """(stage, sweep's id, worker's id) -> its blocks in the finals, in the order of the rounds."""
+    doubted: tuple[tuple[Status, float, str, int, int], ...] = ()
+    """Where any trial was wrong, all: status, time stored, stage, round and sweep's id."""
 
     def screened_us(self, kind: Kind) -> tuple[float, ...]:
         """One time a process; one a sweep where it was screened: who ran which round must make no difference."""
@@ -72,6 +74,7 @@ def _unchecked(name: str) -> Any:
 
 def _summary(rows: Iterable[Sequence[Any]]) -> Summary:
     """Raises KeyError, TypeError or ValueError for what no trial holds."""
+    rows = list(rows)
     newest: dict[str, float] = {}
     sweeps: set[int] = set()
     screened: set[int] = set()
@@ -93,7 +96,13 @@ def _summary(rows: Iterable[Sequence[Any]]) -> Summary:
         times_us=tuple(sorted([_value_us(times_us) for times_us in by_worker.values()])),
         screen_us=_value_us(itertools.chain(*by_worker.values())) if len(by_worker) > 1 == len(screened) else None,
         finals={place: _in_order(blocks) for place, blocks in finals.items()},
+        doubted=tuple(map(_ended, rows)) if Status.WRONG in newest else (),
     )
+
+
+def _ended(row: Sequence[Any]) -> tuple[Status, float, str, int, int]:
+    _, stage, _, status, _, created_at, sweep, round = row
+    return _STATUSES[status], _finite(created_at), stage, round, sweep
 
 
 def _value_us(times_us: Iterable[float]) -> float:

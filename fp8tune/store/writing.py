@@ -25,6 +25,7 @@ from fp8tune.store.schema import (
     Configs,
     Devices,
     Finals,
+    Judges,
     KernelVersions,
     LookupKeys,
     Problems,
@@ -45,6 +46,7 @@ _SHARED: tuple[Table, ...] = (
     Candidates,
     Codes,
     Completions,
+    Judges,
     Finals,
     Calibrations,
 )

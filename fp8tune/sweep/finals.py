@@ -118,7 +118,7 @@ class Finals:
         """Finals that count already, by problem and kernel source."""
         found: dict[tuple[Problem, str], list[Evidence]] = {}
         for entry in self.store.evidence(problems=set(problems), device=self.request.laboratory.device):
-            if entry.finals and entry.version is not None:
+            if entry.finals and entry.version is not None and entry.status is Status.OK:
                 found.setdefault((entry.problem, entry.version.source_hash), []).append(entry)
         return found
 

@@ -62,6 +62,8 @@ def sweep(store: Store, request: Request) -> Iterator[Event]:
         seed=request.seed,
         again=request.again,
     )
+    for version, judge in {batch.version: batch.judge for batch in request.batches if batch.judge}.items():
+        store.record_reference(sweep_id, version, judge)
     screens = [_Screen(store, request, batch, sweep_id) for batch in request.batches]
     planned = sum(len(batch.trials) for batch in request.batches)
     yield Started(request.laboratory.device, planned, sum(len(screen.known(0)) for screen in screens))
@@ -174,6 +176,7 @@ class _Screen:
             self.batch.problem,
             sweep=self.sweep_id if self.request.again else None,
             round=number,
+            reference=self.batch.judge,
         )
         return {
             trial.config: tried[trial.config]

@@ -90,7 +90,7 @@ def take(wish: Wish) -> Job:
 def _key(wish: Wish, laboratory: Laboratory, rows: Iterable[NamedInts]) -> str:
     """Everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
-        [[reference, _folder(reference)] for reference in wish.kernels],
+        [[reference, _folder(reference), *_judge(reference)] for reference in wish.kernels],
         [row.canonical for row in rows],
         [wish.routing, wish.grid, wish.scale_mode, wish.seed, laboratory.timer, laboratory.device.fingerprint],
         "screen" if wish.quick else "finals",
@@ -106,6 +106,13 @@ def _folder(reference: str) -> str:
     except source.NoSuchKernel:
         load_spec(reference)  # says more about what is wrong, having imported it
         raise
+
+
+def _judge(reference: str) -> list[str]:
+    """Of a kernel of somebody else, whose reference may lie in another folder."""
+    if reference in KERNELS:
+        return []
+    return [source.reference_hash(reference, source.installed(reference))]
 
 
 def is_stored(db: str, job: Job) -> bool:
@@ -329,7 +336,10 @@ def _batches(reference: str, rows: Iterable[NamedInts], wish: Wish, laboratory: 
     by_problem: dict[Problem, list[plan.Planned]] = {}
     for trial in planned:
         by_problem.setdefault(trial.problem, []).append(trial)
-    return [make_batch(reference, spec, version, problem, trials) for problem, trials in by_problem.items()]
+    runs_kernels = laboratory.kind in (Kind.MEASURED, Kind.INTERPRETER)
+    judge = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
+    batches = [make_batch(reference, spec, version, problem, trials) for problem, trials in by_problem.items()]
+    return [replace(batch, judge=judge) for batch in batches]
 
 
 def make_batch(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+
+from fp8tune.code.loading import load_spec
+from fp8tune.measure import compiling, edges
+from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 SCRIPT = """
 import json
@@ -68,3 +76,51 @@ def test_one_process_compiles_for_several_arches() -> None:
     assert conversions["gfx950"] > 0
     assert conversions["gfx90a"] == 0  # it has no such instruction
     assert distinct == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513
+
+
+def test_edges_are_compiled_once_for_each_code_that_they_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own."""
+    spec = load_spec("rowwise-2d")
+    problem = Problem(spec.name, NamedInts(M=64, K=64))
+    made = [
+        Edge("same code", Problem(spec.name, NamedInts(M=3, K=64))),
+        Edge("odd", Problem(spec.name, NamedInts(M=3, K=67))),
+        Edge("odd too", Problem(spec.name, NamedInts(M=1, K=69))),
+        Edge("unaligned", Problem(spec.name, NamedInts(M=3, K=64)), offset=1),
+        Edge("aligned", Problem(spec.name, NamedInts(M=3, K=64)), offset=8),
+    ]
+    compiled: list[tuple[int, bool]] = []
+    monkeypatch.setattr(compiling, "_compiled", set())
+    monkeypatch.setattr(compiling, "load_spec", lambda reference: replace(spec, edges=lambda of: made, launch=launch))
+    monkeypatch.setattr(compiling, "_recording", recording)
+
+    def launch(config: NamedInts, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+        form = (given[0].shape[1] % 16 == 0, given[0].data_ptr() % 16 == 0)
+        taken[-1].append(compiling.Launch(form, 1))
+        if wanted[-1]:
+            compiled.append(form)
+
+    compiling.compile_edges("rowwise-2d", problem, spec.default, "sm_90")
+    assert sorted(compiled) == [(False, True), (True, False)]
+    compiling.compile_edges("rowwise-2d", problem, spec.default, "sm_90")
+    assert len(compiled) == 2
+
+
+taken: list[list[compiling.Launch]] = []
+wanted: list[bool] = []
+
+
+@contextlib.contextmanager
+def recording(arch: str, compiles: bool = True) -> Iterator[list[compiling.Launch]]:
+    taken.append([])
+    wanted.append(compiles)
+    yield taken[-1]
+
+
+def test_a_tensors_alignment_is_part_of_what_code_is_specialized_on() -> None:
+    spec = load_spec("rowwise-2d")
+    aligned, unaligned = (
+        edges.meta_inputs(spec, Edge("", Problem(spec.name, NamedInts(M=3, K=64)), offset=offset)) for offset in (0, 1)
+    )
+    assert [given[0].data_ptr() % 16 for given in (aligned, unaligned)] == [0, 2]
+    assert unaligned[0].shape == aligned[0].shape

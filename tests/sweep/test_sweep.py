@@ -195,3 +195,25 @@ def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[s
         assert not session.is_stored(database, session.take(replace(same, **changed)))  # type: ignore[arg-type]
     assert not session.is_stored(str(tmp_path / "absent.db"), job)
     assert not (tmp_path / "absent.db").exists()
+
+
+def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+    """Without ``--retry-failed``; a comment in the reference starts nothing anew."""
+    spec = tmp_path / "mine.py"
+    text = (PLANTED / "foreign.py").read_text()
+    spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
+    options = {"kernels": (f"{spec}:SPEC",), "shapes": one_shape, "trial_timeout_s": 60.0}
+    rows, _ = run(store, **options)
+    assert {row.outcome.status for row in rows} == {Status.WRONG}
+    assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
+    spec.write_text(
+        text.replace("def reference(x: Any) -> tuple[Any, ...]:", 'def reference(x):\n    """Right."""  # now')
+    )
+    mended, _ = run(store, **options)
+    assert {row.config for row in mended} == {row.config for row in rows}
+    assert {row.outcome.status for row in mended} == {Status.OK}
+    assert {item.status for item in store.evidence()} == {Status.OK}
+    spec.write_text(text)
+    again, kept = run(store, **options)
+    assert not again
+    assert len(kept) == len(rows)
