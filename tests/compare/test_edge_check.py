@@ -1,4 +1,4 @@
-"""What ``compare`` says of a fault that the problem it times hides: each side is checked on the edges of its kernels."""
+"""What ``compare`` says of a fault that the problem it times hides: it checks each side on the edges of its kernels."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
 EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"{modules}, arithmetic: {what}": fault
-        for modules in (*PANELS, *BOTH_WAYS, *WHOLE_ROWS)
+        for modules in ("rowwise", *(each for each in PANELS if each != "rowwise, panels"), *BOTH_WAYS, *WHOLE_ROWS)
         for what, fault in OF_SCALES.items()
     },
     **{
