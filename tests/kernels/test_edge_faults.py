@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from cases import leads, with_lead
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
@@ -14,6 +15,11 @@ from fp8tune.measure.trial import run_trial
 from fp8tune.records import Outcome, Status
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CONTENTS, Edge, KernelSpec, NamedInts, Problem
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_edges.py compiles them side by side"),
+]
 
 ROUND = {
     "colwise": NamedInts(M=256, K=128, G=2),
