@@ -33,7 +33,7 @@ OF_SCALES: dict[str, Fault] = {
     "the scale of a NaN": ("tl.where(bits == infinity, 0.0, amax)", "tl.where(bits >= infinity, 0.0, amax)"),
     "the scale of an infinity": ("tl.where(bits == infinity, 0.0, amax)", "amax"),
     "the scale of zeros": ("tl.maximum(bits, float32_bits(1e-12))", "bits"),
-    "the scale of huge values": ("(exponent + 127 << 23)", "(tl.maximum(exponent, -64) + 127 << 23)"),
+    "the scale of huge values": ("scale = (exponent + 127", "scale = (tl.maximum(exponent, -64) + 127"),
 }
 """In ``arithmetic``, which all but the MXFP8 kernels take their scales from."""
 
