@@ -41,4 +41,4 @@ def test_scales_of_a_partial_block_that_are_never_written_are_wrong(tmp_path: Pa
     found = check(checkout(tmp_path / "after", *PARTIAL_BLOCK), device)
     assert found.status is Status.WRONG
     assert found.reason.startswith("output 1: ")
-    assert " on the edge 'a block of rows and one more" in found.reason
+    assert " on the edge '" in found.reason
