@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import rowwise_2d, weights
-from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
@@ -101,9 +101,10 @@ SPEC = KernelSpec(
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", E=1, N=1),
-        edge("a block of columns and one more, NaN", "nan", E=3, N=3, K=past_half("K", 16)),
+        edge("a block of columns and one more, long tails", E=1, N=17, K=long_tail("K")),
         edge("a prime, infinity", "infinite", E=1, N=7, K=past_half("K", 16)),
-        edge("zeros", "zeros", E=3, N=1),
+        edge("three columns, NaN", "nan", E=3, N=1, K=past_half("K", 16)),
+        edge("zeros", "zeros", E=2, N=1),
         edge("one row, tiny values", "tiny", E=3, N=5, K=1),
         edge("a block of rows and one more past an aligned address", offset=1, E=1, N=5, K=past_half("K")),
     ),

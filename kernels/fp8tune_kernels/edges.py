@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from fp8tune_kernels.spec import Edge, NamedInts, Problem, bucket
 
-__all__ = ["declared", "edge", "past_half"]
+__all__ = ["declared", "edge", "long_tail", "past_half"]
 
 Size = int | Callable[[Mapping[str, int]], int]
 """A size of an edge, or how it follows from the shape that is timed."""
@@ -64,3 +64,12 @@ def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
     of the size, it has the tile of the size that is timed, and so its registers and shared memory.
     """
     return lambda shape: bucket(max(shape[dim] - 1, 0)) + by
+
+
+def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
+    """A size of which every tile that is shorter than half of it leaves nearly a tile: 6128 for 5120 and for 8192.
+
+    The largest of a row is then as likely to be in the tail as in any other tile. The tile is the timed size's own, as
+    with :func:`past_half`.
+    """
+    return lambda shape: max(3 * bucket(max(shape[dim] - 1, 0)) // 2 - 16, 1)

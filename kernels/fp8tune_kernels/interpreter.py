@@ -11,13 +11,14 @@ each was over a third of the time of the tests that it was timed on. Nothing is 
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "TORCH_DTYPES", "install"]
+__all__ = ["INTERPRETED", "TORCH_DTYPES", "install", "quiet"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels of this process run on the interpreter; Triton decides it when a kernel is decorated."""
@@ -42,6 +43,12 @@ def install() -> None:
     interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
     semantic = interpreter.interpreter_semantic
     semantic.binary_op_sanitize_overflow_impl = _where_it_can_assert(semantic)
+    quiet()
+
+
+def quiet() -> None:
+    """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN, and no GPU says a word."""
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
 
 
 _FLOATS = {tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, **TORCH_DTYPES}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import mxfp8_dim1, mxfp8_dim1_3d
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import KernelSpec
@@ -57,7 +58,15 @@ SPEC = KernelSpec(
     bytes_moved=mxfp8_dim1_3d.bytes_moved,
     scaled_down=mxfp8_dim1_3d.scaled_down,
     invalid=mxfp8_dim1.invalid,
-    edges=mxfp8_dim1_3d.SPEC.edges,
+    edges=declared(
+        edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
+        edge("a block of rows and 16 more", E=2, N=528, K=48),
+        edge("infinity", "infinite", E=2, N=16, K=48),
+        edge("zeros", "zeros", E=1, N=48, K=16),
+        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        edge("one column, tiny values", "tiny", E=2, N=61, K=1),
+        edge("no padding, past an aligned address", offset=1, E=2, N=32, K=513),
+    ),
     scale_modes=SCALE_MODES,
 )
 

@@ -30,7 +30,7 @@ from fp8tune_kernels.arithmetic import (
     reference_scale,
     scale_of,
 )
-from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, fp8_dtype_for, register
@@ -210,9 +210,10 @@ SPEC = KernelSpec(
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1),
-        edge("a block of rows and one more, NaN", "nan", M=9, K=past_half("K", 16)),
+        edge("a block of rows and one more, long tails", M=17, K=long_tail("K")),
         edge("a prime, infinity", "infinite", M=7, K=past_half("K", 16)),
-        edge("zeros", "zeros", M=3),
+        edge("three rows, NaN", "nan", M=3, K=past_half("K", 16)),
+        edge("zeros", "zeros", M=2),
         edge("one column, tiny values", "tiny", M=11, K=1),
         edge("a block of columns and one more past an aligned address", offset=1, M=5, K=past_half("K")),
     ),

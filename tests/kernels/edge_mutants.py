@@ -18,12 +18,9 @@ PANELS = (
     "transpose-3d-reduction, transpose_3d, panels",
 )
 BOTH_WAYS = ("rowwise-colwise, both_ways", "colwise-transpose-3d, both_ways")
+UNEVEN = ("colwise, panels", "colwise-dual, panels", "rowwise, panels", "rowwise-colwise, both_ways")
 WHOLE_ROWS = ("rowwise-2d", "colwise-3d, rowwise_2d")
-BLOCKS_OF_ROWS = (
-    "mxfp8-dim1",
-    "mxfp8-dim1-3d, mxfp8_dim1",
-    "mxfp8-dim1-3d-via-2d, mxfp8_dim1",
-)
+BLOCKS_OF_ROWS = ("mxfp8-dim1", "mxfp8-dim1-3d, mxfp8_dim1", "mxfp8-dim1-3d-via-2d, mxfp8_dim1")
 """A kernel, and the modules from its file to the one whose code it shares with others."""
 
 
@@ -36,7 +33,7 @@ OF_SCALES: dict[str, Fault] = {
     "the scale of a NaN": ("tl.where(bits == infinity, 0.0, amax)", "tl.where(bits >= infinity, 0.0, amax)"),
     "the scale of an infinity": ("tl.where(bits == infinity, 0.0, amax)", "amax"),
     "the scale of zeros": ("tl.maximum(bits, float32_bits(1e-12))", "bits"),
-    "the scale of huge values": ("(exponent + 127 << 23)", "(tl.maximum(exponent, -64) + 127 << 23)"),
+    "the scale of huge values": ("scale = (exponent + 127", "scale = (tl.maximum(exponent, -64) + 127"),
 }
 """In ``arithmetic``, which all but the MXFP8 kernels take their scales from."""
 
@@ -52,11 +49,13 @@ OF_BLOCK_SCALES: dict[str, Fault] = {
 
 OF_TILES: dict[str, Fault] = {
     "an unaligned address taken for an aligned one": ("tile = x_ptr + first", f"tile = {aligned('x_ptr')} + first"),
-    "edges unwritten": ("if (first < start) |", "if (first < 0) &"),
-    "the edge at a group's end unwritten": ("tl.cdiv(last - first, 16)", "(last - first) // 16"),
+    "the edge at a group's end unwritten": FAULTS["colwise, panels, tiles: the edge at a group's end unwritten"],
     "a mask without its columns": FAULTS["colwise, panels, tiles: a mask without its columns"],
 }
 """In ``tiles``."""
+
+OF_UNEVEN_TILES: dict[str, Fault] = {"edges unwritten": FAULTS["colwise, panels, tiles: edges unwritten"]}
+"""Where groups begin anywhere."""
 
 OF_WHOLE_ROWS: dict[str, Fault] = {
     "the last block of rows left out": (
@@ -76,18 +75,18 @@ OF_WHOLE_ROWS: dict[str, Fault] = {
         "inside = in_rows & (column + columns < K)\n            largest",
         "inside = in_rows\n            largest",
     ),
-    "columns of the next row in one pass": (
-        "x = tl.load(x_rows + columns, mask=in_rows & (columns < K)",
-        "x = tl.load(x_rows + columns, mask=in_rows",
-    ),
     "an unaligned address taken for an aligned one": ("x_rows = x_ptr +", f"x_rows = {aligned('x_ptr')} +"),
 }
 """In ``rowwise_2d``."""
 
-OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
+OF_PARTIAL_BLOCKS: dict[str, Fault] = {
     "the scales of the last, partial block": ("(blocks < tl.cdiv(M, 32))", "(blocks < M // 32)"),
-    "the last tile of columns left out": ('-(-K // config["BLOCK_SIZE_K"])', '(K // config["BLOCK_SIZE_K"])'),
     "scales of another column": ("lines[None, :] * tl.cdiv(M, 32)", "lines[None, :] * (M // 32)"),
+}
+"""In ``mxfp8_dim1``, where nothing is padded."""
+
+OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
+    "the last tile of columns left out": ('-(-K // config["BLOCK_SIZE_K"])', '(K // config["BLOCK_SIZE_K"])'),
     "an unaligned address taken for an aligned one": ("x_rows = x_ptr +", f"x_rows = {aligned('x_ptr')} +"),
 }
 """In ``mxfp8_dim1``."""
@@ -95,7 +94,7 @@ OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
 EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"{modules}, arithmetic: {what}": fault
-        for modules in (*PANELS, *BOTH_WAYS, *WHOLE_ROWS)
+        for modules in ("rowwise", *(each for each in PANELS if each != "rowwise, panels"), *BOTH_WAYS, *WHOLE_ROWS)
         for what, fault in OF_SCALES.items()
     },
     **{
@@ -104,8 +103,10 @@ EDGE_FAULTS: dict[str, Fault] = {
         for what, fault in OF_BLOCK_SCALES.items()
     },
     **{f"{modules}, tiles: {what}": fault for modules in (*PANELS, *BOTH_WAYS) for what, fault in OF_TILES.items()},
+    **{f"{modules}, tiles: {what}": fault for modules in UNEVEN for what, fault in OF_UNEVEN_TILES.items()},
     **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
+    **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS[:2] for what, fault in OF_PARTIAL_BLOCKS.items()},
     "rowwise: the last block of rows left out": ('-(-N // config["BLOCK_SIZE"])', '(N // config["BLOCK_SIZE"])'),
     "rowwise: rows that are taken for aligned": (
         "shared = (M % 16 != 0) | (start % 16 != 0)",

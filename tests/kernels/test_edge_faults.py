@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from cases import leads, with_lead
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
@@ -15,10 +16,15 @@ from fp8tune.records import Outcome, Status
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CONTENTS, Edge, KernelSpec, NamedInts, Problem
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_edges.py compiles them side by side"),
+]
+
 ROUND = {
-    "colwise": NamedInts(M=256, K=64, G=2),
+    "colwise": NamedInts(M=256, K=128, G=2),
     "colwise-3d": NamedInts(E=2, N=4, K=2048),
-    "colwise-dual": NamedInts(M=256, N=64, K=32, G=2),
+    "colwise-dual": NamedInts(M=256, N=128, K=64, G=2),
     "colwise-transpose-3d": NamedInts(E=2, N=128, K=128),
     "mxfp8-dim0": NamedInts(M=8, K=256),
     "mxfp8-dim1": NamedInts(M=128, K=128),
@@ -30,18 +36,18 @@ ROUND = {
     "transpose-3d-atomic": NamedInts(E=2, N=128, K=128),
     "transpose-3d-reduction": NamedInts(E=2, N=256, K=64),
 }
-"""Problems as a sweep times them: each dim, and each group, is two blocks or more, and nothing is left over."""
+"""Problems as a sweep times them: nothing is left over of any block."""
 
 BLOCKS = {
-    "colwise": {"BLOCK_SIZE": 32, "BLOCK_SIZE_ITER": 64},
+    "colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128},
     "colwise-3d": {"BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 1024},
-    "colwise-dual": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 64},
+    "colwise-dual": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128},
     "colwise-transpose-3d": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
     "mxfp8-dim0": {"BLOCK_SIZE_M": 4, "BLOCK_SIZE_K": 128},
     "mxfp8-dim1": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
     "mxfp8-dim1-3d": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
     "mxfp8-dim1-3d-via-2d": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
-    "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 128},
+    "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 256},
     "rowwise-2d": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
     "rowwise-colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
     "transpose-3d-atomic": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
@@ -99,7 +105,7 @@ def test_edges_have_every_content_odd_sizes_a_size_of_one_and_an_unaligned_addre
     assert any(edge.offset for edge in edges)
     for dim in set(next(iter(edges)).problem.shape) - {"G"}:
         sizes = [edge.problem.shape[dim] for edge in edges]
-        assert 1 in sizes
+        assert 1 in sizes or (dim == "N" and "transpose-3d" in spec.name)  # which take two rows or more on a GPU
         assert any(size % 2 and size > 1 for size in sizes)
         assert any(size % 32 == 16 or (size % 2 and size > 1) for size in sizes)
 

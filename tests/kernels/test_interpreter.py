@@ -1,13 +1,14 @@
 """The repairs to Triton's interpreter work, and are still needed."""
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
+from fp8tune_kernels import interpreter, quantize_rowwise_2d
 
 pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="kernels are compiled here")
 
@@ -165,3 +166,11 @@ def test_the_repair_of_bfloat16_is_still_needed() -> None:
     bits = subnormals.view(torch.int16).numpy().view("uint16")
     theirs = tritons._convert_float.__wrapped__(bits, tl.bfloat16, tl.float32, None)
     assert not torch.equal(torch.from_numpy(theirs.view("float32")), subnormals.float())
+
+
+def test_infinities_in_a_kernel_do_not_warn() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        interpreter.quiet()
+        quantize_rowwise_2d(torch.full((1, 32), float("inf")))
+    assert not said
