@@ -21,7 +21,7 @@ from scipy.stats import binomtest
 
 from fp8tune.compare import verdicts
 from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.compare.verdicts import Verdict
+from fp8tune.compare.verdicts import Effect, Verdict
 from fp8tune.measure.simulated import Noise
 
 ROWS = 20
@@ -42,26 +42,39 @@ class Run:
 
     verdicts: tuple[Verdict, ...]
     quiet: bool
+    overall: Effect
 
 
-def run(random: Generator, noise: Noise, changes: Floats) -> Run:
+@dataclass(frozen=True)
+class Common:
+    """What blocks have in common beside their worker's level."""
+
+    arm_sd: float = 0.0
+    """Of a draw an arm, the same in all rounds and rows of a run: rounds do not show it."""
+    places: tuple[float, ...] = (0.0,) * 6
+    """Log time that each of the six turns adds to its block."""
+
+
+def run(random: Generator, noise: Noise, changes: Floats, common: Common = Common()) -> Run:
     """One comparison whose rows really change by ``changes``, (row,) log ratios: stage 1, stage 2, verdicts."""
     bimodal = random.random(len(changes)) < noise.bimodal_share
-    first = Rounds(random, noise, bimodal, changes).play(range(verdicts.STAGE_ONE_ROUNDS))
+    arms = common.arm_sd * random.standard_normal(3)
+    first = Rounds(random, noise, bimodal, changes, arms, common.places).play(range(verdicts.STAGE_ONE_ROUNDS))
     effects = [verdicts.paired(logs) for logs in first[0]]
     contested = [row for row, effect in enumerate(effects) if verdicts.contested(effect)]
-    numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.stage_two_rounds(len(contested)))
-    second = Rounds(random, noise, bimodal[contested], changes[contested]).play(numbers)
+    numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.STAGE_TWO_ROUNDS)
+    second = Rounds(random, noise, bimodal[contested], changes[contested], arms, common.places).play(numbers)
     final = dict(zip(contested, [verdicts.paired(logs) for logs in second[0]], strict=True))
     ended = [
         verdicts.judge(final[row], len(contested)) if row in final else verdicts.judge(effect)
         for row, effect in enumerate(effects)
     ]
-    cleared = [logs for row, logs in enumerate(first[1]) if row not in final]
-    stages = [stage for stage in (cleared, list(second[1])) if stage]
-    arms = [*cleared, *second[1]]
-    each = all(verdicts.quiet(verdicts.paired(logs), len(first[1]) + len(second[1])) for logs in arms)
-    return Run(tuple(ended), each and verdicts.quiet(verdicts.geomean(stages)))
+    cleared = [[logs for row, logs in enumerate(rows) if row not in final] for rows in first]
+    change, control = ([stage for stage in stages if stage] for stages in zip(cleared, second, strict=True))
+    looked_at = len(first[1]) + len(second[1])
+    each = all(verdicts.quiet(verdicts.paired(logs), looked_at) for stage in control for logs in stage)
+    quiet = each and verdicts.quiet(verdicts.geomean(control))
+    return Run(tuple(ended), quiet, verdicts.all_rows(change, control))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +85,21 @@ class Rounds:
     noise: Noise
     bimodal: NDArray[np.bool_]
     changes: Floats
+    arms: Floats
+    """What each arm adds in all rounds."""
+    places: tuple[float, ...]
 
     def play(self, numbers: range) -> tuple[list[list[float]], list[list[float]]]:
         """Log ratios of change and control: for each row a list, a round an entry."""
-        arms = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
-        change, control = arms[:, AFTER] - arms[:, BEFORE], arms[:, CONTROL] - arms[:, BEFORE]
+        logs = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
+        change, control = logs[:, AFTER] - logs[:, BEFORE], logs[:, CONTROL] - logs[:, BEFORE]
         return change.T.tolist(), control.T.tolist()
 
     def _round(self, number: int) -> Floats:
         """The mean log time of each arm on each row, (arm, row)."""
         noise, random, rows = self.noise, self.random, len(self.changes)
-        logs = np.zeros((3, rows))
-        logs[AFTER] = self.changes
+        logs = np.zeros((3, rows)) + (self.arms + noise.worker_sd * random.standard_normal(3))[:, None]
+        logs[AFTER] += self.changes
         for process in logs:
             process += noise.process_effect(random, rows) + noise.mode_effect(random, self.bimodal)
         orders = np.array([ORDERS[(number + row) % len(ORDERS)] for row in range(rows)]).reshape(rows, 3)
@@ -92,6 +108,7 @@ class Rounds:
         sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
         sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
         blocks = drift + sd * random.standard_normal(turns.shape) + noise.stalls(random, turns.shape)
+        blocks += self.places
         for arm in (BEFORE, AFTER, CONTROL):
             logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
         return logs

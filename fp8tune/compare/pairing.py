@@ -14,11 +14,11 @@ from typing import ParamSpec, TypeVar
 from fp8tune.compare import side
 from fp8tune.compare.comparison import ComparedRow
 from fp8tune.compare.duel import Arm, Contest
-from fp8tune.compare.retuning import retune
+from fp8tune.compare.retuning import CONFIGS, retune
 from fp8tune.compare.side import Side, Survey
 from fp8tune.compare.verdicts import Verdict
 from fp8tune.errors import UsageError
-from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.laboratory import Laboratory, answer_to
 from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
 
@@ -103,8 +103,9 @@ def _contest(match: Match, kernel: Kernel, problem: Problem, before: Survey, aft
         return Contest(problem, Arm(one, before.configs[problem]), Arm(other, after.configs[problem]))
     tuned: list[NamedInts] = []
     for of, reference, survey in zip(match.sides, kernel.references, (before, after), strict=True):
-        first = [survey.default, survey.configs[problem]]
-        tuned.append(retune(of, reference, problem, first, match.laboratory))
+        others = _ask(of, side.candidates, reference, problem, match.device, CONFIGS)
+        listed = [survey.default, survey.configs[problem], *others]
+        tuned.append(retune(of, reference, problem, listed, match.laboratory))
     return Contest(problem, Arm(one, tuned[0]), Arm(other, tuned[1]))
 
 
@@ -184,7 +185,7 @@ def _checked(worker: Worker, of: Side, arm: Arm, problem: Problem, torch_device:
     try:
         return worker.call(TIMEOUT_S, side.within, of, side.check, arm.reference, problem, arm.config, torch_device)
     except (WorkerDied, RemoteError) as error:
-        return Outcome(Status.CRASHED, reason=str(_first_line(error)))
+        return answer_to(error)
 
 
 def _ended(match: Match, entry: Contest, before: Outcome, after: Outcome) -> ComparedRow | None:

@@ -192,7 +192,7 @@ class OpenLaboratory:
         try:
             self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments).result()
         except (WorkerDied, RemoteError) as error:
-            return _answer_to(error).reason
+            return answer_to(error).reason
         return None
 
     def run_final(self, batch: Batch, config: NamedInts, slot: Slot) -> Outcome:
@@ -227,12 +227,13 @@ def _answer(future: Future[Outcome] | Future[Compiled]) -> Outcome:
     try:
         outcome = future.result()
     except (WorkerDied, RemoteError) as error:
-        return _answer_to(error)
+        return answer_to(error)
     assert isinstance(outcome, Outcome)
     return outcome
 
 
-def _answer_to(error: WorkerDied | RemoteError) -> Outcome:
+def answer_to(error: WorkerDied | RemoteError) -> Outcome:
+    """What it means for a trial that its worker died, hung or raised."""
     if isinstance(error, WorkerHung):
         return Outcome(Status.TIMEOUT, reason=str(error))
     if isinstance(error, WorkerDied):

@@ -100,8 +100,8 @@ def test_each_row_ends_in_its_word(repository: Path) -> None:
         effect = rows[kernel].effect
         assert effect is not None
         assert effect.lower(0.001) < math.log(ratio) < effect.upper(0.001)  # the 95 % interval misses one seed in 20
-        assert rows[kernel].n == verdicts.stage_two_rounds(2)
-    assert rows["same"].n == 5  # a free control
+        assert rows[kernel].n == verdicts.STAGE_TWO_ROUNDS
+    assert rows["same"].n == verdicts.STAGE_ONE_ROUNDS  # a free control
     assert rows["same"].quiet
     assert told.overall is not None
     assert told.overall.interval[0] < 1 < told.overall.interval[1]
@@ -151,7 +151,7 @@ def test_progress_counts_to_its_end(repository: Path) -> None:
     wish = live.Wish("main..main", repository, (f"{repository}/same.py:SPEC",), blind=True)
     wish = live.Wish(**{**vars(wish), "shapes": (str(repository / "one.toml"),)})
     played = [event for event in live.compare(wish, laboratory()) if isinstance(event, Played)]
-    assert [event.done for event in played] == [1, 2, 3, 4, 5]
+    assert [event.done for event in played] == [1, 2, 3, 4, 5, 6]
     assert played[-1].left_s == 0
 
 

@@ -40,7 +40,7 @@ def test_from_seven_rounds_on_it_is_trimmed(values: list[float]) -> None:
 
 def test_two_stalled_rounds_decide_nothing() -> None:
     """On an H100 two rows that were 2 % slower ended INCONCLUSIVE, with intervals of +-3 and +-6 %."""
-    rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.stage_two_rounds(1))]
+    rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.STAGE_TWO_ROUNDS)]
     for stall in (0.7, -0.7):
         assert verdicts.judge(verdicts.paired([*rounds[2:], stall, stall])) is Verdict.REGRESSION
 
