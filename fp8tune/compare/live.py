@@ -8,11 +8,11 @@ which a database row cannot say.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fp8tune import scratch
 from fp8tune.code import git, source, worktrees
 from fp8tune.compare import duel, pairing, side, verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
@@ -68,9 +68,9 @@ def compare(wish: Wish, laboratory: Laboratory) -> Iterator[Event]:
     start_server()
     yield Step(f"checking out {before} and {after}")
     commits = [None if revision.name == WORKTREE else revision.commit for revision in (before, after)]
-    with worktrees.checkouts(root, commits) as folders, tempfile.TemporaryDirectory(prefix="fp8tune-cache-") as cache:
+    with worktrees.checkouts(root, commits) as folders, scratch.folder("cache") as cache:
         sides = tuple(
-            Side(str(revision), folder, Path(cache, str(number)), source.SOURCE_ROOTS)
+            Side(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
             for number, (revision, folder) in enumerate(zip((before, after), folders, strict=True))
         )
         match = Match((sides[0], sides[1]), laboratory, _plan(wish, laboratory), wish.configs)
