@@ -7,6 +7,7 @@ however many kernels a launch has. A stand-in driver names the target.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,8 +17,10 @@ from typing import Any
 
 from fp8tune.code.loading import load_spec
 from fp8tune.compiled import facts
+from fp8tune.measure import edges
 from fp8tune.records import Facts, NamedInts, Problem, Status
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import Edge
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,29 @@ def compile_config(
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"
         return Compiled(Status.OUT_OF_RESOURCES, reason, worst)
     return Compiled(Status.OK, facts=worst)
+
+
+def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str) -> None:
+    """Compile what ``config`` launches on the edges of ``problem``, each code once a process: its check finds it then.
+
+    What fails here fails there again, as a row.
+    """
+    spec = load_spec(reference)
+    problems_own = Edge("", problem)
+    for edge in (problems_own, *edges.edges_of(spec, problem)):
+        with contextlib.suppress(Exception):
+            inputs = edges.meta_inputs(spec, edge)
+            outputs = spec.outputs(*inputs)
+            with _recording(arch, compiles=False) as launches:
+                spec.launch(config, inputs, outputs)
+            code = (reference, config, arch, tuple(launch.kernel for launch in launches))
+            if code not in _compiled and edge is not problems_own:
+                with _recording(arch):
+                    spec.launch(config, inputs, outputs)
+            _compiled.add(code)
+
+
+_compiled: set[Hashable] = set()
 
 
 @dataclass(frozen=True)
@@ -108,7 +134,7 @@ def _specialization(function: Any, args: Sequence[Any], options: Mapping[str, An
 
     def of(parameter: Any, value: Any) -> Hashable:
         if hasattr(value, "dtype"):
-            return str(value.dtype)
+            return str(value.dtype), value.data_ptr() % 16 == 0
         if parameter.is_constexpr or not isinstance(value, int):
             return str(value)
         return None if parameter.do_not_specialize else (value == 1, value % 16 == 0)

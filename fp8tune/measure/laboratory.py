@@ -14,7 +14,7 @@ from typing import Any
 from fp8tune.errors import MachineError
 from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Slot
-from fp8tune.measure.compiling import Compiled, compile_config
+from fp8tune.measure.compiling import Compiled, compile_config, compile_edges
 from fp8tune.measure.worker import Pool, RemoteError, WorkerDied, WorkerHung, usable_cores
 from fp8tune.plan.problems import Planned
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Status
@@ -77,6 +77,8 @@ class OpenLaboratory:
     _compilers: Pool | None = None
     _runners: Pool | None = None
     _compiling: dict[tuple[Problem, NamedInts], Future[Compiled]] = field(default_factory=dict)
+    _compiling_edges: dict[tuple[Problem, NamedInts], Future[None]] = field(default_factory=dict)
+    """What the check of a config launches beside the binary that is timed."""
     _ceiling: Future[float] | None = None
 
     def __enter__(self) -> OpenLaboratory:
@@ -130,6 +132,15 @@ class OpenLaboratory:
                     self.lab.shared_limit,
                     read_code=not self.lab.runs,
                 )
+                if self.lab.runs:
+                    self._compiling_edges[batch.problem, trial.config] = self._compilers.submit(
+                        COMPILE_TIMEOUT_S,
+                        compile_edges,
+                        batch.reference,
+                        batch.problem,
+                        trial.config,
+                        self.lab.device.arch,
+                    )
 
     def run(
         self, batch: Batch, todo: Mapping[Planned, int], number: int
@@ -140,6 +151,7 @@ class OpenLaboratory:
         waits for neither Python nor the database.
         """
         compiling: dict[Future[Compiled], Planned] = {}
+        compiling_edges: dict[Future[None], Planned] = {}
         running: dict[Future[Outcome], Planned] = {}
         for trial in todo:
             future = self._compiling.get((batch.problem, trial.config))
@@ -150,16 +162,19 @@ class OpenLaboratory:
             else:
                 running[self._submit(batch, trial, number, todo[trial])] = trial
         total = len(compiling)
-        while compiling or running:
-            pending: list[Future[Any]] = [*compiling, *running]
+        while compiling or compiling_edges or running:
+            pending: list[Future[Any]] = [*compiling, *compiling_edges, *running]
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in [future for future in compiling if future in done]:
                 trial = compiling.pop(future)
                 compiled = self.compiled_outcome(batch.problem, trial.config)
-                if compiled.status is Status.OK and self.lab.runs:
-                    running[self._submit(batch, trial, number, todo[trial])] = trial
-                else:
+                if compiled.status is not Status.OK or not self.lab.runs:
                     yield trial, compiled
+                else:
+                    compiling_edges[self._compiling_edges[batch.problem, trial.config]] = trial
+            for prepared in [prepared for prepared in compiling_edges if prepared.done()]:
+                trial = compiling_edges.pop(prepared)
+                running[self._submit(batch, trial, number, todo[trial])] = trial
             for begun in [begun for begun in running if begun in done]:
                 trial = running.pop(begun)
                 facts = self.compiled_outcome(batch.problem, trial.config).facts

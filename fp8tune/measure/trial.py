@@ -1,8 +1,8 @@
 """One trial, in the worker that owns the tensors: check the bytes, then time. Knows no database and no terminal.
 
-The check comes before the clock: outputs are poisoned with the complement of what is right, the config runs on the
-problem itself and on a small problem of every group layout, every byte must be the reference's, and none beside the
-outputs may be written.
+The check comes before the clock (:mod:`fp8tune.measure.checking`): on the problem itself and on its edges every byte
+must be the reference's. On an edge a config is checked once a process, whichever problem it belongs to. After a timed
+block the outputs are looked at once more.
 """
 
 from __future__ import annotations
@@ -10,28 +10,35 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import cache
 
 from fp8tune.code.loading import load_spec
-from fp8tune.measure import device, fences, memory
+from fp8tune.measure import checking, device, memory
+from fp8tune.measure.checking import Bench, difference
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import one_line
+from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.stats import block_value
-from fp8tune_kernels.spec import ROUTINGS, KernelSpec
+from fp8tune_kernels.spec import Edge, KernelSpec
 
-LAYOUT_CHECK_ROWS = 1021
-"""M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
-specialized, so the binary checked is the one that is timed."""
-
-
-HOPELESS_RATIO = 1.5
-"""Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""
+__all__ = [
+    "Bench",
+    "copy_ceiling_gb_per_s",
+    "difference",
+    "failure",
+    "prepare",
+    "prepare_final",
+    "process_name",
+    "run_final",
+    "run_trial",
+    "trial_of",
+    "unchecked_bench",
+]
 
 
 @cache
@@ -58,7 +65,8 @@ def prepare(reference: str, problem: Problem, torch_device: str) -> None:
     """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
     with contextlib.suppress(Exception):
         _prepare(reference, problem, torch_device)
-        list(_layout_benches(reference, problem, torch_device))
+        for edge in edges_of(load_spec(reference), problem):
+            _edge_bench(reference, edge, torch_device)
 
 
 def run_trial(
@@ -82,12 +90,11 @@ def run_trial(
     def checked_and_timed() -> Outcome:
         bench = _prepare(reference, problem, torch_device)
         if config not in bench.passed:
-            for checked in (bench, *_layout_benches(reference, problem, torch_device)):
-                if wrong := checked.check(config):
-                    return Outcome(Status.WRONG, reason=wrong)
+            if failed := _check(reference, bench, config, torch_device):
+                return failed
             bench.passed.add(config)
         hopeless_us = bench.hopeless_us if number == 0 else None  # the later rounds have nobody to give up on
-        outcome = _timed(timer, replace(trial, hopeless_us=hopeless_us), lambda: bench.launch(config))
+        outcome = _timed_and_looked_at(timer, replace(trial, hopeless_us=hopeless_us), bench, config)
         bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
         return outcome
 
@@ -153,6 +160,16 @@ def _guarded(run: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
+def _timed_and_looked_at(timer: Timer, trial: Trial, bench: Bench, config: NamedInts) -> Outcome:
+    """The last of the launches that were timed has to be right, too."""
+    bench.poison()
+    outcome = _timed(timer, trial, lambda: bench.launch(config))
+    if outcome.time_us is not None and (wrong := bench.look()):
+        bench.passed.discard(config)
+        return Outcome(Status.WRONG, reason=f"after timed launches: {wrong}")
+    return outcome
+
+
 def _timed(timer: Timer, trial: Trial, launch: Callable[[], None]) -> Outcome:
     before = device.telemetry()
     block = timer.block(launch, trial)
@@ -196,125 +213,71 @@ def failure(error: Exception) -> Outcome:
     return Outcome(Status.COMPILE_ERROR, reason=text)
 
 
-@dataclass
-class Bench:
-    """A problem's tensors on a device, with the reference's outputs to compare with."""
-
-    spec: KernelSpec
-    problem: Problem
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    """Between fences, see :mod:`fp8tune.measure.fences`."""
-    expected: tuple[Any, ...]
-    """Empty where nothing is checked any more, as in finals."""
-    passed: set[NamedInts] = field(default_factory=set)
-    """Configs that were checked in this process, on this problem and on every group layout."""
-    best_us: float = math.inf
-
-    @property
-    def hopeless_us(self) -> float:
-        """Slower than this a config gets no whole block."""
-        return HOPELESS_RATIO * self.best_us
-
-    @cached_property
-    def refusal(self) -> str | None:
-        """Why these inputs must not be timed; None where they may."""
-        constant = next((index for index, given in enumerate(self.inputs) if is_constant(given)), None)
-        if constant is None:
-            return None
-        return f"input {constant} has one value throughout: a GPU runs faster on such data"
-
-    def launch(self, config: NamedInts) -> None:
-        """Enqueue the kernel with this config on the current stream."""
-        self.spec.launch(config, self.inputs, self.outputs)
-
-    def check(self, config: NamedInts) -> str | None:
-        """Run once on poisoned outputs; None where every byte is the reference's and none beside them was written."""
-        if self.refusal:
-            return self.refusal
-        for output, expected in zip(self.outputs, self.expected, strict=True):
-            _bits(output).copy_(~_bits(expected))
-            fences.paint(output)
-        self.launch(config)
-        for index, (output, expected) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            if wrong := difference(output, expected) or fences.broken(output):
-                return f"output {index}: {wrong} on {self.problem.routing} routing, {self.problem.shape}"
-        return None
-
-
-def is_constant(given: Any) -> bool:
-    """Whether an input is a floating-point tensor with the same bits in all of at least two elements.
-
-    A GPU draws less power on such data and clocks higher: zeros run up to 15 % faster than random values.
-    """
-    import torch
-
-    if not isinstance(given, torch.Tensor) or not given.is_floating_point() or given.numel() < 2:
-        return False
-    bits = _bits(given)
-    return bool((bits == bits[(0,) * bits.ndim]).all())
-
-
-def difference(output: Any, expected: Any) -> str | None:
-    """How two tensors differ, bit for bit (any NaN equals any NaN in float32: payloads differ between backends)."""
-    import torch
-
-    unequal = _bits(output) != _bits(expected)
-    if expected.dtype == torch.float32:
-        unequal &= ~(output.isnan() & expected.isnan())
-    count = int(unequal.sum())
-    if not count:
-        return None
-    first = tuple(int(index) for index in unequal.nonzero()[0])
-    return f"{count} of {expected.numel()} elements differ, first at {first}"
-
-
-def _bits(tensor: Any) -> Any:
-    """The tensor's bits as integers of the same size: shares its memory, keeps its strides."""
-    import torch
-
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
 _benches: dict[tuple[str, Problem, bool], Bench] = {}
+_edge_benches: dict[tuple[str, Edge], Bench] = {}
+"""Of the problem in hand. Those that the next problem has too stay."""
+_judged: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
+"""What a config came to on an edge; None where it is right."""
 
 
 def _prepare(reference: str, problem: Problem, torch_device: str, *, is_checked: bool = True) -> Bench:
     """The bench of a problem. The previous problem's tensors are let go first: a large one fills much of a GPU."""
     if (reference, problem, is_checked) not in _benches:
-        _forget()
-        _benches[reference, problem, is_checked] = _build(load_spec(reference), problem, torch_device, is_checked)
+        spec = load_spec(reference)
+        _forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
+        build = checking.build if is_checked else checking.build_unchecked
+        _repair_interpreter()
+        _benches[reference, problem, is_checked] = build(spec, problem, torch_device)
     return _benches[reference, problem, is_checked]
 
 
-def _layout_benches(reference: str, problem: Problem, torch_device: str) -> Iterator[Bench]:
-    spec = load_spec(reference)
-    if spec.routed:
-        for routing in ROUTINGS:
-            small = layout_problem(problem, routing)
-            if small != problem:
-                yield _layout_bench(reference, small, torch_device)
+def _edge_bench(reference: str, edge: Edge, torch_device: str) -> Bench:
+    if (reference, edge) not in _edge_benches:
+        _edge_benches[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
+    return _edge_benches[reference, edge]
 
 
-def layout_problem(problem: Problem, routing: str) -> Problem:
-    """The same kernel, groups and row length on few rows, spread as ``routing`` says."""
-    rows = min(problem.shape["M"], LAYOUT_CHECK_ROWS)
-    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, "M": rows}))
+def _check(reference: str, bench: Bench, config: NamedInts, torch_device: str) -> Outcome | None:
+    """What is wrong with a config, on its problem or on an edge; None where it is right everywhere."""
+    if wrong := bench.refusal or bench.check(config):
+        return Outcome(Status.WRONG, reason=wrong)
+    for index, edge in enumerate(edges_of(bench.spec, bench.problem)):
+        if (reference, edge, config) not in _judged:
+            _judged[reference, edge, config] = _check_edge(reference, edge, config, torch_device, index)
+        if failed := _judged[reference, edge, config]:
+            return failed
+    return None
+
+
+def _check_edge(reference: str, edge: Edge, config: NamedInts, torch_device: str, index: int) -> Outcome | None:
+    """On the interpreter, where a launch takes a good part of a second and runs in order, one launch an edge: poison
+    alternates from edge to edge."""
+    launches = [index] if torch_device == "cpu" else range(checking.LAUNCHES)
+    try:
+        wrong = _edge_bench(reference, edge, torch_device).check(config, launches)
+    except Exception as error:
+        failed = failure(error)
+        failed = replace(failed, reason=f"{failed.reason}, on {place(edge)}")
+        if failed.status is Status.CRASHED:
+            raise Poisoned(failed) from None
+        return failed
+    return Outcome(Status.WRONG, reason=wrong) if wrong else None
 
 
 @cache
-def _layout_bench(reference: str, problem: Problem, torch_device: str) -> Bench:
-    return _build(load_spec(reference), problem, torch_device)
+def _repair_interpreter() -> None:
+    """Before any kernel runs: somebody else's file imports none of ours."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import torch
+
+        from fp8tune_kernels import interpreter
+
+        interpreter.install()
+        torch.set_num_threads(1)  # there is a worker for each core
 
 
-def _build(spec: KernelSpec, problem: Problem, torch_device: str, is_checked: bool = True) -> Bench:
-    inputs = spec.inputs(problem, torch_device)
-    expected = spec.reference(*inputs) if is_checked else ()
-    outputs = tuple(fences.fenced(like, torch_device) for like in spec.outputs(*spec.inputs(problem, "meta")))
-    return Bench(spec, problem, inputs, outputs, expected)
-
-
-def _forget() -> None:
+def _forget(kept: Collection[tuple[str, Edge]] = ()) -> None:
     _benches.clear()
-    _layout_bench.cache_clear()
+    for name in [name for name in _edge_benches if name not in kept]:
+        del _edge_benches[name]
     memory.give_back()

@@ -32,6 +32,7 @@ PRELOAD = [
     "triton",
     "triton.language",
     "triton.testing",
+    "torch.fx.experimental.symbolic_shapes",  # a second, where a tensor is made on "meta"
     "scipy.stats",
     "fp8tune.measure.trial",
     "fp8tune.measure.compiling",

@@ -151,6 +151,8 @@ def prepare(job: Job) -> Prepared:
         batches += _batches(reference, job.rows, wish, laboratory)
     if laboratory.kind is Kind.INTERPRETER:
         notices += (_interpreter_notice(batches),)
+    if laboratory.kind in (Kind.MEASURED, Kind.INTERPRETER):
+        notices += _edge_notices(batches)
     return Prepared(
         Request(
             batches=tuple(batches),
@@ -286,6 +288,17 @@ def _interpreter_notice(batches: Sequence[Batch]) -> str:
         f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "
         "set of block sizes (it knows no warps or stages); nothing is timed, rows go under arch interpreter"
     )
+
+
+def _edge_notices(batches: Sequence[Batch]) -> tuple[str, ...]:
+    by_kernel = {batch.version.kernel: batch for batch in batches}
+    without = [
+        kernel for kernel, batch in by_kernel.items() if not any(load_spec(batch.reference).edges(batch.problem))
+    ]
+    if not without:
+        return ()
+    declare = "declares no edges and is" if len(without) == 1 else "declare no edges and are"
+    return (f"{', '.join(without)} {declare} checked on the swept sizes alone: give the spec edges",)
 
 
 # What is tried

@@ -1,8 +1,9 @@
 """Repairs to Triton's interpreter (``TRITON_INTERPRET=1``), which runs the kernels where there is no GPU.
 
-Three faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes: its float32 ->
-float8 cast rounds half up and loses the mantissa's carry, its bfloat16 -> float32 cast gets subnormals wrong, and 3.6
-and 3.7 do not know ``float8e4b8`` (torch's ``float8_e4m3fnuz``) as the type of a cast. And it patches all of
+Three faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes. Its casts are
+wrong: those to float8 round half up and lose the mantissa's carry, those to bfloat16 cut off, those from bfloat16 and
+float8 get subnormals or NaN wrong. 3.6 and 3.7 do not know ``float8e4b8`` (torch's ``float8_e4m3fnuz``) as
+the type of a cast. The tuner installs the repairs for kernels of others, too. And it patches all of
 ``triton.language`` again for each call of a device function, and looks for integer overflows that it does not report:
 each was over a third of the time of the tests that it was timed on. Nothing is touched outside interpreter mode.
 """
@@ -43,17 +44,24 @@ def install() -> None:
     semantic.binary_op_sanitize_overflow_impl = _where_it_can_assert(semantic)
 
 
+_FLOATS = {tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, **TORCH_DTYPES}
+_BITS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
+
+
 def _rounding_like_torch(convert: Any) -> Any:
-    """Wrap the interpreter's float conversion: float32 -> float8 as torch does it, round to nearest even; bfloat16 ->
-    float32 by its bits."""
+    """Wrap the interpreter's float conversion: between the types that kernels use as torch does it, through float32 and
+    to the nearest, ties to even. Where a kernel asks for another rounding, the interpreter's own."""
 
     @functools.wraps(convert)
     def convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
         if source == tl.bfloat16 and target == tl.float32:
             return values.astype("uint32") << 16  # both types are held as their bits
-        if source != tl.float32 or target not in TORCH_DTYPES:
+        to_nearest = rounding_mode is None or rounding_mode.name == "RTNE"
+        if source not in _FLOATS or target not in _FLOATS or not to_nearest:
             return convert(values, source, target, rounding_mode)
-        return torch.tensor(values).to(TORCH_DTYPES[target]).view(torch.uint8).numpy()
+        given = torch.tensor(values).view(_FLOATS[source]).float()
+        bits = given.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
+        return bits.view(f"uint{target.primitive_bitwidth}")
 
     return convert_float
 

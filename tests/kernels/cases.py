@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 
+from fp8tune.measure.edges import fill
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.lookup import running_arch
+from fp8tune_kernels.spec import CONTENTS as DECLARED_CONTENTS
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, KernelSpec, NamedInts, Problem
 
 ROWS = {
@@ -18,8 +20,7 @@ ROWS = {
 }
 """Rows of a shape set; kernels scale them down to what the interpreter can run."""
 
-CONTENTS = ("random", "zeros", "zero slices", "tiny", "huge", "infinite", "nan")
-
+CONTENTS = (*DECLARED_CONTENTS, "zero slices")
 
 SHORT_LEAD = 1
 """What the interpreter takes for every ``LEAD`` above 0. The grid's are longer than all pieces of a problem that it can
@@ -97,26 +98,12 @@ def inputs_of(spec: KernelSpec, one: Problem, content: str, device: str) -> tupl
     inputs = spec.inputs(one, device)
     for tensor in inputs:
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            _fill(tensor, content)
+            if content == "zero slices":
+                tensor[..., ::3] = 0
+                tensor[..., ::3, :] = 0
+            else:
+                fill(tensor, content)
     return inputs
-
-
-def _fill(matrix: torch.Tensor, content: str) -> None:
-    limits = torch.finfo(matrix.dtype)
-    flat = matrix.as_strided((matrix.numel(),), (1,))  # a view may be transposed
-    some = flat[::61]  # neither a dim nor a tile divides by it, so it meets many slices and not all
-    if content == "zeros":
-        matrix.zero_()
-    elif content == "zero slices":
-        matrix[..., ::3] = 0
-        matrix[..., ::3, :] = 0
-    elif content == "tiny":
-        matrix.mul_(limits.smallest_normal)  # subnormals and signed zeros
-    elif content == "huge":
-        matrix.clamp_(-1, 1).mul_(limits.max)
-    elif content in ("infinite", "nan"):
-        some.fill_(float(content[:3]))
-        some[::2] *= -1
 
 
 def poisoned(spec: KernelSpec, inputs: tuple[Any, ...], expected: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -41,6 +41,32 @@ def test_bfloat16_widens_to_its_own_value() -> None:
     assert torch.equal(widened.view(torch.int32), EVERY_BFLOAT16.float().view(torch.int32))
 
 
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, *interpreter.TORCH_DTYPES.values()]
+
+
+def every_value(dtype: torch.dtype) -> torch.Tensor:
+    """Of a narrow type all values; of float32 those on either side of every bfloat16 value and between two."""
+    if dtype.itemsize == 1:
+        return torch.arange(2**8, dtype=torch.uint8).view(dtype)
+    if dtype.itemsize == 2:
+        return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    middle = (EVERY_BFLOAT16.view(torch.int16).int() << 16) + 2**15
+    return torch.cat([middle - 1, middle, middle + 1, middle + 2**14]).view(dtype)
+
+
+@pytest.mark.parametrize("target", FLOATS, ids=str)
+@pytest.mark.parametrize("source", FLOATS, ids=str)
+def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, target: torch.dtype) -> None:
+    """A kernel of somebody else may cast bfloat16 or float16 straight to FP8, or FP8 to bfloat16."""
+    values = every_value(source)
+    right = values.float().to(target)
+    interpreter.install()
+    found = torch.empty(values.shape, dtype=target)
+    cast_kernel[(1,)](values, found, COUNT=values.numel())
+    same = found.view(torch.int8).view(len(values), -1) == right.view(torch.int8).view(len(values), -1)
+    assert (same.all(1) | (found.float().isnan() & right.float().isnan())).all()
+
+
 @triton.jit
 def doubled(x):
     return tl.sum(tl.where(tl.arange(0, 2)[:, None] >= 0, x[None, :], 0.0), 0)

@@ -12,7 +12,7 @@ from places import PLANTED
 
 from fp8tune.code.loading import load_spec
 from fp8tune.measure import fences
-from fp8tune.measure.trial import _build
+from fp8tune.measure.checking import build
 from fp8tune.records import NamedInts, Problem
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
@@ -80,6 +80,6 @@ def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str |
             beside.zero_()
 
     spec = load_spec(FAULTS)
-    bench = _build(replace(spec, launch=launch), Problem(spec.name, NamedInts(M=5, K=8), "ragged"), device)
+    bench = build(replace(spec, launch=launch), Problem(spec.name, NamedInts(M=5, K=8), "ragged"), device)
     found = bench.check(spec.default)
     assert found is None if wrong is None else found is not None and found.startswith("output 0: ") and wrong in found

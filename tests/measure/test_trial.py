@@ -8,8 +8,8 @@ import pytest
 
 from fp8tune.code.loading import load_spec
 from fp8tune.measure import trial as measure
+from fp8tune.measure.checking import HOPELESS_RATIO, Bench
 from fp8tune.measure.clock import Block, Trial
-from fp8tune.measure.trial import HOPELESS_RATIO, Bench
 from fp8tune.records import NamedInts, Problem
 
 PROBLEM = Problem("rowwise-2d", NamedInts(M=64, K=64))
