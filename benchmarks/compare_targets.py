@@ -2,6 +2,7 @@
 
     python -m benchmarks.compare_targets [--runs 2000] [--seed 0]
     python -m benchmarks.compare_targets --process-sd 0.006 --drift-sd 0.012 --bimodal-share 0.05    # one line of noise
+    python -m benchmarks.compare_targets --common    # the mean over rows
 
 Prints the tables of docs/compare.md. The noise, the order of blocks and the statistics are fp8tune's own; workers,
 checkouts and samples are left out (a block's value is drawn with the scatter that its trimmed mean would have).
@@ -10,6 +11,7 @@ checkouts and samples are left out (a block's value is drawn with the scatter th
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from scipy.stats import binomtest
 from fp8tune.compare import verdicts
 from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
 from fp8tune.compare.verdicts import Effect, Verdict
-from fp8tune.measure.simulated import Noise
+from fp8tune.measure.simulated import MEASURED, Noise
 
 ROWS = 20
 SLOWDOWN = 0.02
@@ -30,6 +32,8 @@ PROCESS_SDS = (0.001, 0.002, 0.003, 0.004, 0.006)
 DRIFT_SDS = (0.0, 0.012)
 BIMODAL_SHARES = (0.0, 0.05)
 """Of rows whose kernel has a second mode, 1.5 % slower, that 30 % of processes are in."""
+H200 = replace(MEASURED["NVIDIA H200"], drift_sd=0.002, throttle_share=0, stall_share=0)
+"""A device that holds still: what rows have in common shows best beside little noise."""
 TRIMMED_SPREAD = 1.1
 """Standard error of the 25 % trimmed mean of normal samples, over that of their mean."""
 
@@ -141,6 +145,41 @@ def injections(noise: Noise, runs: int, random: Generator, rows: int = ROWS) -> 
     return [run(random, noise, changes) for _ in range(runs)]
 
 
+COMMON: tuple[tuple[str, Noise, Common], ...] = (
+    ("nothing", H200, Common()),
+    ("a process, 0.1 %", replace(H200, worker_sd=0.001), Common()),
+    ("a process, 0.3 %", replace(H200, worker_sd=0.003), Common()),
+    ("an arm, 0.05 %", H200, Common(arm_sd=0.0005)),
+    ("an arm, 0.1 %", replace(H200, worker_sd=0.001), Common(arm_sd=0.001)),
+    ("an arm, 0.3 %", replace(H200, worker_sd=0.001), Common(arm_sd=0.003)),
+    ("a place, 1 %", replace(H200, worker_sd=0.001), Common(places=(0.01, 0.0, 0.0, -0.003, 0.0, 0.0))),
+)
+"""What rows may have in common, with its name."""
+COMMON_ROWS = (4, ROWS)
+
+
+def excludes(ended: Run, change: float = 0.0) -> bool:
+    """Whether the interval of the mean over rows leaves out a change (a log ratio)."""
+    low, high = ended.overall.interval
+    return not low <= math.exp(change) <= high
+
+
+def print_common(runs: int, random: Generator) -> None:
+    """The interval of the mean over rows where rows have something in common: how often it errs, and what it finds."""
+    print("| in common | rows | A..A runs that exclude 0 | +0.5 % on all rows: found | half width |")
+    print("|---|---:|---|---:|---:|")
+    for (name, noise, common), rows in itertools.product(COMMON, COMMON_ROWS):
+        same = [run(random, noise, np.zeros(rows), common) for _ in range(runs)]
+        slowed = [run(random, noise, np.full(rows, math.log(1.005)), common) for _ in range(runs)]
+        width = np.median([ended.overall.upper(0.025) - ended.overall.mean for ended in same])
+        found = sum(ended.overall.interval[0] > 1 for ended in slowed)
+        print(
+            f"| {name} | {rows} | {share(sum(map(excludes, same)), runs)} | {100 * found / runs:.0f} % | "
+            f"{100 * width:.2f} % |",
+            flush=True,
+        )
+
+
 def is_alarm(ended: Run) -> bool:
     """Whether a run of unchanged rows called one a regression, or an improvement."""
     return bool({Verdict.REGRESSION, Verdict.IMPROVEMENT} & set(ended.verdicts))
@@ -165,8 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--process-sd", type=float, nargs="*", default=PROCESS_SDS, help="shares: 0.006 is 0.6 %%")
     parser.add_argument("--drift-sd", type=float, nargs="*", default=DRIFT_SDS)
     parser.add_argument("--bimodal-share", type=float, nargs="*", default=BIMODAL_SHARES)
+    parser.add_argument("--common", action="store_true", help="the mean over rows, where rows have something in common")
     options = parser.parse_args(arguments)
     random = np.random.default_rng(options.seed)
+    if options.common:
+        print_common(options.runs, random)
+        return
     grid = list(noises(options.process_sd, options.drift_sd, options.bimodal_share))
     each = -(-options.runs // len(grid))
     print(f"{ROWS} rows a run, seed {options.seed}; 95 % Clopper-Pearson intervals\n")

@@ -120,7 +120,10 @@ def code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
 
 
 def check(reference: str, problem: Problem, config: NamedInts, torch_device: str) -> Outcome:
-    """Every byte against the side's own reference, on the problem and on every group layout. Times nothing."""
+    """Every byte against the side's own reference, on the problem and on the edges it declares. Times nothing.
+
+    A checkout from before specs had edges declares none.
+    """
     return measure.run_trial(reference, problem, config, "none", torch_device, 0)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "copy_ceiling_gb_per_s",
     "difference",
     "failure",
+    "launch_once",
     "prepare",
     "prepare_final",
     "process_name",
