@@ -204,11 +204,8 @@ class OpenLaboratory:
     def prepare_final(self, batch: Batch) -> str | None:
         """Build a problem's tensors in the worker; the reason in one line where that fails."""
         arguments = (batch.reference, batch.problem, self.lab.timer, self.lab.torch_device)
-        try:
-            self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments).result()
-        except (WorkerDied, RemoteError) as error:
-            return answer_to(error).reason
-        return None
+        outcome = _answer(self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments))
+        return None if outcome.status is Status.OK else outcome.reason
 
     def run_final(self, batch: Batch, config: NamedInts, slot: Slot) -> Outcome:
         """Time one config in a slot of the finals. Whatever goes wrong is the outcome."""

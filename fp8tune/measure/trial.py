@@ -7,7 +7,6 @@ block the outputs are looked at once more.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Collection
@@ -63,11 +62,17 @@ def copy_ceiling_gb_per_s() -> float:
 
 
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
-    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
-    with contextlib.suppress(Exception):
+    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row.
+
+    Raises Poisoned where the process must not be used again: the row's failure is to be its own.
+    """
+    try:
         _prepare(reference, problem, torch_device)
         for edge in edges_of(load_spec(reference), problem):
             _edge_bench(reference, edge, torch_device)
+    except Exception as error:
+        if failure(error).status is Status.CRASHED:
+            raise Poisoned(None) from None
 
 
 def run_trial(
@@ -102,10 +107,15 @@ def run_trial(
     return _guarded(checked_and_timed)
 
 
-def prepare_final(reference: str, problem: Problem, timer_name: str, torch_device: str) -> None:
-    """Build the tensors of a problem for :func:`run_final`, without a reference. Raises what building raises."""
-    if make_timer(timer_name).runs_kernels:
-        unchecked_bench(reference, problem, torch_device)
+def prepare_final(reference: str, problem: Problem, timer_name: str, torch_device: str) -> Outcome:
+    """Build the tensors of a problem for :func:`run_final`, without a reference. Fails as :func:`run_trial` does."""
+
+    def built() -> Outcome:
+        if make_timer(timer_name).runs_kernels:
+            unchecked_bench(reference, problem, torch_device)
+        return Outcome(Status.OK)
+
+    return _guarded(built)
 
 
 def unchecked_bench(reference: str, problem: Problem, torch_device: str) -> Bench:
@@ -154,6 +164,8 @@ def _guarded(run: Callable[[], Outcome]) -> Outcome:
     """The border where foreign failures become statuses."""
     try:
         return run()
+    except Poisoned:
+        raise
     except Exception as error:
         outcome = failure(error)
     if outcome.status is Status.CRASHED:
