@@ -136,8 +136,9 @@ def _on_all_cores(
         futures = []
         for entry in entries:
             for of, pool, arm in zip(match.sides, pools, (entry.before, entry.after), strict=True):
-                asked = (arm.reference, entry.problem, arm.config, match.device.arch)
-                futures.append(pool.submit(TIMEOUT_S, side.within, of, function, *asked))
+                within: Callable[..., T] = side.within
+                asked = (of, function, arm.reference, entry.problem, arm.config, match.device.arch)
+                futures.append(pool.submit(TIMEOUT_S, within, *asked))
         answers: list[T | Exception] = []
         for number, future in enumerate(futures):
             error = future.exception()

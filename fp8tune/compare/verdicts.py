@@ -127,11 +127,9 @@ def all_rows(changes: Sequence[Sequence[Sequence[float]]], controls: Sequence[Se
 
     Rounds tell how far processes of one arm are apart. They do not tell what an arm has in common in all rounds, for
     instance because its memory lies in the same place each time. The control arm does: it runs the first side's code
-    and should not move at all. What it moved by beyond its own error is one more variance, with one degree of freedom.
+    and should not move at all. What it moved by is one more variance, with one degree of freedom.
     """
-    change, control = geomean(changes), geomean(controls)
-    unexplained = max(0.0, control.mean**2 - control.error**2)
-    return weighted([(1.0, change), (1.0, Effect(0.0, math.sqrt(unexplained), 1.0))])
+    return weighted([(1.0, geomean(changes)), (1.0, Effect(0.0, abs(geomean(controls).mean), 1.0))])
 
 
 def contested(effect: Effect) -> bool:
