@@ -38,11 +38,11 @@ def test_a_slowdown_too_small_to_matter_is_mostly_left_alone() -> None:
     assert binomtest(found, RUNS, 0.05, alternative="greater").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("common", [Common(), Common(arm_sd=0.001), Common(places=(0.01, 0.0, 0.0, -0.003, 0.0, 0.0))])
+@pytest.mark.parametrize("common", [Common(), Common(arm_sd=0.003), Common(places=(0.01, 0.0, 0.0, -0.003, 0.0, 0.0))])
 def test_the_mean_over_rows_is_held_to_its_error_rate(common: Common) -> None:
     """Rows share a process' level, an arm's in all rounds, or what a place does: 5 % of intervals may leave out 0.
 
-    Without the control arm in its error, 44 % of the intervals of the second case did.
+    From rounds alone, 56 % of the intervals of the second case did.
     """
     random = np.random.default_rng(14)
     noise = replace(compare_targets.H200, worker_sd=0.001)
