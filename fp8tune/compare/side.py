@@ -10,6 +10,7 @@ import importlib
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,9 @@ def _take(side: Side) -> None:
     if _taken is not None:
         raise RuntimeError(f"this process has the kernels of {_taken.name}: {side.name} needs one of its own")
     _taken = side
-    os.environ["TRITON_CACHE_DIR"] = str(side.cache)
+    side.cache.mkdir(parents=True, exist_ok=True)
+    os.environ["TRITON_CACHE_DIR"] = os.environ["TMPDIR"] = str(side.cache)
+    tempfile.tempdir = None  # what it gave before is forgotten: files of a compiler that is killed go with the cache
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     roots = [side.folder / root for root in side.roots]
     sys.path[:0] = [str(root) for root in roots]

@@ -255,6 +255,7 @@ def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:
         one, two = match.sides
         surveyed = worker.call(60, side.within, one, side.survey, f"{one.folder}/right.py:SPEC", plan)
         assert surveyed.kernel == "right"
+        assert worker.call(60, side.within, one, tempfile.gettempdir) == str(one.cache)
         with pytest.raises(UsageError, match="not from the checkout of one"):
             worker.call(60, side.within, one, side.survey, f"{two.folder}/right.py:SPEC", plan)
         with pytest.raises(RemoteError, match="needs one of its own"):
