@@ -2,6 +2,7 @@
 
     python -m benchmarks.compare_targets [--runs 2000] [--seed 0]
     python -m benchmarks.compare_targets --process-sd 0.006 --drift-sd 0.012 --bimodal-share 0.05    # one line of noise
+    python -m benchmarks.compare_targets --common    # the mean over rows
 
 Prints the tables of docs/compare.md. The noise, the order of blocks and the statistics are fp8tune's own; workers,
 checkouts and samples are left out (a block's value is drawn with the scatter that its trimmed mean would have).
@@ -10,6 +11,7 @@ checkouts and samples are left out (a block's value is drawn with the scatter th
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +23,8 @@ from scipy.stats import binomtest
 
 from fp8tune.compare import verdicts
 from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.compare.verdicts import Verdict
-from fp8tune.measure.simulated import Noise
+from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.measure.simulated import MEASURED, Noise
 
 ROWS = 20
 SLOWDOWN = 0.02
@@ -30,6 +32,8 @@ PROCESS_SDS = (0.001, 0.002, 0.003, 0.004, 0.006)
 DRIFT_SDS = (0.0, 0.012)
 BIMODAL_SHARES = (0.0, 0.05)
 """Of rows whose kernel has a second mode, 1.5 % slower, that 30 % of processes are in."""
+H200 = replace(MEASURED["NVIDIA H200"], drift_sd=0.002, throttle_share=0, stall_share=0)
+"""A device that holds still: what rows have in common shows best beside little noise."""
 TRIMMED_SPREAD = 1.1
 """Standard error of the 25 % trimmed mean of normal samples, over that of their mean."""
 
@@ -42,26 +46,39 @@ class Run:
 
     verdicts: tuple[Verdict, ...]
     quiet: bool
+    overall: Effect
 
 
-def run(random: Generator, noise: Noise, changes: Floats) -> Run:
+@dataclass(frozen=True)
+class Common:
+    """What blocks have in common beside their worker's level."""
+
+    arm_sd: float = 0.0
+    """Of a draw an arm, the same in all rounds and rows of a run: rounds do not show it."""
+    places: tuple[float, ...] = (0.0,) * 6
+    """Log time that each of the six turns adds to its block."""
+
+
+def run(random: Generator, noise: Noise, changes: Floats, common: Common = Common()) -> Run:
     """One comparison whose rows really change by ``changes``, (row,) log ratios: stage 1, stage 2, verdicts."""
     bimodal = random.random(len(changes)) < noise.bimodal_share
-    first = Rounds(random, noise, bimodal, changes).play(range(verdicts.STAGE_ONE_ROUNDS))
+    arms = common.arm_sd * random.standard_normal(3)
+    first = Rounds(random, noise, bimodal, changes, arms, common.places).play(range(verdicts.STAGE_ONE_ROUNDS))
     effects = [verdicts.paired(logs) for logs in first[0]]
     contested = [row for row, effect in enumerate(effects) if verdicts.contested(effect)]
-    numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.stage_two_rounds(len(contested)))
-    second = Rounds(random, noise, bimodal[contested], changes[contested]).play(numbers)
+    numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.STAGE_TWO_ROUNDS)
+    second = Rounds(random, noise, bimodal[contested], changes[contested], arms, common.places).play(numbers)
     final = dict(zip(contested, [verdicts.paired(logs) for logs in second[0]], strict=True))
     ended = [
         verdicts.judge(final[row], len(contested)) if row in final else verdicts.judge(effect)
         for row, effect in enumerate(effects)
     ]
-    cleared = [logs for row, logs in enumerate(first[1]) if row not in final]
-    stages = [stage for stage in (cleared, list(second[1])) if stage]
-    arms = [*cleared, *second[1]]
-    each = all(verdicts.quiet(verdicts.paired(logs), len(first[1]) + len(second[1])) for logs in arms)
-    return Run(tuple(ended), each and verdicts.quiet(verdicts.geomean(stages)))
+    cleared = [[logs for row, logs in enumerate(rows) if row not in final] for rows in first]
+    change, control = ([stage for stage in stages if stage] for stages in zip(cleared, second, strict=True))
+    looked_at = len(first[1]) + len(second[1])
+    each = all(verdicts.quiet(verdicts.paired(logs), looked_at) for stage in control for logs in stage)
+    quiet = each and verdicts.quiet(verdicts.geomean(control))
+    return Run(tuple(ended), quiet, verdicts.all_rows(change, control))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +89,21 @@ class Rounds:
     noise: Noise
     bimodal: NDArray[np.bool_]
     changes: Floats
+    arms: Floats
+    """What each arm adds in all rounds."""
+    places: tuple[float, ...]
 
     def play(self, numbers: range) -> tuple[list[list[float]], list[list[float]]]:
         """Log ratios of change and control: for each row a list, a round an entry."""
-        arms = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
-        change, control = arms[:, AFTER] - arms[:, BEFORE], arms[:, CONTROL] - arms[:, BEFORE]
+        logs = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
+        change, control = logs[:, AFTER] - logs[:, BEFORE], logs[:, CONTROL] - logs[:, BEFORE]
         return change.T.tolist(), control.T.tolist()
 
     def _round(self, number: int) -> Floats:
         """The mean log time of each arm on each row, (arm, row)."""
         noise, random, rows = self.noise, self.random, len(self.changes)
-        logs = np.zeros((3, rows))
-        logs[AFTER] = self.changes
+        logs = np.zeros((3, rows)) + (self.arms + noise.worker_sd * random.standard_normal(3))[:, None]
+        logs[AFTER] += self.changes
         for process in logs:
             process += noise.process_effect(random, rows) + noise.mode_effect(random, self.bimodal)
         orders = np.array([ORDERS[(number + row) % len(ORDERS)] for row in range(rows)]).reshape(rows, 3)
@@ -92,6 +112,7 @@ class Rounds:
         sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
         sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
         blocks = drift + sd * random.standard_normal(turns.shape) + noise.stalls(random, turns.shape)
+        blocks += self.places
         for arm in (BEFORE, AFTER, CONTROL):
             logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
         return logs
@@ -124,6 +145,41 @@ def injections(noise: Noise, runs: int, random: Generator, rows: int = ROWS) -> 
     return [run(random, noise, changes) for _ in range(runs)]
 
 
+COMMON: tuple[tuple[str, Noise, Common], ...] = (
+    ("nothing", H200, Common()),
+    ("a process, 0.1 %", replace(H200, worker_sd=0.001), Common()),
+    ("a process, 0.3 %", replace(H200, worker_sd=0.003), Common()),
+    ("an arm, 0.05 %", H200, Common(arm_sd=0.0005)),
+    ("an arm, 0.1 %", replace(H200, worker_sd=0.001), Common(arm_sd=0.001)),
+    ("an arm, 0.3 %", replace(H200, worker_sd=0.001), Common(arm_sd=0.003)),
+    ("a place, 1 %", replace(H200, worker_sd=0.001), Common(places=(0.01, 0.0, 0.0, -0.003, 0.0, 0.0))),
+)
+"""What rows may have in common, with its name."""
+COMMON_ROWS = (4, ROWS)
+
+
+def excludes(ended: Run, change: float = 0.0) -> bool:
+    """Whether the interval of the mean over rows leaves out a change (a log ratio)."""
+    low, high = ended.overall.interval
+    return not low <= math.exp(change) <= high
+
+
+def print_common(runs: int, random: Generator) -> None:
+    """The interval of the mean over rows where rows have something in common: how often it errs, and what it finds."""
+    print("| in common | rows | A..A runs that exclude 0 | +0.5 % on all rows: found | half width |")
+    print("|---|---:|---|---:|---:|")
+    for (name, noise, common), rows in itertools.product(COMMON, COMMON_ROWS):
+        same = [run(random, noise, np.zeros(rows), common) for _ in range(runs)]
+        slowed = [run(random, noise, np.full(rows, math.log(1.005)), common) for _ in range(runs)]
+        width = np.median([ended.overall.upper(0.025) - ended.overall.mean for ended in same])
+        found = sum(ended.overall.interval[0] > 1 for ended in slowed)
+        print(
+            f"| {name} | {rows} | {share(sum(map(excludes, same)), runs)} | {100 * found / runs:.0f} % | "
+            f"{100 * width:.2f} % |",
+            flush=True,
+        )
+
+
 def is_alarm(ended: Run) -> bool:
     """Whether a run of unchanged rows called one a regression, or an improvement."""
     return bool({Verdict.REGRESSION, Verdict.IMPROVEMENT} & set(ended.verdicts))
@@ -148,8 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--process-sd", type=float, nargs="*", default=PROCESS_SDS, help="shares: 0.006 is 0.6 %%")
     parser.add_argument("--drift-sd", type=float, nargs="*", default=DRIFT_SDS)
     parser.add_argument("--bimodal-share", type=float, nargs="*", default=BIMODAL_SHARES)
+    parser.add_argument("--common", action="store_true", help="the mean over rows, where rows have something in common")
     options = parser.parse_args(arguments)
     random = np.random.default_rng(options.seed)
+    if options.common:
+        print_common(options.runs, random)
+        return
     grid = list(noises(options.process_sd, options.drift_sd, options.bimodal_share))
     each = -(-options.runs // len(grid))
     print(f"{ROWS} rows a run, seed {options.seed}; 95 % Clopper-Pearson intervals\n")

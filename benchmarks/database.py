@@ -16,12 +16,12 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fp8tune import scratch
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.store.results import Store
 
@@ -182,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--db", type=Path, help="a database to make and keep, or to measure again; default: none is kept"
     )
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        path = options.db or Path(folder) / "results.db"
+    with scratch.folder("database") as folder:
+        path = options.db or folder / "results.db"
         if not path.exists():
             make(path, options)
         measure(path, options.runs)

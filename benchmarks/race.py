@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.standings import Oracle, Run, config_text, standings, table
 from benchmarks.step import MACHINE, ORACLE, Answer, Step, run_step
+from fp8tune import scratch
 from fp8tune.errors import Fp8tuneError, MachineError, unknown
 from fp8tune.records import NamedInts
 
@@ -209,12 +209,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def hold(options: Options) -> None:
     """Hold the race in a temporary folder, which has the compile caches too."""
-    with tempfile.TemporaryDirectory(prefix="race-") as name:
-        folder = Path(name)
+    with scratch.folder("race") as folder:
 
         def perform(step: Step) -> tuple[Answer, float]:
-            scratch = folder / f"{step.name}-{step.number}"
-            return run_step(step, folder / f"cache-{cache_owner(step, options)}", scratch, options.time_budget_s)
+            own = folder / f"{step.name}-{step.number}"
+            return run_step(step, folder / f"cache-{cache_owner(step, options)}", own, options.time_budget_s)
 
         race = Race(options, perform)
         race.machine, _ = perform(Step(MACHINE, 0, options.configs))

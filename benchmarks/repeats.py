@@ -18,13 +18,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import fp8tune_kernels
+from fp8tune import scratch
 from fp8tune.choose import ranking
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
@@ -132,8 +132,8 @@ def desk_folder(keep: Path | None) -> Iterator[Path]:
     """A new folder, which stays if it was named. Raises UsageError where it cannot be made, as where it exists: sweeps
     begin without rows."""
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="fp8tune-repeats-") as folder:
-            yield Path(folder)
+        with scratch.folder("repeats") as folder:
+            yield folder
         return
     try:
         keep.mkdir(parents=True)

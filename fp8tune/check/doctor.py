@@ -31,9 +31,6 @@ TORCH_SINCE = (2, 11)
 TRITON_SINCE, TRITON_BEFORE = (3, 6), (3, 10)
 """What pyproject.toml asks for; an environment may have been changed by hand since."""
 
-SLOWDOWNS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""NVML's throttle reasons that make timings worthless. A software power cap (0x4) is normal under heavy kernels."""
-
 NOT_READ = Telemetry()
 """On a machine whose sensors nobody asked."""
 
@@ -143,10 +140,7 @@ def check_clocks(gpu: Device, state: Telemetry, other_processes: int | None) -> 
     else:
         what = f"{state.sm_clock_mhz} MHz, {state.power_w:.0f} W, {state.temperature_c} degrees C"
         yield Finding(Level.OK, what)
-    # the bits are NVML's: AMD numbers its reasons otherwise
-    bits = (state.throttle_reasons or 0) if gpu.arch.startswith("sm_") else 0
-    slowed = [name for bit, name in SLOWDOWNS.items() if bits & bit]
-    if slowed:
+    if slowed := device.slowdowns(gpu.arch, state):
         fix = "let it cool down or mend its power supply before timing anything"
         yield Finding(Level.WARNING, f"the GPU is being slowed down: {', '.join(slowed)}", fix)
     if other_processes:

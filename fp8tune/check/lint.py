@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 
+from fp8tune import scratch
 from fp8tune.choose.decision import Block, process_values
 from fp8tune.choose.ranking import TIE_BAND, Contest, contests, usable
 from fp8tune.code import git
@@ -182,7 +182,7 @@ def opened(db: str | None) -> Iterator[Store]:
             yield store
         return
     with (
-        tempfile.TemporaryDirectory(prefix="fp8tune-lint-") as folder,
+        scratch.folder("lint") as folder,
         Store.open(f"{folder}/lint.db", create=True) as store,
     ):
         yield store

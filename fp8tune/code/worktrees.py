@@ -1,22 +1,22 @@
 """Checkouts of a repository's revisions for as long as they are needed, whatever ends the program.
 
-Each is a detached ``git worktree`` in a temporary folder, locked with the id of this process: what a ``kill -9`` left
-behind is found by that and removed by the next run. Uncommitted work is copied, so that editing goes on undisturbed.
+Each is a detached ``git worktree`` in a folder of :mod:`fp8tune.scratch`. What a ``kill -9`` left of it, the folder and
+git's entry, is removed by the next run. Uncommitted work is copied, so that editing goes on undisturbed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fp8tune import scratch
 from fp8tune.code import git
 from fp8tune.stopping import stopping_cleanly
 
-LOCK = "fp8tune compare, process"
+LOCK = "fp8tune compare"
+"""What git's lock of a checkout is there for: ``git worktree prune`` leaves locked ones alone."""
 
 
 @contextlib.contextmanager
@@ -26,14 +26,14 @@ def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple
     Raises MachineError where git refuses. All folders are gone afterwards, also after Ctrl-C and SIGTERM.
     """
     remove_abandoned(repository)
-    with stopping_cleanly(), tempfile.TemporaryDirectory(prefix="fp8tune-compare-") as scratch:
-        folders = tuple(Path(scratch) / str(number) for number in range(len(commits)))
+    with stopping_cleanly(), scratch.folder("compare") as whole:
+        folders = tuple(whole / str(number) for number in range(len(commits)))
         try:
             for folder, commit in zip(folders, commits, strict=True):
                 if commit is None:
                     _copy_working_tree(repository, folder)
                 else:
-                    git.add_worktree(repository, folder, commit, f"{LOCK} {os.getpid()}")
+                    git.add_worktree(repository, folder, commit, LOCK)
             yield folders
         finally:
             for folder in folders:
@@ -41,13 +41,12 @@ def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple
 
 
 def remove_abandoned(repository: Path) -> None:
-    """Remove the checkouts of runs that were killed."""
+    """Remove git's entries of checkouts, and what is left of these, of runs that were killed."""
     for folder, reason in git.locked_worktrees(repository).items():
-        process = reason.removeprefix(LOCK).strip()
-        if reason.startswith(LOCK) and process.isdecimal() and not _is_alive(int(process)):
+        if reason.startswith(LOCK) and not scratch.is_held(folder.parent):
             git.remove_worktree(repository, folder)
-            if folder.parent.name.startswith("fp8tune-compare-"):
-                shutil.rmtree(folder.parent, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()  # wherever that run had its temporary folders
 
 
 def _copy_working_tree(repository: Path, folder: Path) -> None:
@@ -56,13 +55,3 @@ def _copy_working_tree(repository: Path, folder: Path) -> None:
         if file.is_file():  # neither deleted and still tracked, nor a submodule's folder
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, folder / name)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -49,6 +49,14 @@ class ComparedRow:
     """How many rows were decided together."""
     n: int = 0
     """Rounds the verdict rests on; of recorded rows, processes on the side with fewer."""
+    blocks: int = 0
+    """Timed in those rounds, on all three arms."""
+    stalled: int = 0
+    """Of them, timed again because the machine was held up."""
+    throttled: int = 0
+    """Of them, timed while the device ran slower than it should."""
+    slowdowns: tuple[str, ...] = ()
+    """Why it did."""
 
     @property
     def arch(self) -> str:
@@ -72,6 +80,14 @@ class ComparedRow:
         """The least ratio that such data call a REGRESSION in 95 % of runs."""
         return verdicts.smallest_detectable(self.effect, self.tested) if self.effect else None
 
+    @property
+    def throttling(self) -> str:
+        """What is known of throttled blocks, for people; empty where there were none."""
+        if not self.throttled:
+            return ""
+        why = ", ".join(self.slowdowns)
+        return f"{self.throttled} of {self.blocks} blocks were timed while the GPU was slowed down ({why})"
+
     def as_json(self) -> Mapping[str, object]:
         """The contract's fields, then those that tell rows of one shape apart, then what the verdict rests on."""
         return {
@@ -92,6 +108,10 @@ class ComparedRow:
             "n": self.n,
             "control": self.control.ratio if self.control else None,
             "control_quiet": self.quiet,
+            "blocks": self.blocks,
+            "stalled_blocks": self.stalled,
+            "throttled_blocks": self.throttled,
+            "throttle_reasons": list(self.slowdowns),
             "before_config": None if self.before_config is None else dict(self.before_config),
             "after_config": None if self.after_config is None else dict(self.after_config),
         }
@@ -142,8 +162,9 @@ class Comparison:
         if not self.rows:
             return ("no kernel is declared at either revision: name some with --kernel",)
         reasons = dict.fromkeys(f"{row.kernel}: {row.reason}" for row in self.rows if row.reason)
-        loud = "the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"
-        return (*reasons, loud) if self.quiet is False else tuple(reasons)
+        throttled = [f"{row.kernel} {row.shape}: {row.throttling}" for row in self.rows if row.throttled]
+        loud = ["the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"]
+        return (*reasons, *throttled, *(loud if self.quiet is False else []))
 
     def as_json(self) -> Mapping[str, object]:
         """``fp8tune compare --format json``."""

@@ -1,8 +1,13 @@
 """The rounds of a comparison: three fresh workers, one on either side and a control, time every row in mirrored order.
 
 The control has the first side's code once more: what it shows is what this machine makes of no change at all. The
-three take turns on one GPU, forth and back (A B C, C B A), so that a drift hits all alike; from round to round and row
-to row another one begins, so A and B meet in ABBA and in BAAB order. A round gives each row one log ratio.
+three take turns on one GPU, forth and back (A B C, C B A), so that a drift hits all alike. From round to round and row
+to row they take another order: in six rounds each is first, second and last equally often, so that what a place does to
+a block (the first follows an allocation, the last comes twice in a row) is no difference between the sides. A round
+gives each row one log ratio.
+
+A launch may break the GPU context of its process. Then that row ends with the reason, and the process with it: the rows
+after it are timed by a fresh one, and the other two go on.
 """
 
 from __future__ import annotations
@@ -13,22 +18,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec
 
 from fp8tune.compare import side
-from fp8tune.compare.side import Side, Turn
-from fp8tune.measure.laboratory import Laboratory
+from fp8tune.compare.side import Side
+from fp8tune.measure import device
+from fp8tune.measure import trial as measure
+from fp8tune.measure.clock import Slot
+from fp8tune.measure.laboratory import Laboratory, answer_to
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.records import NamedInts, Pace, Problem
+from fp8tune.records import NamedInts, Outcome, Pace, Problem, Status
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
-BEFORE, AFTER, CONTROL = range(3)
+ARMS = ("before", "after", "control")
+BEFORE, AFTER, CONTROL = range(len(ARMS))
 ORDERS = tuple(itertools.permutations((BEFORE, AFTER, CONTROL)))
 BLOCKS = 2
 """Blocks of an arm in a round: one on the way forth, one on the way back."""
 TIMEOUT_S = 120.0
+MOST_ROUNDS = 1000
+"""No comparison has as many: a worker that replaces another is numbered from there on."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,32 @@ class Score:
     before_us: list[float] = field(default_factory=list)
     after_us: list[float] = field(default_factory=list)
     failure: str = ""
+    blocks: int = 0
+    stalled: int = 0
+    """Blocks timed again, because the machine was held up: see :mod:`fp8tune.measure.steady`."""
+    throttled: int = 0
+    """Blocks at whose begin or end the device ran slower than it should."""
+    slowdowns: set[str] = field(default_factory=set)
+    """Why it did."""
 
-    def add(self, blocks_us: Sequence[Sequence[float]]) -> None:
-        """Take a round: the blocks of each arm."""
-        logs = [math.fsum(map(math.log, blocks)) / len(blocks) for blocks in blocks_us]
+    def add(self, rounds: Sequence[Sequence[Outcome]], arch: str) -> None:
+        """Take a round: the timed blocks of each arm."""
+        logs = [math.fsum(math.log(_time_us(block)) for block in arm) / len(arm) for arm in rounds]
         self.changes.append(logs[AFTER] - logs[BEFORE])
         self.controls.append(logs[CONTROL] - logs[BEFORE])
         self.before_us.append(math.exp(logs[BEFORE]))
         self.after_us.append(math.exp(logs[AFTER]))
+        for block in itertools.chain.from_iterable(rounds):
+            slowdowns = device.slowdowns(arch, block.telemetry)
+            self.blocks += 1
+            self.stalled += bool(block.reason)  # a block that is ok has a reason where others were thrown away
+            self.throttled += bool(slowdowns)
+            self.slowdowns.update(slowdowns)
+
+
+def _time_us(block: Outcome) -> float:
+    assert block.time_us is not None  # only the interpreter's timer times nothing, and is not asked
+    return block.time_us
 
 
 class Played(Pace):
@@ -99,6 +127,7 @@ class _Trio:
         before, after = sides
         self._sides = (before, after, before)
         self._workers = (Worker(), Worker(), Worker())
+        self._replaced = [0, 0, 0]
         self._threads = ThreadPoolExecutor(len(self._workers))
         self._laboratory = laboratory
         self._number = number
@@ -115,24 +144,47 @@ class _Trio:
         """One contest, forth and back. What fails here passed before: the row's score keeps the reason."""
         arms = (contest.before, contest.after, contest.before)
         order = ORDERS[(self._number + index) % len(ORDERS)]
-        blocks_us: tuple[list[float], ...] = ([], [], [])
-        try:
-            list(self._threads.map(lambda arm: self._make_ready(arm, arms[arm], contest.problem), order))
-            for turn, arm in enumerate((*order, *reversed(order))):
-                position = index * BLOCKS * len(order) + turn
-                blocks_us[arm].append(self._block(arm, arms[arm], contest.problem, position))
-        except (WorkerDied, RemoteError) as error:
-            score.failure = str(error).strip().splitlines()[-1][:300]
-            return
-        score.add(blocks_us)
+        blocks: tuple[list[Outcome], ...] = ([], [], [])
+        # all three answers are waited for: who is still at this row cannot be asked for the next
+        ready = list(self._threads.map(lambda arm: self._launch_once(arm, arms[arm], contest.problem), order))
+        score.failure = "; ".join(
+            _said(arm, outcome) for arm, outcome in zip(order, ready, strict=True) if _failed(outcome)
+        )
+        for turn, arm in enumerate((*order, *reversed(order))):
+            if score.failure:
+                return
+            position = index * BLOCKS * len(order) + turn
+            outcome = self._block(arm, arms[arm], contest.problem, position)
+            score.failure = _said(arm, outcome) if _failed(outcome) else ""
+            blocks[arm].append(outcome)
+        if not score.failure:
+            score.add(blocks, self._laboratory.device.arch)
 
-    def _make_ready(self, arm: int, how: Arm, problem: Problem) -> None:
+    def _launch_once(self, arm: int, how: Arm, problem: Problem) -> Outcome:
         timer, torch_device = self._laboratory.timer, self._laboratory.torch_device
-        self._call(arm, side.make_ready, how.reference, problem, how.config, timer, torch_device)
+        return self._call(arm, measure.launch_once, how.reference, problem, how.config, timer, torch_device)
 
-    def _block(self, arm: int, how: Arm, problem: Problem, position: int) -> float:
-        turn = Turn(self._number, self._number * len(self._workers) + arm, position)
-        return self._call(arm, side.block, how.reference, problem, how.config, self._laboratory.timer, turn)
+    def _block(self, arm: int, how: Arm, problem: Problem, position: int) -> Outcome:
+        timer, torch_device = self._laboratory.timer, self._laboratory.torch_device
+        process = (self._replaced[arm] * MOST_ROUNDS + self._number) * len(self._workers) + arm
+        slot = Slot(process, self._number, position, clock=self._number)
+        return self._call(arm, measure.run_final, how.reference, problem, how.config, timer, torch_device, slot)
 
-    def _call(self, arm: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._workers[arm].call(TIMEOUT_S, side.within, self._sides[arm], function, *args, **kwargs)
+    def _call(self, arm: int, function: Callable[P, Outcome], /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
+        """A worker's answer. One that crashed or hung has ended: the next call begins a fresh one."""
+        try:
+            outcome = self._workers[arm].call(TIMEOUT_S, side.within, self._sides[arm], function, *args, **kwargs)
+        except (WorkerDied, RemoteError) as error:
+            outcome = answer_to(error)
+        if outcome.status in (Status.CRASHED, Status.TIMEOUT):
+            self._workers[arm].kill()
+            self._replaced[arm] += 1
+        return outcome
+
+
+def _failed(outcome: Outcome) -> bool:
+    return outcome.status is not Status.OK
+
+
+def _said(arm: int, outcome: Outcome) -> str:
+    return f"{ARMS[arm]}: {outcome.status}: {outcome.reason}"

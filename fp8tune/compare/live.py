@@ -8,11 +8,11 @@ which a database row cannot say.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fp8tune import scratch
 from fp8tune.code import git, source, worktrees
 from fp8tune.compare import duel, pairing, side, verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
@@ -68,9 +68,9 @@ def compare(wish: Wish, laboratory: Laboratory) -> Iterator[Event]:
     start_server()
     yield Step(f"checking out {before} and {after}")
     commits = [None if revision.name == WORKTREE else revision.commit for revision in (before, after)]
-    with worktrees.checkouts(root, commits) as folders, tempfile.TemporaryDirectory(prefix="fp8tune-cache-") as cache:
+    with worktrees.checkouts(root, commits) as folders, scratch.folder("cache") as cache:
         sides = tuple(
-            Side(str(revision), folder, Path(cache, str(number)), source.SOURCE_ROOTS)
+            Side(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
             for number, (revision, folder) in enumerate(zip((before, after), folders, strict=True))
         )
         match = Match((sides[0], sides[1]), laboratory, _plan(wish, laboratory), wish.configs)
@@ -173,7 +173,7 @@ class _Run:
         first = range(verdicts.STAGE_ONE_ROUNDS)
         scores = yield from self._play([*changed, *free], first)
         open_rows = [i for i, score in enumerate(scores[: len(changed)]) if _is_open(score)]
-        second = range(first.stop, first.stop + verdicts.stage_two_rounds(len(open_rows)))
+        second = range(first.stop, first.stop + verdicts.STAGE_TWO_ROUNDS)
         fresh = dict(zip(open_rows, (yield from self._play([changed[i] for i in open_rows], second)), strict=True))
 
         arms = len(scores) + len(fresh)
@@ -207,6 +207,10 @@ class _Run:
             quiet=verdicts.quiet(control, arms),
             tested=tested,
             n=len(score.changes),
+            blocks=score.blocks,
+            stalled=score.stalled,
+            throttled=score.throttled,
+            slowdowns=tuple(sorted(score.slowdowns)),
         )
 
     def _free_control(self, contest: Contest, score: Score, arms: int) -> ComparedRow:
@@ -218,9 +222,13 @@ class _Run:
     def _finished(self, stages: Sequence[Sequence[Score]]) -> Comparison:
         """The comparison with its rows in order, and what all rows together say."""
         played = [scores for stage in stages if (scores := [score for score in stage if not score.failure])]
-        overall = verdicts.geomean([[score.changes for score in stage] for stage in played]) if played else None
-        control = verdicts.geomean([[score.controls for score in stage] for stage in played]) if played else None
         rows = tuple(sorted(self._rows, key=_order))
+        if not played:
+            return replace(self._comparison, rows=rows)
+        changes, controls = (
+            [[getattr(score, name) for score in stage] for stage in played] for name in ("changes", "controls")
+        )
+        overall, control = verdicts.all_rows(changes, controls), verdicts.geomean(controls)
         return replace(self._comparison, rows=rows, overall=overall, control=control)
 
 

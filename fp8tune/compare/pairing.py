@@ -14,11 +14,12 @@ from typing import ParamSpec, TypeVar
 from fp8tune.compare import side
 from fp8tune.compare.comparison import ComparedRow
 from fp8tune.compare.duel import Arm, Contest
-from fp8tune.compare.retuning import retune
+from fp8tune.compare.retuning import CONFIGS, retune
 from fp8tune.compare.side import Side, Survey
 from fp8tune.compare.verdicts import Verdict
 from fp8tune.errors import UsageError
-from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.compiling import compile_edges
+from fp8tune.measure.laboratory import Laboratory, answer_to
 from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
 
@@ -103,8 +104,9 @@ def _contest(match: Match, kernel: Kernel, problem: Problem, before: Survey, aft
         return Contest(problem, Arm(one, before.configs[problem]), Arm(other, after.configs[problem]))
     tuned: list[NamedInts] = []
     for of, reference, survey in zip(match.sides, kernel.references, (before, after), strict=True):
-        first = [survey.default, survey.configs[problem]]
-        tuned.append(retune(of, reference, problem, first, match.laboratory))
+        others = _ask(of, side.candidates, reference, problem, match.device, CONFIGS)
+        listed = [survey.default, survey.configs[problem], *others]
+        tuned.append(retune(of, reference, problem, listed, match.laboratory))
     return Contest(problem, Arm(one, tuned[0]), Arm(other, tuned[1]))
 
 
@@ -121,26 +123,33 @@ def same_code(
     if match.laboratory.kind is Kind.SIMULATED:
         same_text = {kernel.name for kernel in kernels if kernel.same_source}
         return [e.problem.kernel in same_text and e.before.config == e.after.config for e in entries]
-    arch = match.device.arch
+    codes = yield from _on_all_cores(match, entries, side.code, "compiling")
+    return [_same(match, e, old, new) for e, old, new in zip(entries, codes[::2], codes[1::2], strict=True)]
+
+
+def _on_all_cores(
+    match: Match, entries: Sequence[Contest], function: Callable[[str, Problem, NamedInts, str], T], text: str
+) -> Generator[Step, None, list[T | Exception]]:
+    """Compile something of each contest at both sides: the answers, before and after in turns, or what was raised."""
     pools = [Pool(max(1, usable_cores() // 2)) for _ in match.sides]
     try:
         futures = []
         for entry in entries:
             for of, pool, arm in zip(match.sides, pools, (entry.before, entry.after), strict=True):
-                futures.append(
-                    pool.submit(TIMEOUT_S, side.within, of, side.code, arm.reference, entry.problem, arm.config, arch)
-                )
-        codes: list[str | Exception] = []
+                within: Callable[..., T] = side.within
+                asked = (of, function, arm.reference, entry.problem, arm.config, match.device.arch)
+                futures.append(pool.submit(TIMEOUT_S, within, *asked))
+        answers: list[T | Exception] = []
         for number, future in enumerate(futures):
             error = future.exception()
             if error is not None and not isinstance(error, WorkerDied | RemoteError):
                 raise error
-            codes.append(future.result() if error is None else _first_line(error))
-            yield Step("compiling", number + 1, len(futures))
+            answers.append(future.result() if error is None else _first_line(error))
+            yield Step(text, number + 1, len(futures))
+        return answers
     finally:
         for pool in pools:
             pool.close()
-    return [_same(match, e, old, new) for e, old, new in zip(entries, codes[::2], codes[1::2], strict=True)]
 
 
 def _first_line(error: BaseException) -> Exception:
@@ -163,9 +172,12 @@ def _unbuildable(of: Side, entry: Contest, reason: str) -> UsageError:
 def wrong_bytes(match: Match, entries: Sequence[Contest]) -> Generator[Step, None, list[ComparedRow | None]]:
     """For each contest the row it ends as, or None where both sides give the right bytes.
 
-    Each side is held to its own reference, on the problem and on every group layout. Raises UsageError where the second
-    side cannot be launched, which is no matter of bytes.
+    Each side is held to its own reference, on the problem and on every edge that it declares. What edges launch is
+    compiled first, on all cores. Raises UsageError where the second side cannot be launched, which is no matter of
+    bytes.
     """
+    if match.laboratory.compiles:
+        yield from _on_all_cores(match, entries, compile_edges, "compiling edges")
     outcomes: list[list[Outcome]] = []
     for number, of in enumerate(match.sides):
         worker = Worker()
@@ -184,7 +196,7 @@ def _checked(worker: Worker, of: Side, arm: Arm, problem: Problem, torch_device:
     try:
         return worker.call(TIMEOUT_S, side.within, of, side.check, arm.reference, problem, arm.config, torch_device)
     except (WorkerDied, RemoteError) as error:
-        return Outcome(Status.CRASHED, reason=str(_first_line(error)))
+        return answer_to(error)
 
 
 def _ended(match: Match, entry: Contest, before: Outcome, after: Outcome) -> ComparedRow | None:

@@ -10,6 +10,7 @@ from concurrent.futures import wait
 
 from fp8tune.compare import side
 from fp8tune.compare.side import Side
+from fp8tune.measure import trial as measure
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
 from fp8tune.records import NamedInts, Problem
@@ -22,14 +23,13 @@ FINAL_ROUNDS = 2
 TIMEOUT_S = 300.0
 
 
-def retune(of: Side, reference: str, problem: Problem, first: Sequence[NamedInts], laboratory: Laboratory) -> NamedInts:
-    """The fastest of the side's own grid on a problem; ``first`` are tried in any case, and win where nothing runs."""
+def retune(
+    of: Side, reference: str, problem: Problem, listed: Sequence[NamedInts], laboratory: Laboratory
+) -> NamedInts:
+    """The fastest of what is listed of the side's own grid on a problem; the first of them where nothing runs."""
     worker = Worker()
     try:
-        listed = worker.call(
-            TIMEOUT_S, side.within, of, side.candidates, reference, problem, laboratory.device, CONFIGS
-        )
-        configs = list(dict.fromkeys([*first, *listed]))[:CONFIGS]
+        configs = list(dict.fromkeys(listed))[:CONFIGS]
         if laboratory.compiles:
             _compile(of, reference, problem, configs, laboratory.device.arch)
         times: dict[NamedInts, list[float]] = {config: [] for config in configs}
@@ -48,11 +48,12 @@ def _time(
 ) -> float | None:
     """A checked block in microseconds; None for a config that fails."""
     timer, torch_device = laboratory.timer, laboratory.torch_device
-    ask = side.checked_time_us
+    ask = measure.run_trial
     try:
-        return worker.call(TIMEOUT_S, side.within, of, ask, reference, problem, config, timer, torch_device, number)
+        outcome = worker.call(TIMEOUT_S, side.within, of, ask, reference, problem, config, timer, torch_device, number)
     except (WorkerDied, RemoteError):
         return None
+    return outcome.time_us
 
 
 def _compile(of: Side, reference: str, problem: Problem, configs: Sequence[NamedInts], arch: str) -> None:

@@ -10,8 +10,9 @@ import importlib
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,13 +20,10 @@ import fp8tune_kernels
 from fp8tune.code.loading import load_spec
 from fp8tune.compare.binaries import launched_code
 from fp8tune.errors import UsageError
-from fp8tune.measure import memory
 from fp8tune.measure import trial as measure
 from fp8tune.measure.device import limits
-from fp8tune.measure.timing import make_timer
 from fp8tune.plan import problems as plan
 from fp8tune.records import Device, NamedInts, Outcome, Problem
-from fp8tune.stats import block_value
 from fp8tune_kernels.spec import KernelSpec
 
 P = ParamSpec("P")
@@ -71,19 +69,8 @@ class Plan:
     """The device's name: a table may have rows of its own for it."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """When a block is timed; a simulated clock goes by it."""
-
-    round: int
-    process: int
-    """No other worker of the comparison has it."""
-    position: int
-    """Among the blocks of the round."""
-
-
 def within(side: Side, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function of this module in a worker that has taken, or takes now, the kernels of ``side``."""
+    """Run a function in a worker that has taken, or takes now, the kernels of ``side``."""
     _take(side)
     return function(*args, **kwargs)
 
@@ -98,7 +85,9 @@ def _take(side: Side) -> None:
     if _taken is not None:
         raise RuntimeError(f"this process has the kernels of {_taken.name}: {side.name} needs one of its own")
     _taken = side
-    os.environ["TRITON_CACHE_DIR"] = str(side.cache)
+    side.cache.mkdir(parents=True, exist_ok=True)
+    os.environ["TRITON_CACHE_DIR"] = os.environ["TMPDIR"] = str(side.cache)
+    tempfile.tempdir = None  # what it gave before is forgotten: files of a compiler that is killed go with the cache
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     roots = [side.folder / root for root in side.roots]
     sys.path[:0] = [str(root) for root in roots]
@@ -134,7 +123,10 @@ def code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
 
 
 def check(reference: str, problem: Problem, config: NamedInts, torch_device: str) -> Outcome:
-    """Every byte against the side's own reference, on the problem and on every group layout. Times nothing."""
+    """Every byte against the side's own reference, on the problem and on the edges it declares. Times nothing.
+
+    A checkout from before specs had edges declares none.
+    """
     return measure.run_trial(reference, problem, config, "none", torch_device, 0)
 
 
@@ -144,46 +136,6 @@ def candidates(reference: str, problem: Problem, device: Device, count: int) -> 
     trials = plan.trials(spec, problem, spec.axes, limits(device))
     default, *others = [trial.config for trial in trials if trial.pruned is None]
     return [default, *random.Random(problem.seed).sample(others, min(len(others), count - 1))]
-
-
-def checked_time_us(
-    reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str, number: int
-) -> float | None:
-    """One block in microseconds of a config whose bytes are right; None for any other."""
-    return measure.run_trial(reference, problem, config, timer_name, torch_device, number).time_us
-
-
-def make_ready(reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str) -> None:
-    """Make the tensors of a problem and launch once, so that nothing compiles or allocates inside a block."""
-    _launchers.clear()
-    if not make_timer(timer_name).runs_kernels:
-        _launchers[problem] = _nothing
-        return
-    import torch
-
-    memory.give_back()
-    spec = load_spec(reference)
-    inputs = spec.inputs(problem, torch_device)
-    outputs = spec.outputs(*inputs)
-    _launchers[problem] = lambda: spec.launch(config, inputs, outputs)
-    _launchers[problem]()
-    torch.cuda.synchronize()
-
-
-def block(reference: str, problem: Problem, config: NamedInts, timer_name: str, turn: Turn) -> float:
-    """The value of one block in microseconds."""
-    trial = measure.trial_of(load_spec(reference), problem, config, turn.round)
-    trial = replace(trial, process=turn.process, position=turn.position, clock=turn.round)
-    timed = make_timer(timer_name).block(_launchers[problem], trial)
-    assert timed is not None  # only the interpreter's timer times nothing, and is not asked
-    return block_value(timed.samples_us)
-
-
-_launchers: dict[Problem, Callable[[], None]] = {}
-
-
-def _nothing() -> None:
-    """What a simulated clock times."""
 
 
 def _spec(reference: str) -> KernelSpec:

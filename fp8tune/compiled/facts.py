@@ -5,9 +5,9 @@ Resources come with every compilation; what the machine code does is read only w
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -112,11 +112,12 @@ def _least(values: Iterable[int]) -> int:
 
 def _cuda_resources(cubin: bytes) -> tuple[int, int]:
     """Registers a thread and stack bytes (where spills go) as ``cuobjdump`` of Triton's wheel reads them."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    with os.fdopen(os.memfd_create("cubin"), "wb") as file:  # no file: a worker may be killed at any time
         file.write(cubin)
         file.flush()
+        path = f"/proc/self/fd/{file.fileno()}"
         listing = subprocess.run(
-            [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
+            [_cuobjdump(), "-res-usage", path], capture_output=True, text=True, check=True, pass_fds=[file.fileno()]
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", listing)
     if found is None:

@@ -52,6 +52,7 @@ class Slot:
     position: int = 0
     after: str = ""
     twin: bool = False
+    clock: int | None = None
 
 
 class Timer(Protocol):

@@ -106,6 +106,16 @@ def telemetry() -> Telemetry:
     return rocm.telemetry(*amd) if amd else Telemetry()
 
 
+SLOWDOWNS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+"""NVML's throttle reasons that make timings worthless. A software power cap (0x4) is normal under heavy kernels."""
+
+
+def slowdowns(arch: str, state: Telemetry) -> tuple[str, ...]:
+    """Why the device runs slower than it should, in words. The bits are NVML's: AMD numbers its reasons otherwise."""
+    bits = (state.throttle_reasons or 0) if arch.startswith("sm_") else 0
+    return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
+
+
 def telemetry_over(before: Telemetry) -> Telemetry:
     """The state after a block that began at ``before``, with the throttle reasons seen at either end."""
     after = telemetry()

@@ -206,11 +206,8 @@ class OpenLaboratory:
     def prepare_final(self, batch: Batch) -> str | None:
         """Build a problem's tensors in the worker; the reason in one line where that fails."""
         arguments = (batch.reference, batch.problem, self.lab.timer, self.lab.torch_device)
-        try:
-            self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments).result()
-        except (WorkerDied, RemoteError) as error:
-            return _answer_to(error).reason
-        return None
+        outcome = _answer(self.runners.submit(self.trial_timeout_s, measure.prepare_final, *arguments))
+        return None if outcome.status is Status.OK else outcome.reason
 
     def run_final(self, batch: Batch, config: NamedInts, slot: Slot) -> Outcome:
         """Time one config in a slot of the finals. Whatever goes wrong is the outcome."""
@@ -244,12 +241,13 @@ def _answer(future: Future[Outcome] | Future[Compiled]) -> Outcome:
     try:
         outcome = future.result()
     except (WorkerDied, RemoteError) as error:
-        return _answer_to(error)
+        return answer_to(error)
     assert isinstance(outcome, Outcome)
     return outcome
 
 
-def _answer_to(error: WorkerDied | RemoteError) -> Outcome:
+def answer_to(error: WorkerDied | RemoteError) -> Outcome:
+    """What it means for a trial that its worker died, hung or raised."""
     if isinstance(error, WorkerHung):
         return Outcome(Status.TIMEOUT, reason=str(error))
     if isinstance(error, WorkerDied):

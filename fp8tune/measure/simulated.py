@@ -3,7 +3,8 @@
 A block's log time is the sum of
 
 - the config's true log time: what moving the bytes takes, times a slowdown from :func:`log_slowdown`;
-- process x config: heavy-tailed, and for some configs a second mode that a process is in or not;
+- process x config: heavy-tailed, and for some configs a second mode that a process is in or not; where it is asked for,
+  a process' own level, the same for all configs;
 - drift and throttle episodes along the process' wall clock, and what the block before left behind;
 - the block's own noise. Samples scatter around that, some far above, and are whole ticks. Where the machine is held up
   all but the first are far above, and the block is timed again, as on a GPU (:mod:`fp8tune.measure.steady`).
@@ -52,6 +53,8 @@ class Noise:
     """Process x config: a draw a process and config, constant while the process lives."""
     process_degrees: float = 4.0
     """Degrees of freedom of its Student t: few, so that now and then a process is far off."""
+    worker_sd: float = 0.0
+    """A draw a process that all its configs share: for instance where its memory lies."""
     bimodal_share: float = 0.05
     """Of configs that have a second, slower mode."""
     mode_probability: float = 0.3
@@ -187,7 +190,12 @@ class SimulatedTimer:
         random = self._scattered("process", str(trial.process), trial.identity)
         bimodal = np.array([self._is_bimodal(trial)])
         effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
-        return float((effect - self.noise.mean_mode(bimodal))[0])
+        own = float((effect - self.noise.mean_mode(bimodal))[0])
+        return own + self._in_worker(trial) if self.noise.worker_sd else own
+
+    def _in_worker(self, trial: Trial) -> float:
+        """What this process adds to every config."""
+        return self.noise.worker_sd * float(self._scattered("worker", str(trial.process)).standard_normal())
 
     def _in_block(self, trial: Trial) -> float:
         """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""

@@ -7,7 +7,6 @@ block the outputs are looked at once more.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Collection
@@ -31,6 +30,7 @@ __all__ = [
     "copy_ceiling_gb_per_s",
     "difference",
     "failure",
+    "launch_once",
     "prepare",
     "prepare_final",
     "process_name",
@@ -62,11 +62,17 @@ def copy_ceiling_gb_per_s() -> float:
 
 
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
-    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
-    with contextlib.suppress(Exception):
+    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row.
+
+    Raises Poisoned where the process must not be used again: the row's failure is to be its own.
+    """
+    try:
         _prepare(reference, problem, torch_device)
         for edge in edges_of(load_spec(reference), problem):
             _edge_bench(reference, edge, torch_device)
+    except Exception as error:
+        if failure(error).status is Status.CRASHED:
+            raise Poisoned(None) from None
 
 
 def run_trial(
@@ -101,15 +107,39 @@ def run_trial(
     return _guarded(checked_and_timed)
 
 
-def prepare_final(reference: str, problem: Problem, timer_name: str, torch_device: str) -> None:
-    """Build the tensors of a problem for :func:`run_final`, without a reference. Raises what building raises."""
-    if make_timer(timer_name).runs_kernels:
-        unchecked_bench(reference, problem, torch_device)
+def prepare_final(reference: str, problem: Problem, timer_name: str, torch_device: str) -> Outcome:
+    """Build the tensors of a problem for :func:`run_final`, without a reference. Fails as :func:`run_trial` does."""
+
+    def built() -> Outcome:
+        if make_timer(timer_name).runs_kernels:
+            unchecked_bench(reference, problem, torch_device)
+        return Outcome(Status.OK)
+
+    return _guarded(built)
 
 
 def unchecked_bench(reference: str, problem: Problem, torch_device: str) -> Bench:
     """A problem's tensors where configs are launched whose bytes are known to be right: no reference is computed."""
     return _prepare(reference, problem, torch_device, is_checked=False)
+
+
+def launch_once(reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str) -> Outcome:
+    """Launch ``config`` and wait for it, so that :func:`run_final` compiles and allocates nothing in a block.
+
+    What the launch breaks shows here, and not in a later call. Fails as :func:`run_trial` does.
+    """
+    if not make_timer(timer_name).runs_kernels:
+        return Outcome(Status.OK)
+
+    def launched() -> Outcome:
+        import torch
+
+        unchecked_bench(reference, problem, torch_device).launch(config)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return Outcome(Status.OK)
+
+    return _guarded(launched)
 
 
 def run_final(
@@ -119,6 +149,7 @@ def run_final(
     timer = make_timer(timer_name)
     trial = trial_of(load_spec(reference), problem, config, slot.round)
     trial = replace(trial, process=slot.process, position=slot.position, after=slot.after, twin=slot.twin)
+    trial = replace(trial, clock=slot.clock)
     if not timer.runs_kernels:
         return _timed(timer, trial, lambda: None)
 
@@ -133,6 +164,8 @@ def _guarded(run: Callable[[], Outcome]) -> Outcome:
     """The border where foreign failures become statuses."""
     try:
         return run()
+    except Poisoned:
+        raise
     except Exception as error:
         outcome = failure(error)
     if outcome.status is Status.CRASHED:

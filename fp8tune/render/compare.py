@@ -71,7 +71,7 @@ def cells(row: ComparedRow) -> tuple[str, ...]:
 
 
 def summary(comparison: Comparison) -> str:
-    """The verdicts counted, and the geometric means."""
+    """The verdicts counted, the geometric means, and how many blocks the machine disturbed."""
     counts = {verdict: sum(row.verdict is verdict for row in comparison.rows) for verdict in Verdict}
     said = [", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no rows"]
     if comparison.geomean is not None:
@@ -79,6 +79,12 @@ def summary(comparison: Comparison) -> str:
     if comparison.control is not None:
         state = "quiet" if comparison.quiet else "not quiet"
         said.append(f"of the control arm {_mean(comparison.control.ratio, comparison.control)}, {state}")
+    for disturbed, why in (
+        (sum(row.throttled for row in comparison.rows), "timed while the GPU was slowed down"),
+        (sum(row.stalled for row in comparison.rows), "timed again because the machine was held up"),
+    ):
+        if disturbed:
+            said.append(f"{disturbed} of {sum(row.blocks for row in comparison.rows)} blocks were {why}")
     return "; ".join(said) + "."
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fp8tune.compare import verdicts
+from fp8tune.compare import duel, verdicts
 from fp8tune.compare.verdicts import Effect, Verdict
 
 logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)
@@ -40,7 +40,7 @@ def test_from_seven_rounds_on_it_is_trimmed(values: list[float]) -> None:
 
 def test_two_stalled_rounds_decide_nothing() -> None:
     """On an H100 two rows that were 2 % slower ended INCONCLUSIVE, with intervals of +-3 and +-6 %."""
-    rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.stage_two_rounds(1))]
+    rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.STAGE_TWO_ROUNDS)]
     for stall in (0.7, -0.7):
         assert verdicts.judge(verdicts.paired([*rounds[2:], stall, stall])) is Verdict.REGRESSION
 
@@ -117,6 +117,27 @@ def test_the_geometric_mean_is_over_rows_and_its_error_over_rounds() -> None:
     both = verdicts.geomean([[changes] * 3, [[0.05, 0.05, 0.05]]])
     assert both.mean == pytest.approx((3 * 0.01 + 0.05) / 4)
     assert both.error == pytest.approx(0.75 * one.error)
+
+
+def test_a_control_arm_that_stays_adds_nothing_to_the_error_of_all_rows() -> None:
+    changes, controls = [0.01, 0.02, 0.0, 0.015, 0.005], [0.001, -0.001, 0.002, -0.002, 0.0]
+    one, told = verdicts.geomean([[changes]]), verdicts.all_rows([[changes]], [[controls]])
+    assert (told.mean, told.error, told.df) == pytest.approx((one.mean, one.error, one.df))
+
+
+def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:
+    """Five rounds say that the change is 1 % +- 0.02 %, and that the same code moved by 1 %, too."""
+    changes = [0.0101, 0.0099, 0.01, 0.0102, 0.0098]
+    one, told = verdicts.geomean([[changes]]), verdicts.all_rows([[changes]], [[changes]])
+    assert told.mean == one.mean
+    assert one.lower(0.025) > 0 > told.lower(0.025)
+    assert told.df == pytest.approx(1, abs=0.01)
+
+
+def test_every_arm_has_every_place_equally_often() -> None:
+    """Whatever a place in the turns does to a block, it does to both sides alike, on each row and in each stage."""
+    for rounds in (verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_TWO_ROUNDS):
+        assert rounds % len(duel.ORDERS) == 0
 
 
 def test_few_rounds_have_no_error() -> None:

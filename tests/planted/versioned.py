@@ -17,7 +17,7 @@ TOLL = 1.0
 
 def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     M, K = problem.shape["M"], problem.shape["K"]
-    return (torch.arange(1, M * K + 1, dtype=torch.float32, device=device).view(M, K),)
+    return (torch.arange(1, M * K + 1, dtype=torch.float32).view(M, K).to(device),)
 
 
 def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
@@ -31,7 +31,7 @@ SPEC = KernelSpec(
     key=("K",),
     problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"])]),
     inputs=inputs,
-    outputs=lambda x: (torch.empty_like(x),),
+    outputs=lambda x: (torch.empty(x.shape, dtype=x.dtype, device=x.device),),
     launch=launch,
     reference=lambda x: (2 * x,),
     bytes_moved=lambda shape: int(TOLL * 100_000_000),

@@ -1,0 +1,84 @@
+"""Temporary folders that no run leaves for good: what a ``kill -9`` leaves behind, the next run removes.
+
+The process that makes a folder holds a lock (``flock``) on it. The kernel gives the lock back however the process ends,
+so a folder without one belongs to nobody. Unlike a process id in a name, this holds across containers, and no later
+process is taken for the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def folder(purpose: str) -> Iterator[Path]:
+    """A new temporary folder ``fp8tune-PURPOSE-...``, gone afterwards. Removes those of dead processes first."""
+    remove_abandoned(purpose)
+    path, lock = _made(purpose)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(purpose: str) -> None:
+    """Remove this user's folders of a purpose that no process holds."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_prefix(purpose)}*"):
+        with _opened(path) as lock:
+            if lock is not None and os.fstat(lock).st_uid == os.getuid() and _locked(lock):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process, perhaps this one, has a folder of :func:`folder` open. False where there is no folder."""
+    with _opened(path) as lock:
+        return lock is not None and not _locked(lock)
+
+
+def _prefix(purpose: str) -> str:
+    return f"fp8tune-{purpose}-"
+
+
+def _made(purpose: str) -> tuple[Path, int]:
+    """A folder with its lock. Another run may remove it before it is locked: then the next one is made."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks: nobody can tell that nobody holds the folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return path, lock
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A folder's descriptor; None for what is none, is gone or is somebody else's. Follows no link."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock; False where another has it, or where there are no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
