@@ -49,6 +49,9 @@ def bench(
 ) -> None:
     """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
 
+    Every output is compared with our reference first, byte for byte. A contender whose bytes are other is named wrong,
+    with the share, and is in no ratio. Exit code 1 where ours is.
+
     With --op: FP8 or MXFP8 beside bf16 and torchao, forward and backward, and the parts of the step. MXFP8 is emulated,
     and says so, where the GPU has no units for it.
     """
@@ -94,6 +97,9 @@ def bench(
         if unclocked := [kernel.name for kernel in timed if not kernel.hosts]:
             render.notice(f"host times left out: {', '.join(unclocked)}")
         render_bench.print_bench(timed, rivals, str(format))
+    if any(row.is_wrong for kernel in timed for row in kernel.rows):
+        render.notice("our own output is wrong: see above")
+        raise typer.Exit(1)
 
 
 def _bench_operation(
