@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,16 @@ class Timing:
     """What ours was launched with."""
     checked: Checked | None = None
     """How the output compares with the reference; None where it was not compared."""
+    sqnr_db: Mapping[str, float] | None = None
+    """Of a grouped GEMM's results, instead: see :mod:`fp8tune.bench.sqnr`."""
+
+    def judged(self, check: Timing) -> Timing:
+        """This time with what a check found. Where the check could not be made, the time does not count either."""
+        if self.time_us is None:
+            return self
+        made = check.checked is not None or check.sqnr_db is not None or not check.reason
+        reason = check.reason if made else f"not checked: {check.reason}"
+        return replace(self, reason=reason, checked=check.checked, sqnr_db=check.sqnr_db)
 
     @property
     def valid_us(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from fp8tune.bench import cells as benching
@@ -221,7 +221,7 @@ class _Cells:
             device=self.laboratory.device,
             bytes_moved=load_spec(reference).bytes_moved(problem.shape),
             copy=copy,
-            timings={name: _judged(timings[name], checks[name]) for name in names},
+            timings={name: timings[name].judged(checks[name]) for name in names},
         )
 
     def _check(self, name: str, reference: str, problem: Problem) -> Timing:
@@ -249,14 +249,6 @@ class _Cells:
             return Timing(reason=str(died))
         except RemoteError as error:
             return Timing(reason=str(error).strip().splitlines()[-1][: benching.LONGEST_REASON])
-
-
-def _judged(timing: Timing, check: Timing) -> Timing:
-    """A time with what the check found. Where the check could not be made, the time does not count either."""
-    if timing.time_us is None:
-        return timing
-    unchecked = f"not checked: {check.reason}" if check.reason and check.checked is None else check.reason
-    return replace(timing, reason=unchecked, checked=check.checked)
 
 
 def _warm_up(request: Request) -> Iterator[Compiled]:

@@ -159,12 +159,12 @@ def test_an_output_that_is_not_written_is_wrong_whatever_memory_held(monkeypatch
 
 def test_what_cannot_be_checked_does_not_count() -> None:
     timed, right = Timing(5.0), Timing(checked=Checked(Part(0, 10), Part(0, 2)))
-    assert bench._judged(timed, right).valid_us == 5.0
-    unchecked = bench._judged(timed, Timing(reason="OutOfMemoryError: planted"))
+    assert timed.judged(right).valid_us == 5.0
+    unchecked = timed.judged(Timing(reason="OutOfMemoryError: planted"))
     assert (unchecked.time_us, unchecked.valid_us) == (5.0, None)
     assert unchecked.reason == "not checked: OutOfMemoryError: planted"
-    assert bench._judged(timed, Timing()) == timed  # a clock that runs no kernels
-    assert bench._judged(Timing(reason="no such GPU"), right).reason == "no such GPU"
+    assert timed.judged(Timing()) == timed  # a clock that runs no kernels
+    assert Timing(reason="no such GPU").judged(right).reason == "no such GPU"
 
 
 def test_the_reference_is_let_go_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
