@@ -28,9 +28,7 @@ def differentiable_once(name: str) -> Callable[[Backward], Backward]:
                 return backward(ctx, *gradients)
             with torch.no_grad():
                 found = backward(ctx, *gradients)
-            asked = [index for index, gradient in enumerate(found) if gradient is not None]
-            marked = _refuse(name, len(gradients), *gradients, *(found[index] for index in asked))
-            return tuple(marked[asked.index(index)] if index in asked else None for index in range(len(found)))
+            return tuple(None if gradient is None else _refuse(name, gradient.requires_grad_()) for gradient in found)
 
         return once
 
@@ -38,16 +36,16 @@ def differentiable_once(name: str) -> Callable[[Backward], Backward]:
 
 
 class _Refused(torch.autograd.Function):
-    """Hands gradients through; raises where they are differentiated."""
+    """Hands a gradient through, as one that requires a gradient itself; raises where that is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, name: str, gradient: torch.Tensor) -> torch.Tensor:
         ctx.name = name
-        return tuple(tensor.view_as(tensor) for tensor in tensors[count:])
+        return gradient.view_as(gradient)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         raise RuntimeError(f"{ctx.name} has no second derivative: differentiate it once, without create_graph=True")
 
 
-_refuse: Callable[..., tuple[torch.Tensor, ...]] = _Refused.apply
+_refuse: Callable[..., torch.Tensor] = _Refused.apply
