@@ -18,7 +18,7 @@ from fp8tune.bench import checking
 from fp8tune.bench.checking import Checked
 from fp8tune.bench.counterparts import Contender, compiled, counterpart
 from fp8tune.bench.plain import expression
-from fp8tune.bench.warming import run_once
+from fp8tune.bench.warming import run_once, tune_in_short_blocks
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import memory
@@ -92,6 +92,7 @@ def check_contender(name: str, reference: str, problem: Problem, timer_name: str
     """
     if not make_timer(timer_name).runs_kernels:
         return Timing()
+    tune_in_short_blocks()
     found: list[Checked] = []
 
     def check() -> float:

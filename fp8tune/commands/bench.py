@@ -47,7 +47,9 @@ def bench(
     time_budget: TimeBudgetOption = None,
     format: Annotated[OutputFormat, typer.Option("--format", help="table, markdown or json.")] = OutputFormat.TABLE,
 ) -> None:
-    """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
+    """Time our kernels with their exported configs beside torch.compile and torchao. Needs a GPU.
+
+    The ceiling is what memory gives: a copy in the same run, or the fastest kernel of it where that is faster.
 
     Every output is compared with our reference first, byte for byte. A contender whose bytes are other is named wrong,
     with the share, and is in no ratio. Exit code 1 where ours is.
