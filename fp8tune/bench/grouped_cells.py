@@ -15,7 +15,7 @@ from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
 from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
 from fp8tune.bench.sqnr import Accuracy, accuracy
-from fp8tune.bench.warming import run_once
+from fp8tune.bench.warming import run_once, tune_in_short_blocks
 from fp8tune.measure import memory
 from fp8tune.measure.timing import Trial, make_timer
 from fp8tune.records import Problem
@@ -78,6 +78,7 @@ def check_step(contender: str, problem: Problem, timer_name: str) -> Timing:
     """
     if not make_timer(timer_name).runs_kernels:
         return Timing()
+    tune_in_short_blocks()
     found: list[Accuracy] = []
 
     def check() -> float:
