@@ -79,6 +79,7 @@ def check_step(contender: str, problem: Problem, timer_name: str) -> Timing:
     if not make_timer(timer_name).runs_kernels:
         return Timing()
     tune_in_short_blocks()
+    memory.give_back()  # no result of another contender is left where this one's will be
     found: list[Accuracy] = []
 
     def check() -> float:

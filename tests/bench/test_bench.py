@@ -18,6 +18,7 @@ import pytest
 import torch
 from places import PLANTED, hear_interrupts
 
+from fp8tune import cli
 from fp8tune.bench import cells as benching
 from fp8tune.bench import checking, rounds, warming
 from fp8tune.bench import kernels as bench
@@ -455,6 +456,34 @@ def test_tables_name_the_reason_of_an_empty_cell(
     assert f"{bullet}torchao on M=1000 K=1000 G=2: planted" in said
     cells = next(line for line in said if "3.00x" in line and "M=1000" in line)
     assert cells.startswith("| M=1000 K=1000 G=2 | jagged |") == (output_format == "markdown")
+
+
+@pytest.mark.parametrize(("who", "code"), [("fp8tune", 1), ("torchao", 0)])
+def test_our_own_wrong_output_is_a_finding(
+    who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("colwise", [row(2.0, COPY_US, wrong=who, torchao=1.0)])
+    monkeypatch.setattr(bench, "run", lambda request: iter([kernel, *kernel.rows]))
+    command = [
+        "fp8tune",
+        "bench",
+        "--kernel",
+        "colwise",
+        "--shapes",
+        "tiny",
+        "--timer",
+        "simulated:1",
+        "--format",
+        "json",
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert int(ended.value.code or 0) == code
+    said = capsys.readouterr()
+    assert ("our own output is wrong" in said.err) == bool(code)
+    assert f"{who} wrong: 84 % of codes" in said.err or "us, wrong: 84 % of codes" in said.err
+    assert json.loads(said.out)[0]["wrong_codes_share"] == (0.84 if code else None)
 
 
 def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:

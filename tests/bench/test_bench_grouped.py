@@ -362,6 +362,18 @@ def test_the_command(op: str, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [op] * 6 + ["published"] * 8
 
 
+@pytest.mark.parametrize(("who", "code"), [(FP8, 1), (TORCHAO, 0)])
+def test_our_own_wrong_result_is_a_finding(
+    who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Timing(reason="wrong: out has an SQNR of 3.1 dB, wanted 20", sqnr_db={"out": 3.1})
+    row = timed({**FAST, (TORCHAO, BOTH): 20.0})
+    row = replace(row, steps={s: t.judged(wrong) if s[0] == who else t for s, t in row.steps.items()})
+    monkeypatch.setattr(bench_grouped, "run", lambda *_: iter([row]))
+    assert command_line("--op", "grouped-mm", "--format", "json", monkeypatch=monkeypatch) == code
+    assert ("our own output is wrong" in capsys.readouterr().err) == bool(code)
+
+
 def test_options_that_do_not_go_with_an_operation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
