@@ -278,7 +278,9 @@ class Evidence:
     complete: bool = True
     """False while a sweep of this problem was begun and not finished: its best so far is no pick."""
     ceiling_gb_per_s: float | None = None
-    """The device's copy ceiling, measured in the sweep the row comes from; GB/s, read plus written."""
+    """What memory gives on the device: see :mod:`fp8tune.ceiling`. The copy is that of the sweep the row comes from."""
+    copy_gb_per_s: float | None = None
+    """That copy alone."""
     stage: str = "screen"
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
     screen_us: float | None = None

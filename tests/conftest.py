@@ -1,8 +1,6 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -34,24 +32,8 @@ def device() -> str:
 
 
 @pytest.fixture
-def quantizers_in_plain_torch() -> Iterator[None]:
+def quantizers_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, quantize in plain torch, to the same bytes: Triton's interpreter takes ten seconds a step."""
-    from fp8tune_kernels import catalog
+    from fp8tune_kernels import interpreter
 
-    library = torch.library.Library("fp8tune", "IMPL")
-    for kernel in catalog.KERNELS:
-        catalog.load(kernel)  # registers its own, which would replace what was there before it
-        library.impl(f"quantize_{kernel.replace('-', '_')}", _in_plain_torch(kernel), "CPU", allow_override=True)
-    yield
-    library._destroy()
-
-
-def _in_plain_torch(kernel: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    def quantize(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        from fp8tune_kernels import catalog
-
-        *tensors, dtype, mode = arguments
-        results: tuple[torch.Tensor, ...] = catalog.load(kernel).reference(*tensors, dtype or torch.float8_e4m3fn, mode)
-        return results
-
-    return quantize
+    monkeypatch.setattr(interpreter, "INTERPRETED", False)

@@ -1,26 +1,30 @@
-"""One cell of ``fp8tune bench``, in the worker that owns the tensors: a contender on a problem, timed or with a reason.
+"""One cell of ``fp8tune bench``, in the worker that owns the tensors: a contender on a problem, checked and timed, or
+with a reason.
 
 Every contender is timed as callers run it: ours launches its exported config on outputs that are there already, the
-others allocate theirs. Knows no database and no terminal.
+others allocate theirs. What they write is compared with our reference before their time counts
+(:mod:`fp8tune.bench.checking`). Knows no database and no terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fp8tune.bench.counterparts import compiled, counterpart
+from fp8tune.bench import checking
+from fp8tune.bench.checking import Checked
+from fp8tune.bench.counterparts import Contender, compiled, counterpart
 from fp8tune.bench.plain import expression
-from fp8tune.bench.warming import run_once
+from fp8tune.bench.warming import run_once, tune_in_short_blocks
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import memory
 from fp8tune.measure.host import host_us
 from fp8tune.measure.timing import Timer, Trial, make_timer
-from fp8tune.measure.trial import failure
+from fp8tune.measure.trial import copy_ceiling_gb_per_s, failure
 from fp8tune.measure.worker import Poisoned
 from fp8tune.plan.problems import problems
 from fp8tune.records import NamedInts, Problem, Status
@@ -37,25 +41,66 @@ TORCH_ADD = "torch.add"
 HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
 LONGEST_REASON = 160
 
+COPY_BYTES = 2 * (512 << 20)
+"""Read plus written by the copy behind the ceiling."""
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds, or why there are none."""
+    """Microseconds, or why there are none, or why they do not count."""
 
     time_us: float | None = None
     reason: str = ""
+    """Beside a time: the output was wrong, or could not be checked."""
     config: NamedInts | None = None
     """What ours was launched with."""
+    checked: Checked | None = None
+    """How the output compares with the reference; None where it was not compared."""
+    sqnr_db: Mapping[str, float] | None = None
+    """Of a grouped GEMM's results, instead: see :mod:`fp8tune.bench.sqnr`."""
+
+    def judged(self, check: Timing) -> Timing:
+        """This time with what a check found. Where the check could not be made, the time does not count either."""
+        if self.time_us is None:
+            return self
+        made = check.checked is not None or check.sqnr_db is not None or not check.reason
+        reason = check.reason if made else f"not checked: {check.reason}"
+        return replace(self, reason=reason, checked=check.checked, sqnr_db=check.sqnr_db)
+
+    @property
+    def valid_us(self) -> float | None:
+        """The time of work that was done right: what ratios, rates and means are made of."""
+        return None if self.reason else self.time_us
 
 
 # What the worker is asked
 
 
-def time_cast(reference: str, problem: Problem, timer_name: str, round: int) -> Timing:
-    """The copy ceiling: a plain cast of as many elements as the problem has, from its input dtype to its FP8 dtype."""
-    what = elements(load_spec(reference), problem), problem.in_dtype, problem.fp8_dtype
-    trial = Trial(f"cast {what}", round, bytes_cast(what[0], problem))
-    return guarded(lambda: block_us(make_timer(timer_name), trial, lambda: _cast(*what)))
+def time_copy(timer_name: str) -> Timing:
+    """The device-to-device copy of :mod:`fp8tune.ceiling`, as a sweep measures it."""
+    timer = make_timer(timer_name)
+    if timer.runs_kernels:
+        return guarded(lambda: COPY_BYTES / copy_ceiling_gb_per_s() / 1e3)
+    return guarded(lambda: block_us(timer, Trial("copy", 0, COPY_BYTES), lambda: _nothing))
+
+
+def check_contender(name: str, reference: str, problem: Problem, timer_name: str) -> Timing:
+    """Launch a contender once and compare its outputs with the reference: a Timing without a time.
+
+    Its reason says what is wrong, or why nothing could be compared. Where no kernels run nothing is checked. Raises
+    Poisoned as :func:`time_contender` does.
+    """
+    if not make_timer(timer_name).runs_kernels:
+        return Timing()
+    tune_in_short_blocks()
+    found: list[Checked] = []
+
+    def check() -> float:
+        found.append(_checked(name, reference, problem))
+        return 0.0
+
+    failed = guarded(check)
+    return Timing(reason=found[0].wrong, checked=found[0]) if found else failed
 
 
 def time_contender(name: str, reference: str, problem: Problem, timer_name: str, round: int) -> Timing:
@@ -65,8 +110,9 @@ def time_contender(name: str, reference: str, problem: Problem, timer_name: str,
     """
     timer = make_timer(timer_name)
     spec = load_spec(reference)
+    _forget_expected()
     trial = Trial(f"{name} {problem}", round, spec.bytes_moved(problem.shape))
-    timing = guarded(lambda: block_us(timer, trial, lambda: _launcher(name, reference, problem)))
+    timing = guarded(lambda: block_us(timer, trial, lambda: _contender(name, reference, problem).launch))
     if name != OURS:
         return timing
     return replace(timing, config=_exported_config(spec, problem, "cuda" if timer.runs_kernels else "cpu"))
@@ -86,7 +132,7 @@ def time_host(name: str, reference: str, timer_name: str) -> Timing:
 
 def warm_up(name: str, reference: str, problem: Problem) -> None:
     """Compile what a contender needs on a problem (:mod:`fp8tune.bench.warming`)."""
-    run_once(lambda: _launcher(name, reference, problem))
+    run_once(lambda: _contender(name, reference, problem).launch)
     with contextlib.suppress(Exception):
         _forget()
 
@@ -94,27 +140,56 @@ def warm_up(name: str, reference: str, problem: Problem) -> None:
 # Contenders
 
 
-_launchers: dict[str, Callable[[], Any]] = {}
-"""Of the problem whose inputs are in :data:`_tensors`: rounds launch what the first of them has built."""
+_contenders: dict[str, Contender] = {}
+"""Of the problem whose inputs are in :data:`_tensors`: checks and rounds launch what the first of them has built."""
 
 
-def _launcher(name: str, reference: str, problem: Problem) -> Callable[[], Any]:
+def _contender(name: str, reference: str, problem: Problem) -> Contender:
     inputs = _inputs(reference, problem)
-    if name not in _launchers:
-        _launchers[name] = _new_launcher(name, reference, problem, inputs)
-    return _launchers[name]
+    if name not in _contenders:
+        _contenders[name] = _new_contender(name, reference, problem, inputs)
+    return _contenders[name]
 
 
-def _new_launcher(name: str, reference: str, problem: Problem, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+def _new_contender(name: str, reference: str, problem: Problem, inputs: tuple[Any, ...]) -> Contender:
     spec = load_spec(reference)
     if name == TORCHAO:
         return counterpart(spec.name, inputs)
     if name == TORCH_COMPILE:
         formulas = expression(spec)
-        return compiled(lambda: formulas(*inputs))
+        return Contender(compiled(lambda: formulas(*inputs)))
     outputs = spec.outputs(*inputs)
     config = _exported_config(spec, problem, "cuda")
-    return lambda: spec.launch(config, inputs, outputs)
+    return Contender(lambda: spec.launch(config, inputs, outputs), lambda _: outputs)
+
+
+def _checked(name: str, reference: str, problem: Problem) -> Checked:
+    """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
+    contender = _contender(name, reference, problem)
+    expected = _expected_outputs(reference, problem)
+    if name == OURS:
+        checking.spoil(contender.read(None), expected)
+    else:
+        memory.give_back()  # no block is left that held another contender's right answer
+        checking.spoil_free_memory(expected)
+    return checking.compared(contender.read(contender.launch()), expected)
+
+
+_expected: dict[tuple[str, Problem], tuple[Any, ...]] = {}
+
+
+def _expected_outputs(reference: str, problem: Problem) -> tuple[Any, ...]:
+    """What the reference gives for a problem: computed once, kept until something is timed."""
+    if (reference, problem) not in _expected:
+        _forget_expected()
+        _expected[reference, problem] = load_spec(reference).reference(*_inputs(reference, problem))
+    return _expected[reference, problem]
+
+
+def _forget_expected() -> None:
+    if _expected:
+        _expected.clear()
+        memory.give_back()
 
 
 def _exported_config(spec: KernelSpec, problem: Problem, torch_device: str) -> NamedInts:
@@ -143,25 +218,10 @@ def _forget() -> None:
     import torch
 
     _tensors.clear()
-    _launchers.clear()
+    _contenders.clear()
+    _expected.clear()
     torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
     memory.give_back()
-
-
-def elements(spec: KernelSpec, problem: Problem) -> int:
-    """Elements of the floating-point inputs of a problem, which is what a cast casts."""
-    import torch
-
-    inputs = spec.inputs(problem, "meta")
-    return sum(x.numel() for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point())
-
-
-def bytes_cast(count: int, problem: Problem) -> int:
-    """Bytes read plus written by a cast of so many elements."""
-    import torch
-
-    dtypes = (getattr(torch, name) for name in (problem.in_dtype, problem.fp8_dtype))
-    return int(count * sum(dtype.itemsize for dtype in dtypes))
 
 
 # Clocks
@@ -182,14 +242,6 @@ def block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) 
     return block_value(block.samples_us)
 
 
-def _cast(count: int, in_dtype: str, fp8_dtype: str) -> Callable[[], Any]:
-    import torch
-
-    source = torch.randn(count, dtype=getattr(torch, in_dtype), device="cuda")
-    target = torch.empty(count, dtype=getattr(torch, fp8_dtype), device="cuda")
-    return lambda: target.copy_(source)
-
-
 def _host_call(name: str, spec: KernelSpec) -> Callable[[], Any]:
     import torch
 
@@ -198,7 +250,7 @@ def _host_call(name: str, spec: KernelSpec) -> Callable[[], Any]:
         return lambda: torch.add(x, x)
     inputs = spec.inputs(problems(spec, [HOST_ROW])[0], "cuda")
     if name == TORCHAO:
-        return counterpart(spec.name, inputs)
+        return counterpart(spec.name, inputs).launch
     wrapper = public_wrapper(spec)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     return lambda: wrapper(*tensors)

@@ -1,7 +1,9 @@
-"""What torchao has for each kernel: the functions that ``fp8tune bench`` imports and times beside ours.
+"""What torchao has for each kernel: the functions that ``fp8tune bench`` imports and times beside ours, and how their
+outputs are read.
 
 Its FP8 functions take what ours take, in the same order; those for MXFP8 differ in their arguments. Its MXFP8 kernels
-are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under ``torch.compile``.
+are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under ``torch.compile``. Its scales
+are what values are multiplied by, as ours are; some have another shape.
 """
 
 from __future__ import annotations
@@ -9,15 +11,73 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.errors import MachineError
 
-__all__ = ["COUNTERPARTS", "counterpart"]
+__all__ = ["COUNTERPARTS", "Contender", "Counterpart", "counterpart"]
 
 Function = Callable[..., Any]
+Outputs = tuple[Any, ...]
 Call = Callable[[Function, tuple[Any, ...]], Any]
 """(torchao's function, the inputs of our spec) -> its outputs."""
+Read = Callable[[Outputs, tuple[Any, ...]], Outputs]
+"""(its outputs, the inputs of our spec) -> the same in the order and shapes of our spec's outputs; for the check alone.
+"""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is timed, and how what it returns becomes the outputs of our spec."""
+
+    launch: Callable[[], Any]
+    read: Callable[[Any], Outputs] = tuple
+
+
+def _as_written(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    return tuple(outputs)
+
+
+def _rows_of_groups(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    """torchao leaves codes of rows that belong to no group unwritten, and no GEMM reads them; ours are zeros."""
+    offs = inputs[-3]
+    for codes in outputs[::2]:
+        codes[int(offs[-1]) :].zero_()
+    return tuple(outputs)
+
+
+def _columns_of_groups(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    """The same where groups are columns."""
+    return _rows_of_groups((outputs[0].t(), outputs[1]), inputs)[0].t(), outputs[1]
+
+
+def _scale_rows(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    """Its scales are ``(E, K)``, ours ``(E, 1, K)``."""
+    codes, scales = outputs
+    return codes, scales.unsqueeze(1)
+
+
+def _scale_columns(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    """Its scales are ``(E, N / 32, K)``, ours ``(E, K, N / 32)``."""
+    codes, scales = outputs
+    return codes, scales.mT
+
+
+def _scales_parted(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+    """Its scales are those of one matrix, ``(K, E * N / 32)``, ours ``(E, K, N / 32)``."""
+    codes, scales = outputs
+    return codes, scales.unflatten(1, (len(codes), -1)).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """A function of torchao 0.18.0."""
+
+    module: str
+    name: str
+    call: Call
+    read: Read = _as_written
 
 
 def _as_given(function: Function, inputs: tuple[Any, ...]) -> Any:
@@ -76,20 +136,22 @@ _JAGGED = "torchao.prototype.moe_training.kernels.jagged_float8_scales"
 _MX = "torchao.prototype.mx_formats.kernels"
 _MX_MOE = "torchao.prototype.moe_training.kernels.mxfp8"
 
-COUNTERPARTS: dict[str, tuple[str, str, Call]] = {
-    "rowwise-2d": (_ROWWISE, "triton_fp8_rowwise_2d_scale_and_cast", _as_given),
-    "colwise-3d": (_ROWWISE, "triton_fp8_colwise_3d_scale_and_cast", _as_given),
-    "transpose-3d-atomic": (_ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs", _as_given),
-    "transpose-3d-reduction": (_ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs_fused_reduction", _as_given),
-    "colwise": (_JAGGED, "triton_fp8_per_group_colwise_scales", _as_given),
-    "rowwise": (_JAGGED, "triton_fp8_per_group_rowwise_scales", _as_given),
-    "colwise-dual": (_JAGGED, "triton_fp8_per_group_colwise_scales_dual", _as_given),
-    "mxfp8-dim0": (_MX, "triton_to_mxfp8_dim0", _mx),
-    "mxfp8-dim1": (_MX, "triton_to_mxfp8_dim1", _mx),
-    "mxfp8-dim1-3d": (_MX_MOE, "mxfp8_quantize_cuda_3d", _mx_3d),
-    "mxfp8-dim1-3d-via-2d": (_MX, "triton_to_mxfp8_dim1", _mx_3d_via_2d),
+COUNTERPARTS: dict[str, Counterpart] = {
+    "rowwise-2d": Counterpart(_ROWWISE, "triton_fp8_rowwise_2d_scale_and_cast", _as_given),
+    "colwise-3d": Counterpart(_ROWWISE, "triton_fp8_colwise_3d_scale_and_cast", _as_given),
+    "transpose-3d-atomic": Counterpart(_ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs", _as_given, _scale_rows),
+    "transpose-3d-reduction": Counterpart(
+        _ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs_fused_reduction", _as_given, _scale_rows
+    ),
+    "colwise": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales", _as_given, _rows_of_groups),
+    "rowwise": Counterpart(_JAGGED, "triton_fp8_per_group_rowwise_scales", _as_given, _columns_of_groups),
+    "colwise-dual": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales_dual", _as_given, _rows_of_groups),
+    "mxfp8-dim0": Counterpart(_MX, "triton_to_mxfp8_dim0", _mx),
+    "mxfp8-dim1": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx),
+    "mxfp8-dim1-3d": Counterpart(_MX_MOE, "mxfp8_quantize_cuda_3d", _mx_3d, _scale_columns),
+    "mxfp8-dim1-3d-via-2d": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx_3d_via_2d, _scales_parted),
 }
-"""Kernel -> module and function of torchao 0.18.0, and how it is called."""
+"""Kernel -> what torchao has for it."""
 
 
 TWO_KERNELS = {
@@ -100,17 +162,17 @@ TWO_KERNELS = {
 
 _TO_MX = ("torchao.prototype.mx_formats.mx_tensor", "to_mx")
 
-IN_TORCH: dict[str, tuple[str, str, Call]] = {
-    "mxfp8-dim0": (*_TO_MX, _to_mx_dim0),
-    "mxfp8-dim1": (*_TO_MX, _to_mx_dim1),
-    "mxfp8-dim1-3d": (*_TO_MX, _to_mx_dim1),
-    "mxfp8-dim1-3d-via-2d": (*_TO_MX, _to_mx_via_2d),
+IN_TORCH: dict[str, Counterpart] = {
+    "mxfp8-dim0": Counterpart(*_TO_MX, _to_mx_dim0),
+    "mxfp8-dim1": Counterpart(*_TO_MX, _to_mx_dim1),
+    "mxfp8-dim1-3d": Counterpart(*_TO_MX, _to_mx_dim1),
+    "mxfp8-dim1-3d-via-2d": Counterpart(*_TO_MX, _to_mx_via_2d, _scales_parted),
 }
 """The same where the GPU has no E8M0: what is called is compiled as a whole."""
 
 
-def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    """What runs torchao's counterpart of a kernel on the inputs of its spec.
+def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Contender:
+    """torchao's counterpart of a kernel on the inputs of its spec.
 
     Raises MachineError where torchao is not installed, cannot be imported or has none.
     """
@@ -118,20 +180,24 @@ def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Callable[[], Any]:
         x, *offs, dtype, mode = inputs
         first, second = TWO_KERNELS[kernel]
         one, other = counterpart(first, (x, dtype, mode)), counterpart(second, (x, *offs, dtype, mode))
-        return lambda: (one(), other())
+        return Contender(
+            lambda: (one.launch(), other.launch()), lambda outputs: (*one.read(outputs[0]), *other.read(outputs[1]))
+        )
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
     in_torch = kernel in IN_TORCH and not _knows_e8m0()
-    module, name, call = (IN_TORCH if in_torch else COUNTERPARTS)[kernel]
+    theirs = (IN_TORCH if in_torch else COUNTERPARTS)[kernel]
     try:
-        function: Function = getattr(importlib.import_module(module), name)
+        function: Function = getattr(importlib.import_module(theirs.module), theirs.name)
     except (ImportError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
             raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
-        raise MachineError(f"torchao's {name} cannot be imported: {error}") from error
-    if in_torch:
-        return compiled(lambda: call(function, inputs))
-    return lambda: call(function, inputs)
+        raise MachineError(f"torchao's {theirs.name} cannot be imported: {error}") from error
+
+    def launch() -> Any:
+        return theirs.call(function, inputs)
+
+    return Contender(compiled(launch) if in_torch else launch, lambda outputs: theirs.read(outputs, inputs))
 
 
 def compiled(call: Callable[[], Any]) -> Callable[[], Any]:

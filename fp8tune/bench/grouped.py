@@ -1,10 +1,12 @@
 """``fp8tune bench --op``: a grouped GEMM of ours beside bf16 and torchao, and where its time goes.
 
-Every cell is timed in one worker, problem after problem. A cell without a time has a reason, and the run goes on.
+Every contender's output and gradients are compared with exact ones, and every cell is timed, in one worker, problem
+after problem. A cell without a time, or of a contender that is wrong, has a reason, and the run goes on.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,9 +69,9 @@ class Row:
         return self.operation.is_emulated(self.device.arch)
 
     def time_us(self, contender: str, step: str) -> float | None:
-        """None where it was not timed."""
+        """None where it was not timed, or the contender is wrong: such a time is in no ratio."""
         timing = self.steps.get((contender, step))
-        return timing.time_us if timing else None
+        return timing.valid_us if timing else None
 
     def ours_us(self, step: str) -> float | None:
         """:meth:`time_us` of ours."""
@@ -78,6 +80,11 @@ class Row:
     def speedup(self, step: str, contender: str | None = None) -> float | None:
         """The time of bf16 over the contender's, ours unless given: above 1 bf16 is slower."""
         return _ratio(self.time_us(BF16, step), self.time_us(contender or self.operation.ours, step))
+
+    @property
+    def wrong(self) -> Mapping[str, str]:
+        """Contender -> how it is wrong."""
+        return {who: timing.reason for (who, _), timing in self.steps.items() if timing.time_us and timing.reason}
 
     @property
     def gemms_us(self) -> float | None:
@@ -166,13 +173,14 @@ class _Cells:
         parts = grouped_steps.parts_of(problem)
         step_cell = partial(self._timing, grouped_steps.time_step)
         part_cell = partial(self._timing, grouped_steps.time_part)
+        checks = {name: self._timing(grouped_steps.check_step, name, problem, timer) for name in contenders}
         steps_timed = in_rounds({step: partial(step_cell, *step, problem, timer) for step in steps})
         parts_timed = in_rounds({part: partial(part_cell, part, problem, timer) for part in parts})
         return Row(
             problem=problem,
             device=self.laboratory.device,
             padded=grouped_steps.needs_padding(problem),
-            steps=steps_timed,
+            steps={step: timing.judged(checks[step[0]]) for step, timing in steps_timed.items()},
             parts=parts_timed,
             peak_bytes={name: self._peak(name, problem) for name in contenders},
         )
@@ -194,6 +202,13 @@ class _Cells:
             return Timing(reason=str(error).strip().splitlines()[-1][:LONGEST_REASON])
 
 
+def _finite(sqnr_db: Mapping[str, float] | None) -> Mapping[str, float | None] | None:
+    """JSON has no infinity: null is exact or, beside a reason, nothing like it."""
+    if sqnr_db is None:
+        return None
+    return {name: round(value, 2) if math.isfinite(value) else None for name, value in sqnr_db.items()}
+
+
 def row_json(row: Row) -> Mapping[str, object]:
     """One problem: times in microseconds, sizes in bytes, ratios above 1 where bf16 is slower."""
     return {
@@ -212,6 +227,7 @@ def row_json(row: Row) -> Mapping[str, object]:
             {"contender": who, "step": step, "time_us": timing.time_us, "reason": timing.reason}
             for (who, step), timing in row.steps.items()
         ],
+        "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items()},
         "speedup_fwd": row.speedup(FORWARD),
         "speedup_fwd_bwd": row.speedup(BOTH),
         "torchao_speedup_fwd_bwd": row.speedup(BOTH, TORCHAO),

@@ -14,7 +14,8 @@ from fp8tune.bench.cells import Timing, block_us, guarded
 from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
 from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
-from fp8tune.bench.warming import run_once
+from fp8tune.bench.sqnr import Accuracy, accuracy
+from fp8tune.bench.warming import run_once, tune_in_short_blocks
 from fp8tune.measure import memory
 from fp8tune.measure.timing import Trial, make_timer
 from fp8tune.records import Problem
@@ -67,6 +68,36 @@ def time_step(contender: str, step: str, problem: Problem, timer_name: str, roun
             timer, trial, lambda: step_call(operation_of(problem), contender, step, operands(problem, "cuda"))
         )
     )
+
+
+def check_step(contender: str, problem: Problem, timer_name: str) -> Timing:
+    """Run forward and backward of a contender once and compare with exact products: a Timing without a time.
+
+    Its reason says what is wrong, or why nothing could be compared. Where no kernels run nothing is checked. Raises
+    Poisoned as :func:`time_step` does.
+    """
+    if not make_timer(timer_name).runs_kernels:
+        return Timing()
+    tune_in_short_blocks()
+    memory.give_back()  # no result of another contender is left where this one's will be
+    found: list[Accuracy] = []
+
+    def check() -> float:
+        found.append(accuracy_of(operation_of(problem), contender, operands(problem, "cuda")))
+        return 0.0
+
+    failed = guarded(check)
+    return Timing(reason=found[0].wrong, sqnr_db=found[0].sqnr_db) if found else failed
+
+
+def accuracy_of(operation: Operation, contender: str, given: Operands) -> Accuracy:
+    """How far a contender's output and gradients are from the exact ones."""
+    import torch
+
+    multiply = {**operation.contenders, **operation.variants}[contender](given)
+    out = multiply(given.A, given.B_t, given.offs)
+    grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
+    return accuracy(out.detach(), grad_A, grad_B, given)
 
 
 def time_part(part: str, problem: Problem, timer_name: str, round: int) -> Timing:

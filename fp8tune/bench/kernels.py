@@ -1,6 +1,7 @@
-"""Our kernels beside what else there is, in one run on one GPU: the copy ceiling, ``torch.compile``, torchao.
+"""Our kernels beside what else there is, in one run on one GPU: the ceiling, ``torch.compile``, torchao.
 
-Every cell is timed in one long-lived worker. A cell without a time has a reason, and the run goes on.
+Every cell is checked and timed in one long-lived worker. A cell without a time, or with a wrong output, has a reason,
+and the run goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fp8tune.bench import warming
 from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
 from fp8tune.bench.rounds import in_rounds
 from fp8tune.bench.warming import Compiled
+from fp8tune.ceiling import ceiling_gb_per_s, gb_per_s
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, unknown
 from fp8tune.measure.laboratory import Laboratory
@@ -27,7 +29,7 @@ from fp8tune_kernels.arches import ARCHES
 
 RIVALS = (TORCH_COMPILE, TORCHAO)
 HOSTS = (OURS, TORCHAO, TORCH_ADD)
-CAST = "cast"
+COPY = "copy"
 CELL_TIMEOUT_S = 180.0
 """Long enough for an autotuner of 36 configs with a cold cache."""
 
@@ -66,10 +68,10 @@ class Row:
     device: Device
     bytes_moved: int
     """The least bytes any implementation moves."""
-    bytes_cast: int
-    """What the cast behind the ceiling moved."""
-    cast: Timing
+    copy: Timing
+    """The copy behind the ceiling, measured once a run."""
     timings: Mapping[str, Timing]
+    """Contender -> its time, and how its output compares with the reference."""
 
     @property
     def time_us(self) -> float | None:
@@ -78,24 +80,46 @@ class Row:
 
     @property
     def gb_per_s(self) -> float | None:
-        """Our rate, counting the least bytes."""
-        return self.bytes_moved / self.time_us / 1e3 if self.time_us else None
+        """Our rate, counting the least bytes; None where our output is wrong."""
+        valid_us = self.timings[OURS].valid_us
+        return gb_per_s(self.bytes_moved, valid_us) if valid_us else None
 
     @property
-    def ceiling_gb_per_s(self) -> float | None:
-        """The rate of the cast, read plus written."""
-        return self.bytes_cast / self.cast.time_us / 1e3 if self.cast.time_us else None
-
-    @property
-    def ceiling_share(self) -> float | None:
-        """0.9 where our rate is 90 % of the cast's."""
-        ours, ceiling = self.gb_per_s, self.ceiling_gb_per_s
-        return ours / ceiling if ours and ceiling else None
+    def is_wrong(self) -> bool:
+        """Whether our output is not what our reference says."""
+        checked = self.timings[OURS].checked
+        return checked is not None and bool(checked.wrong)
 
     def ratio(self, rival: str) -> float | None:
-        """A rival's time over ours: above 1 we are faster."""
-        theirs = self.timings[rival].time_us if rival in self.timings else None
-        return theirs / self.time_us if theirs and self.time_us else None
+        """A rival's time over ours: above 1 we are faster. None where either is wrong or was not timed."""
+        theirs = self.timings[rival].valid_us if rival in self.timings else None
+        ours = self.timings[OURS].valid_us
+        return theirs / ours if theirs and ours else None
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What "of ceiling" is a share of in one run: see :mod:`fp8tune.ceiling`."""
+
+    gb_per_s: float | None = None
+    """None where the copy could not be measured."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Ceiling:
+        """Of all rows of a run, or of those there are so far."""
+        copy_us = next((row.copy.valid_us for row in rows), None)
+        if copy_us is None:
+            return cls()
+        rates = [row.gb_per_s for row in rows if row.gb_per_s is not None]
+        return cls(ceiling_gb_per_s(gb_per_s(benching.COPY_BYTES, copy_us), rates))
+
+    def time_us(self, row: Row) -> float | None:
+        """What the least bytes of a problem take at the ceiling."""
+        return row.bytes_moved / self.gb_per_s / 1e3 if self.gb_per_s else None
+
+    def share(self, row: Row) -> float | None:
+        """0.9 where our rate is 90 % of the ceiling."""
+        return row.gb_per_s / self.gb_per_s if row.gb_per_s and self.gb_per_s else None
 
 
 @dataclass
@@ -157,14 +181,16 @@ def run(request: Request) -> Iterator[Row | Kernel | Compiled]:
     try:
         if request.laboratory.torch_device == "cuda":
             yield from _warm_up(request)
+        copy: Timing | None = None
         for reference in request.wish.kernels:
             kernel = Kernel(load_spec(reference).name)
             for problem in [problem for owner, problem in request.problems if owner == reference]:
                 if is_spent():
                     return
+                copy = copy or worker.copy()
                 if not kernel.rows:
                     yield kernel
-                kernel.rows.append(worker.row(reference, problem, request.wish.rivals))
+                kernel.rows.append(worker.row(reference, problem, request.wish.rivals, copy))
                 yield kernel.rows[-1]
             if not is_spent():
                 kernel.hosts.update(worker.hosts(reference, request.wish.rivals))
@@ -181,22 +207,27 @@ class _Cells:
     _refused: dict[str, Timing] = field(default_factory=dict)
     """Kernels whose reference ``torch.compile`` refuses: it does so whatever their sizes."""
 
-    def row(self, reference: str, problem: Problem, rivals: Sequence[str]) -> Row:
-        spec, timer = load_spec(reference), self.laboratory.timer
-        cells = {
-            CAST: partial(self._timing, benching.time_cast, reference, problem, timer),
-            **{name: partial(self._contender, name, reference, problem) for name in (OURS, *rivals)},
-        }
-        timings = in_rounds(cells)
-        count = benching.elements(spec, problem)
+    def copy(self) -> Timing:
+        """The copy behind the ceiling."""
+        return in_rounds({COPY: lambda _: self._timing(benching.time_copy, self.laboratory.timer)})[COPY]
+
+    def row(self, reference: str, problem: Problem, rivals: Sequence[str], copy: Timing) -> Row:
+        """Every contender's output is checked before the first is timed: the reference is built once, and let go."""
+        names = (OURS, *rivals)
+        checks = {name: self._check(name, reference, problem) for name in names}
+        timings = in_rounds({name: partial(self._contender, name, reference, problem) for name in names})
         return Row(
             problem=problem,
             device=self.laboratory.device,
-            bytes_moved=spec.bytes_moved(problem.shape),
-            bytes_cast=benching.bytes_cast(count, problem),
-            cast=timings.pop(CAST),
-            timings=timings,
+            bytes_moved=load_spec(reference).bytes_moved(problem.shape),
+            copy=copy,
+            timings={name: timings[name].judged(checks[name]) for name in names},
         )
+
+    def _check(self, name: str, reference: str, problem: Problem) -> Timing:
+        if name == TORCH_COMPILE and reference in self._refused:
+            return self._refused[reference]
+        return self._timing(benching.check_contender, name, reference, problem, self.laboratory.timer)
 
     def hosts(self, reference: str, rivals: Sequence[str]) -> dict[str, Timing]:
         """Host times of one call, without a rival that was not asked for."""

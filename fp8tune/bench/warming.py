@@ -8,6 +8,7 @@ is 1, a multiple of 16, or another.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
@@ -15,6 +16,9 @@ from typing import Any
 
 from fp8tune.measure.worker import Pool, usable_cores
 from fp8tune.records import Pace
+
+WARMUP_MS, TUNING_MS = 5, 25
+"""Of an autotuner, for each of its configs."""
 
 Cell = tuple[Callable[..., object], tuple[object, ...]]
 """A function of a worker, which calls :func:`run_once`, and its arguments."""
@@ -48,6 +52,20 @@ def run_once(make: Callable[[], Callable[[], Any]]) -> None:
         driver.active.get_benchmarker = lambda: _one_launch
         make()()
         torch.cuda.synchronize()
+
+
+def tune_in_short_blocks() -> None:
+    """Have Triton's autotuners time each config for :data:`TUNING_MS` in this process.
+
+    By default they take 100 ms, as if there was one problem: torchao's 36 configs on 36 problems are minutes. A block
+    of ours has 10 ms.
+    """
+    import torch
+    from triton.runtime import driver
+    from triton.testing import do_bench
+
+    if torch.cuda.is_available():
+        driver.active.get_benchmarker = lambda: functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)
 
 
 def _one_launch(launch: Callable[[], Any], *_: object, **__: object) -> list[float]:

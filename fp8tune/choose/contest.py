@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fp8tune.ceiling import gb_per_s, is_cached
 from fp8tune.choose.decision import Protocol, Verdict, canonical_order
 from fp8tune.choose.judging import Judgement, judge, noise_floor
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Session
@@ -20,9 +21,6 @@ TIE_BAND = Protocol().tie_band
 
 KEEP_BAND = Protocol().keep_band
 """What the committed table holds stays until another is better by more than this; in a screen by its times alone."""
-
-CACHED_SHARE = 1.15
-"""Share of the copy ceiling above which data came from a cache: reads alone reach up to 1.06 on an H100 and an H200."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Winner:
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
     ceiling_share: float | None = None
-    """GB/s over the least bytes moved, as a share of the device's copy ceiling."""
+    """Of :mod:`fp8tune.ceiling`, by the least bytes moved."""
     verdict: Verdict | None = None
     """None for published rows: their sources say too little."""
     noise_floor: float | None = None
@@ -154,7 +152,10 @@ class Contest:
     @cached_property
     def _found(self) -> Winner:
         winner = self._screened() if self.judgement is None else self._judged(self.judgement)
-        if (winner.ceiling_share or 0.0) <= CACHED_SHARE or self.kind is Kind.PUBLISHED:
+        copy = self.pick.copy_gb_per_s
+        if not copy or not winner.bytes_moved or self.kind is Kind.PUBLISHED:
+            return winner
+        if not is_cached(gb_per_s(winner.bytes_moved, winner.time_us), copy):
             return winner
         return replace(winner, verdict=Verdict.UNRESOLVABLE, note="faster than memory: the cache was not flushed")
 
@@ -225,11 +226,10 @@ def value_us(entry: Evidence) -> float:
 
 
 def ceiling_share(entry: Evidence, time_us: float) -> float | None:
-    """(bytes moved / time) / copy ceiling; None where the bytes or the ceiling are not known."""
+    """The share of :mod:`fp8tune.ceiling`; None where the bytes or the ceiling are not known."""
     if not entry.bytes_moved or not entry.ceiling_gb_per_s:
         return None
-    gb_per_s = entry.bytes_moved / time_us / 1e3  # bytes/us = MB/s
-    return gb_per_s / entry.ceiling_gb_per_s
+    return gb_per_s(entry.bytes_moved, time_us) / entry.ceiling_gb_per_s
 
 
 def _finite(bound: float) -> float | None:

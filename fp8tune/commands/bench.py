@@ -47,10 +47,15 @@ def bench(
     time_budget: TimeBudgetOption = None,
     format: Annotated[OutputFormat, typer.Option("--format", help="table, markdown or json.")] = OutputFormat.TABLE,
 ) -> None:
-    """Time our kernels with their exported configs beside the copy ceiling, torch.compile and torchao. Needs a GPU.
+    """Time our kernels with their exported configs beside torch.compile and torchao. Needs a GPU.
 
-    With --op: FP8 or MXFP8 beside bf16 and torchao, forward and backward, and the parts of the step. MXFP8 is emulated,
-    and says so, where the GPU has no units for it.
+    The ceiling is what memory gives: a copy in the same run, or the fastest kernel of it where that is faster.
+
+    Every output is compared with our reference first, byte for byte. A contender whose bytes are other is named wrong,
+    with the share, and is in no ratio. Exit code 1 where ours is.
+
+    With --op: FP8 or MXFP8 beside bf16 and torchao, forward and backward, and the parts of the step. A result with an
+    SQNR under 20 dB in any group is wrong. MXFP8 is emulated, and says so, where the GPU has no units for it.
     """
     if op is not None:
         if kernel or (against and "torch.compile" in against):
@@ -94,6 +99,9 @@ def bench(
         if unclocked := [kernel.name for kernel in timed if not kernel.hosts]:
             render.notice(f"host times left out: {', '.join(unclocked)}")
         render_bench.print_bench(timed, rivals, str(format))
+    if any(row.is_wrong for kernel in timed for row in kernel.rows):
+        render.notice("our own output is wrong: see above")
+        raise typer.Exit(1)
 
 
 def _bench_operation(
@@ -136,3 +144,6 @@ def _bench_operation(
         if len(rows) < len(problems):
             render.notice(f"{len(problems) - len(rows)} problems left out")
         render_grouped.print_grouped(rows, published, output_format)
+    if any(operation.ours in row.wrong for row in rows):
+        render.notice("our own output is wrong: see above")
+        raise typer.Exit(1)

@@ -32,7 +32,9 @@ def show(
     db: DatabaseOption = DEFAULT_DATABASE,
     format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
-    """The best config of each problem, with its share of the copy ceiling. Needs no GPU.
+    """The best config of each problem, with its share of the ceiling. Needs no GPU.
+
+    The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
 
     With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
     others published of a whole operation, the rows that cannot be right marked.

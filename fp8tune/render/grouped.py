@@ -38,8 +38,9 @@ def print_grouped(rows: Sequence[Row], published: Sequence[Published], output_fo
 def show_row(row: Row, done: int, total: int) -> None:
     """A line of progress on stderr."""
     ours = row.steps[row.operation.ours, BOTH]
-    said = f"{microseconds(ours.time_us)} us, {_times(row.speedup(BOTH))} of bf16" if ours.time_us else ours.reason
-    notice(f"[{done}/{total}] {row.problem.shape}: {said}")
+    said = f"{microseconds(ours.time_us)} us, {_times(row.speedup(BOTH))} of bf16" if ours.valid_us else ours.reason
+    wrong = [f"{who} {reason}" for who, reason in row.wrong.items() if who != row.operation.ours]
+    notice(f"[{done}/{total}] {row.problem.shape}: {', '.join([said, *wrong])}")
 
 
 def _title(row: Row) -> str:
@@ -68,10 +69,16 @@ def _step_cells(row: Row, with_torchao: bool) -> list[str]:
     cells += [_times(row.speedup(FORWARD)), _times(row.speedup(BOTH)), _time(row.gemms_us)]
     cells += [_times(row.bound), share(row.bound_share), _time(row.ours_us(GRAPH))]
     if with_torchao:
-        cells += [_time(row.time_us("torchao", step)) for step in (FORWARD, BOTH)]
+        cells += [_step_time(row, "torchao", step) for step in (FORWARD, BOTH)]
         theirs, own = row.time_us("torchao", BOTH), row.ours_us(BOTH)
-        cells.append(_times(theirs / own if theirs and own else None))
+        cells.append("wrong" if "torchao" in row.wrong else _times(theirs / own if theirs and own else None))
     return [*cells, *(_gib(row.peak_bytes.get(name)) for name in ("bf16", ours))]
+
+
+def _step_time(row: Row, who: str, step: str) -> str:
+    """Also of a contender that is wrong, beside that word."""
+    timing = row.steps.get((who, step))
+    return _time(timing.time_us if timing else None)
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Columns, list[list[str]]]:
@@ -116,9 +123,11 @@ def _gib(count: int | None) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """Why a cell is empty: each reason once, with the first shape it was given for."""
+    """Why a cell is empty, or its contender wrong: each reason once, with the first shape it was given for."""
     first: dict[tuple[str, str], str] = {}
     for row in rows:
+        for who, reason in row.wrong.items():
+            first[who, reason] = str(row.problem.shape)
         steps = {" ".join(step): timing for step, timing in row.steps.items()}
         for name, timing in (*steps.items(), *row.parts.items()):
             if timing.time_us is None:

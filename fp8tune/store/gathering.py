@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, false, func, not_, or_, select, tuple_
+from sqlalchemy import Connection, Double, Select, and_, false, func, not_, or_, select, tuple_, type_coerce
 
+from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
 from fp8tune.store import judgements, visits
 from fp8tune.store.reading import Shared, chosen, codes
@@ -77,6 +78,8 @@ class _Gathering:
     sessions: visits.Sessions
     processes: Mapping[int, str]
     references: judgements.References
+    fastest: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(name of a device, kind) -> the highest rate of a kernel, GB/s; looked up when it is first asked for."""
 
     @classmethod
     def begin(cls, connection: Connection, ceiling: str) -> _Gathering:
@@ -148,6 +151,7 @@ class _Gathering:
         status, kind = self._status(summary, version), _KINDS[kind_name]
         screened_us, finals = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = finals.get("final", ())
+        copy = self._copy(summary, device)
         times_us = tuple(sorted([visit.time_us for visit in timed])) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
@@ -163,7 +167,8 @@ class _Gathering:
             note=note,
             facts=Facts(registers, spill_bytes, shared_bytes, compile_s, self.codes.get(id)),
             complete=self._is_complete(kind, version, device, problem),
-            ceiling_gb_per_s=self._ceiling(summary, device),
+            ceiling_gb_per_s=copy and self._ceiling(copy, device, kind_name),
+            copy_gb_per_s=copy,
             stage="final" if timed else "screen",
             screen_us=median(screened_us) if timed and screened_us else None,
             finals=timed,
@@ -191,10 +196,30 @@ class _Gathering:
         """A publication is as complete as it will ever be."""
         return kind == Kind.PUBLISHED or (version, device, problem) in self.completed
 
-    def _ceiling(self, summary: Summary, device: int) -> float | None:
+    def _ceiling(self, copy_gb_per_s: float, device: int, kind: str) -> float:
+        """See :mod:`fp8tune.ceiling`; the kernels are all that were timed on a device of the name."""
+        subject = self.shared.devices[device].name, kind
+        if subject not in self.fastest:
+            ids = [id for id, one in self.shared.devices.items() if one.name == subject[0]]
+            newest = max(self.ceilings[None, id] for id in ids if (None, id) in self.ceilings)
+            self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_SHARE * newest)
+        return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
+
+    def _copy(self, summary: Summary, device: int) -> float | None:
         """Of the one sweep that rows come from; of several, whose ids say nothing of their age, the newest."""
         newest = self.ceilings.get((None, device))
         return self.ceilings.get((min(summary.sweeps), device), newest) if len(summary.sweeps) == 1 else newest
+
+
+def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str, most_gb_per_s: float) -> float:
+    """The highest rate of a config on these devices that is not above ``most_gb_per_s``, by the mean of its blocks."""
+    mean_us = func.avg(Trials.c.time_us).label("mean_us")
+    blocks = select(Trials.c.candidate_id, mean_us).where(Trials.c.status == str(Status.OK), Trials.c.time_us > 0)
+    means = blocks.group_by(Trials.c.candidate_id).subquery()
+    rate = type_coerce(Candidates.c.bytes_moved, Double()) / means.c.mean_us  # MB/s
+    query = select(func.max(rate)).join_from(means, Candidates, Candidates.c.id == means.c.candidate_id)
+    wanted = (Candidates.c.device_id.in_(devices), Candidates.c.kind == kind, rate <= 1e3 * most_gb_per_s)
+    return float(connection.scalar(query.where(*wanted)) or 0.0) / 1e3
 
 
 def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:

@@ -35,7 +35,7 @@ from fp8tune.store.schema import (
 from fp8tune.store.writing import Writer
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
-"""Name of the calibration that ``ceiling_share`` is a share of: a device-to-device copy, read plus written."""
+"""Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
 _YIELD = 1000
 """Rows read at a time where a whole table is streamed."""

@@ -42,13 +42,14 @@ from fp8tune_kernels.colwise import quantize_colwise
 from fp8tune_kernels.colwise_3d import quantize_colwise_3d
 from fp8tune_kernels.colwise_dual import quantize_colwise_dual
 from fp8tune_kernels.colwise_transpose_3d import quantize_colwise_transpose_3d
+from fp8tune_kernels.once import differentiable_once
 from fp8tune_kernels.ops import IN_DTYPES, check_matrix, check_offsets
 from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
 from fp8tune_kernels.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
 
-__all__ = ["autocast", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
+__all__ = ["autocast", "check_bias", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
@@ -59,7 +60,8 @@ def fp8_grouped_mm(
     B_t: torch.Tensor,
     offs: torch.Tensor,
     *,
-    out_dtype: torch.dtype = torch.bfloat16,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     float8_dtype: torch.dtype | None = None,
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
@@ -77,14 +79,16 @@ def fp8_grouped_mm(
     that no gradient asks for.
 
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
-    are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same FP8 codes.
+    are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same FP8 codes. ``bias`` and
+    ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second derivative.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another name in ``keep_fp8``.
+    another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
     A, B_t = autocast(A, B_t)
     check_operands(A, B_t, offs, out_dtype, GROUP_ALIGNMENT)
+    check_bias(bias)
     _check_float8_dtype(float8_dtype)
     kept = _kept(keep_fp8, A, B_t)
     if not pad_token_groups:
@@ -138,6 +142,7 @@ class _Fp8GroupedMM(torch.autograd.Function):
         return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
 
     @staticmethod
+    @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         offs, *saved = ctx.saved_tensors
         of_A, of_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
@@ -199,14 +204,14 @@ def _weight_gradient(of_grad: Sequence[torch.Tensor], of_A: Sequence[torch.Tenso
 
 def autocast(A: torch.Tensor, B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both in the dtype of the autocast region around the call, if there is one."""
-    if not torch.is_autocast_enabled(A.device.type):
+    if A.is_meta or not torch.is_autocast_enabled(A.device.type):  # no region is of device meta
         return A, B_t
     dtype = torch.get_autocast_dtype(A.device.type)
     return A.to(dtype), B_t.to(dtype)
 
 
 def check_operands(
-    A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype, multiple: int
+    A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None, multiple: int
 ) -> None:
     """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes. K and N are such multiples."""
     check_matrix("A", A)
@@ -221,8 +226,14 @@ def check_operands(
         raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
-    if out_dtype != torch.bfloat16:
+    if out_dtype not in (None, torch.bfloat16):
         raise ValueError(f"out_dtype is {out_dtype}, wanted torch.bfloat16: the scaled grouped GEMM writes no other")
+
+
+def check_bias(bias: torch.Tensor | None) -> None:
+    """Raise ValueError for a bias: torch's grouped GEMM has the argument and takes none either."""
+    if bias is not None:
+        raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
 
 
 def _check_weights(B_t: torch.Tensor, A: torch.Tensor) -> None:

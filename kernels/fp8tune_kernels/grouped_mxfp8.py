@@ -21,12 +21,14 @@ import torch
 
 from fp8tune_kernels import mxfp8_blocked, token_groups
 from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
-from fp8tune_kernels.grouped_mm import autocast, check_operands
+from fp8tune_kernels.grouped_mm import autocast, check_bias, check_operands
 from fp8tune_kernels.lookup import running_arch
 from fp8tune_kernels.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
 from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
 from fp8tune_kernels.mxfp8_dim1 import quantize_mxfp8_dim1
 from fp8tune_kernels.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
+from fp8tune_kernels.once import differentiable_once
+from fp8tune_kernels.scaled_gemm import checked_offsets
 
 __all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands_of_groups", "operands_of_rows", "quantize"]
 
@@ -38,23 +40,26 @@ def mxfp8_grouped_mm(
     B_t: torch.Tensor,
     offs: torch.Tensor,
     *,
-    out_dtype: torch.dtype = torch.bfloat16,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     scale_mode: str = "rceil",
     pad_token_groups: bool = False,
 ) -> torch.Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e in MXFP8 (e4m3fn); differentiable in A and B_t.
 
     ``scale_mode``: ``rceil`` (nothing is clamped) or ``floor``. ``pad_token_groups`` pads each group to a positive
-    multiple of 32 rows on the device, as :func:`fp8tune_kernels.fp8_grouped_mm` does to 16; without it group sizes must
-    be such multiples, in the forward pass too: a block of the weight gradient must not straddle two groups.
+    multiple of 32 rows on the device, as :func:`fp8tune_kernels.fp8_grouped_mm` does to 16; without it the weight
+    gradient wants sizes that are such multiples: none of its blocks must straddle two groups. A CPU refuses others.
 
-    Raises ValueError, before any launch, naming the argument, as ``fp8_grouped_mm`` does.
+    ``bias`` and ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second
+    derivative. Raises ValueError, before any launch, naming the argument, as ``fp8_grouped_mm`` does.
     """
     A, B_t = autocast(A, B_t)
     check_operands(A, B_t, offs, out_dtype, MX_BLOCK)
+    check_bias(bias)
     check_scale_mode(scale_mode)
     if not pad_token_groups:
-        return _apply(A, B_t, offs, scale_mode)
+        return _apply(A, B_t, checked_offsets(offs, A.shape[0]), scale_mode)
     padded, padded_offs = token_groups.pad(A, offs, MX_BLOCK)
     out = _apply(padded, B_t, padded_offs, scale_mode)
     return token_groups.unpad(out, offs, A.shape[0], MX_BLOCK)
@@ -79,6 +84,7 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         return multiply(operands_of_rows(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
 
     @staticmethod
+    @differentiable_once("mxfp8_grouped_mm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         A, B_t, offs = ctx.saved_tensors
         grad = grad.contiguous()
@@ -88,6 +94,7 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
             q_B, scales_B = quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
             grad_A = multiply(operands_of_rows(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
         if ctx.needs_input_grad[1]:
+            offs = checked_offsets(offs, grad.shape[0], MX_BLOCK)
             q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
             q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
             grad_B = multiply(operands_of_groups(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)

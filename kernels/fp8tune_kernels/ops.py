@@ -2,8 +2,8 @@
 
 An operator has one implementation for CUDA and HIP devices, one for the CPU, and a fake one, so that
 ``torch.compile(fullgraph=True)`` traces it. On the CPU it runs the Triton kernel where Triton interprets
-(``TRITON_INTERPRET=1``) and the plain torch reference elsewhere. No check waits for the device: the values in
-``offs`` are trusted.
+(``TRITON_INTERPRET=1``) and the plain torch reference elsewhere. No check waits for a device: the values in ``offs``
+are trusted on a GPU, and checked on a CPU. Codes and scales are not differentiable, whatever the inputs are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fp8tune_kernels.arithmetic import FP8_MAX
 from fp8tune_kernels.lookup import config_for, running_arch
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["check_matrix", "check_offsets", "fp8_dtype_for", "register"]
+__all__ = ["check_ends", "check_matrix", "check_offsets", "fp8_dtype_for", "register"]
 
 IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -29,11 +29,14 @@ _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
 Prepare = Callable[..., tuple[Any, ...]]
 
 
-def register(spec: KernelSpec, schema: str, prepare: Prepare, key: Callable[..., tuple[int, ...]]) -> Any:
+def register(
+    spec: KernelSpec, schema: str, prepare: Prepare, key: Callable[..., tuple[int, ...]], *, group_dim: int = 0
+) -> Any:
     """Define ``fp8tune::<schema>`` for a kernel and return the callable operator.
 
     ``prepare``: the operator's arguments -> the spec's inputs; raises ValueError for arguments the kernel cannot take.
     ``key``: the spec's inputs -> the values of ``spec.key``, from sizes alone.
+    ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups.
     """
 
     def launch(*arguments: Any) -> tuple[Any, ...]:
@@ -49,8 +52,12 @@ def register(spec: KernelSpec, schema: str, prepare: Prepare, key: Callable[...,
         with torch.cuda.device(index):  # Triton launches on the current device, whatever its arguments live on
             return launch(*arguments)
 
-    def refer(*arguments: Any) -> tuple[Any, ...]:
-        return spec.reference(*prepare(*arguments))
+    def on_cpu(*arguments: Any) -> tuple[Any, ...]:
+        inputs = prepare(*arguments)
+        if spec.routed:
+            check_ends(inputs[-3], inputs[0].shape[group_dim])
+        with torch.no_grad():  # autograd would follow the reference, and stumbles over its views
+            return launch(*arguments) if interpreter.INTERPRETED else spec.reference(*inputs)
 
     def fake(*arguments: Any) -> tuple[Any, ...]:
         return spec.outputs(*prepare(*arguments))
@@ -58,7 +65,8 @@ def register(spec: KernelSpec, schema: str, prepare: Prepare, key: Callable[...,
     _LIBRARY.define(schema)
     name = schema.partition("(")[0]
     _LIBRARY.impl(name, on_gpu, "CUDA")
-    _LIBRARY.impl(name, launch if interpreter.INTERPRETED else refer, "CPU")
+    _LIBRARY.impl(name, on_cpu, "CPU")
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")  # its own fallback marks codes as differentiable
     torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.fp8tune, name).default
 
@@ -86,6 +94,17 @@ def check_offsets(offs: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"offs has strides {offs.stride()}, wanted (1,)")
     if offs.device != device:
         raise ValueError(f"offs is on {offs.device}, wanted {device} as x")
+
+
+def check_ends(offs: torch.Tensor, rows: int) -> None:
+    """Raise ValueError unless ``offs`` cuts so many rows into groups. Reads its values: for tensors on a CPU alone."""
+    start = 0
+    for group, end in enumerate(offs.tolist()):
+        if end < start:
+            raise ValueError(f"offs ends group {group} at row {end}, before its start at {start}: wanted rising ends")
+        if end > rows:
+            raise ValueError(f"offs ends group {group} at row {end} of {rows}")
+        start = end
 
 
 @functools.cache

@@ -331,4 +331,5 @@ _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
     "quantize_rowwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
     _arguments,
     _key,
+    group_dim=1,
 )

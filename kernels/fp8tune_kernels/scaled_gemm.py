@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["GROUP_ALIGNMENT", "multiply", "scaled_grouped_gemm"]
+from fp8tune_kernels.ops import check_ends
+
+__all__ = ["GROUP_ALIGNMENT", "check_sizes", "checked_offsets", "multiply", "scaled_grouped_gemm"]
 
 GROUP_ALIGNMENT = 16
 """Rows: the groups of a contraction start at 16 bytes of FP8."""
@@ -34,7 +36,8 @@ def scaled_grouped_gemm(
 ) -> torch.Tensor:
     """``a @ b`` group by group, as the module's docstring says; contracts over groups where ``b`` is 2D.
 
-    Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows.
+    Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for
+    ``offs`` that decrease or pass the rows.
     """
     out: torch.Tensor = torch.ops.fp8tune.scaled_grouped_gemm.default(a, b, scale_a, scale_b, offs)
     return out
@@ -73,23 +76,46 @@ def _multiply_on_cpu(
     a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
 ) -> torch.Tensor:
     out, start = _out(a, b, offs).zero_(), 0
+    check_ends(offs, a.shape[0] if b.dim() == 3 else b.shape[0])
+    if b.dim() == 2:
+        check_sizes(offs, GROUP_ALIGNMENT)
     with torch.autocast("cpu", enabled=False):  # else a caller's autocast multiplies in its own dtype
         for group, end in enumerate(offs.tolist()):
             if b.dim() == 3:
                 product = a[start:end].float() @ b[group].float()
                 out[start:end] = product * inverse_a[start:end, None] * inverse_b[group]
             else:
-                _check_size(group, end - start)
                 product = a[:, start:end].float() @ b[start:end].float()
                 out[group] = product * inverse_a.view(len(offs), -1, 1)[group] * inverse_b.view(len(offs), -1)[group]
             start = end
     return out
 
 
-def _check_size(group: int, rows: int) -> None:
-    if rows <= 0 or rows % GROUP_ALIGNMENT:
-        wanted = f"a positive multiple of {GROUP_ALIGNMENT} for the weight gradient: pad_token_groups=True pads"
-        raise ValueError(f"offs gives group {group} {rows} rows, wanted {wanted}")
+def check_sizes(offs: torch.Tensor, multiple: int) -> None:
+    """Raise ValueError unless all groups can be contracted over. Reads the values: for tensors on a CPU alone."""
+    ends = offs.tolist()
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end <= start or (end - start) % multiple:
+            wanted = f"a positive multiple of {multiple} for the weight gradient: pad_token_groups=True pads"
+            raise ValueError(f"offs gives group {group} {end - start} rows, wanted {wanted}")
+
+
+def _checked_offsets(offs: torch.Tensor, rows: int, multiple: int) -> torch.Tensor:
+    check_ends(offs, rows)
+    if multiple:
+        check_sizes(offs, multiple)
+    return offs.clone()  # no output of an operator may be its input
+
+
+def checked_offsets(offs: torch.Tensor, rows: int, multiple: int = 0) -> torch.Tensor:
+    """``offs`` after :func:`check_ends`, and with a multiple :func:`check_sizes`, on a CPU; as it is on other devices.
+
+    An operator, because what is traced has no values yet.
+    """
+    if offs.device.type != "cpu":
+        return offs
+    checked: torch.Tensor = torch.ops.fp8tune.checked_offsets.default(offs, rows, multiple)
+    return checked
 
 
 _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
@@ -97,3 +123,8 @@ _LIBRARY.define("scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor 
 _LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CUDA")
 _LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CPU")
 torch.library.register_fake("fp8tune::scaled_grouped_gemm", _out, lib=_LIBRARY)
+_LIBRARY.define("checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor")
+_LIBRARY.impl("checked_offsets", _checked_offsets, "CPU")
+torch.library.register_fake(
+    "fp8tune::checked_offsets", lambda offs, rows, multiple: torch.empty_like(offs), lib=_LIBRARY
+)

@@ -25,7 +25,7 @@ import triton.language as tl
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.launching import launch_kernel
-from fp8tune_kernels.ops import check_matrix, check_offsets
+from fp8tune_kernels.ops import check_ends, check_matrix, check_offsets
 
 __all__ = ["group_of_row", "on_its_device", "pad", "padded_rows", "unpad"]
 
@@ -151,7 +151,7 @@ def pad(x: torch.Tensor, offs: torch.Tensor, alignment: int = 16) -> tuple[torch
     """Pad each group of rows of ``x`` with zeros to a multiple of ``alignment`` rows.
 
     Returns ``(padded, padded_offs)`` as the module's docstring says; ``padded_offs`` is int32 ``(G,)``. Differentiable,
-    launches once and waits for nothing: the values in ``offs`` are not checked. ``alignment``: a power of two.
+    launches once and waits for nothing: a GPU does not check the values in ``offs``. ``alignment``: a power of two.
 
     Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
     """
@@ -185,14 +185,22 @@ def _outputs_of_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignmen
 
 def _launch_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
     padded, padded_offs = _outputs_of_pad(x, offs, alignment)
+    _check_values(offs, len(x))
     _launch(pad_kernel, (x, offs, padded, padded_offs), (*x.shape, len(offs)), len(padded), alignment)
     return padded, padded_offs
 
 
 def _launch_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
     x = _outputs_of_unpad(padded, offs, M, alignment)
+    _check_values(offs, M)
     _launch(unpad_kernel, (padded, offs, x), (*x.shape, len(offs)), len(padded), alignment)
     return x
+
+
+def _check_values(offs: torch.Tensor, rows: int) -> None:
+    """On a CPU, where it waits for nothing."""
+    if offs.is_cpu:
+        check_ends(offs, rows)
 
 
 def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], rows: int, alignment: int) -> None:
@@ -203,6 +211,7 @@ def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ..
 def reference_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`pad` in plain torch; reads ``offs`` on the host."""
     padded, padded_offs = _outputs_of_pad(x, offs, alignment)
+    _check_values(offs, len(x))
     padded.zero_()
     for (start, end), (first, last) in _copies(offs, padded_offs, alignment):
         padded[first:last] = x[start:end]
@@ -212,6 +221,7 @@ def reference_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[
 def reference_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
     """:func:`unpad` in plain torch; reads ``offs`` on the host."""
     x = _outputs_of_unpad(padded, offs, M, alignment).zero_()
+    _check_values(offs, M)
     for (start, end), (first, last) in _copies(offs, torch.empty_like(offs), alignment):
         x[start:end] = padded[first:last]
     return x

@@ -18,11 +18,14 @@ import pytest
 import torch
 from places import PLANTED, hear_interrupts
 
+from fp8tune import cli
 from fp8tune.bench import cells as benching
+from fp8tune.bench import checking, rounds, warming
 from fp8tune.bench import kernels as bench
-from fp8tune.bench import rounds, warming
 from fp8tune.bench.cells import Timing
-from fp8tune.bench.kernels import Kernel, Row
+from fp8tune.bench.checking import Checked, Part
+from fp8tune.bench.counterparts import Contender
+from fp8tune.bench.kernels import Ceiling, Kernel, Row
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError
 from fp8tune.measure import host
@@ -44,36 +47,159 @@ def simulated(*kernels: str, **options: Any) -> list[Row | Kernel]:
     return list(bench.run(bench.prepare(wish, laboratory)))
 
 
-def row(ours_us: float | None, cast_us: float | None, **rivals_us: float | None) -> Row:
+WRONG = Checked(Part(84, 100), Part(31, 100))
+
+
+def row(ours_us: float | None, copy_us: float | None, wrong: str = "", **rivals_us: float | None) -> Row:
+    """A problem of 3 MB; ``wrong`` names the contender whose output is."""
     timings = {name: Timing(us, "" if us else "planted") for name, us in {"fp8tune": ours_us, **rivals_us}.items()}
+    if wrong:
+        timings[wrong] = replace(timings[wrong], reason=WRONG.wrong, checked=WRONG)
     problem = Problem("colwise", NamedInts(M=1000, K=1000, G=2), "jagged")
-    return Row(problem, Device("sm_90", "a GPU"), 3_000_000, 3_000_000, Timing(cast_us), timings)
+    return Row(problem, Device("sm_90", "a GPU"), 3_000_000, Timing(copy_us), timings)
+
+
+COPY_US = benching.COPY_BYTES / 2000 / 1e3
+"""A copy at 2,000 GB/s."""
 
 
 def test_rates_shares_and_ratios() -> None:
-    timed = row(2.0, 1.5, torchao=5.0)
+    timed = row(2.0, COPY_US, torchao=5.0)
+    ceiling = Ceiling.of([timed])
     assert timed.gb_per_s == pytest.approx(1500)
-    assert timed.ceiling_gb_per_s == pytest.approx(2000)
-    assert timed.ceiling_share == pytest.approx(0.75)
+    assert ceiling.gb_per_s == pytest.approx(2000)
+    assert ceiling.share(timed) == pytest.approx(0.75)
+    assert ceiling.time_us(timed) == pytest.approx(1.5)
     assert timed.ratio("torchao") == pytest.approx(2.5)
 
 
+def test_the_fastest_kernel_of_a_run_is_the_ceiling_where_it_is_faster_than_the_copy() -> None:
+    slow, fast, cached = row(2.0, COPY_US), row(1.4, COPY_US), row(1.0, COPY_US)
+    assert Ceiling.of([slow, fast]).gb_per_s == pytest.approx(3000 / 1.4)
+    assert Ceiling.of([slow, fast]).share(fast) == 1.0
+    assert Ceiling.of([slow, cached]).gb_per_s == pytest.approx(2000)  # no memory gives 3,000
+    assert Ceiling.of([row(2.0, None), fast]) == Ceiling() == Ceiling.of([])
+
+
 def test_what_was_not_timed_enters_no_share_ratio_or_mean() -> None:
-    rows = [row(2.0, None, torchao=4.0), row(2.0, 1.0, torchao=16.0), row(None, 1.0, torchao=3.0)]
-    rows.append(row(2.0, 1.0, torchao=None))
-    assert [each.ceiling_share for each in rows] == [None, 0.5, None, 0.5]
+    rows = [row(2.0, COPY_US, torchao=4.0), row(2.0, COPY_US, torchao=16.0), row(None, COPY_US, torchao=3.0)]
+    rows.append(row(2.0, COPY_US, torchao=None))
+    assert [Ceiling.of(rows).share(each) for each in rows] == [0.75, 0.75, None, 0.75]
     assert [each.ratio("torchao") for each in rows] == [2.0, 8.0, None, None]
     kernel = Kernel("colwise", rows)
     assert kernel.geomean("torchao") == pytest.approx(4.0)
     assert kernel.geomean("torch.compile") is None
 
 
-def test_a_cast_moves_what_the_least_bytes_of_a_plain_cast_kernel_are() -> None:
-    for name, shape in (("rowwise-2d", {"M": 32, "K": 64}), ("colwise-dual", {"M": 32, "N": 64, "K": 96, "G": 2})):
-        spec = load_spec(name)
-        problem = Problem(name, NamedInts(shape), "jagged" if spec.routed else "none")
-        count = benching.elements(spec, problem)
-        assert benching.bytes_cast(count, problem) == spec.bytes_moved(problem.shape) == 3 * count
+def test_what_is_wrong_keeps_its_time_and_enters_no_share_ratio_or_mean() -> None:
+    ours, theirs = row(2.0, COPY_US, wrong="fp8tune", torchao=4.0), row(2.0, COPY_US, wrong="torchao", torchao=1.0)
+    assert (ours.time_us, ours.gb_per_s, ours.ratio("torchao"), ours.is_wrong) == (2.0, None, None, True)
+    assert (theirs.timings["torchao"].time_us, theirs.ratio("torchao"), theirs.is_wrong) == (1.0, None, False)
+    kernel = Kernel("colwise", [ours, theirs, row(2.0, COPY_US, torchao=6.0)])
+    assert kernel.geomean("torchao") == pytest.approx(3.0)
+
+
+# Whether an output is right
+
+
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, kernel: str, rival: Contender | None = None) -> Problem:
+    """The cells of a kernel run without a GPU, with its reference in its place; a small problem of it."""
+    spec = load_spec(kernel)
+
+    def launch(config: object, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        for output, right in zip(outputs, spec.reference(*inputs), strict=True):
+            output.copy_(right)
+
+    on_cpu = replace(spec, inputs=lambda problem, device: spec.inputs(problem, "cpu"), launch=launch)
+    monkeypatch.setattr(benching, "load_spec", lambda reference: on_cpu)
+    monkeypatch.setattr(benching, "make_timer", lambda name: Launching())
+    monkeypatch.setattr(
+        benching, "counterpart", lambda kernel, inputs: rival or Contender(lambda: on_cpu.reference(*inputs))
+    )
+    monkeypatch.setattr(benching, "compiled", lambda call: call)
+    monkeypatch.setattr(benching, "_exported_config", lambda spec, problem, device: spec.default)
+    benching._forget()
+    return plan.problems(spec, shapes.load("tiny").rows)[-1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_right_output_passes_the_check(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = on_the_cpu(monkeypatch, kernel)
+    for name in (benching.OURS, benching.TORCH_COMPILE, benching.TORCHAO):
+        timing = benching.check_contender(name, kernel, problem, "launching")
+        assert (timing.reason, timing.time_us) == ("", None)
+        assert timing.checked is not None
+        assert timing.checked.codes.total
+        assert timing.checked.scales.total
+
+
+def test_a_wrong_output_is_named_with_its_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_spec("colwise")
+
+    def rival() -> tuple[Any, ...]:
+        codes, scales = spec.reference(*benching._inputs("colwise", problem))
+        codes[: len(codes) // 2].view(torch.uint8).bitwise_not_()
+        scales[0] *= 2
+        return codes, scales
+
+    problem = on_the_cpu(monkeypatch, "colwise", Contender(rival))
+    timing = benching.check_contender(benching.TORCHAO, "colwise", problem, "launching")
+    assert timing.checked is not None
+    assert timing.checked.codes.share == 0.5
+    assert timing.checked.scales.wrong == 1
+    assert timing.reason.startswith("wrong: 50 % of codes, ")
+
+
+def test_an_output_that_is_not_written_is_wrong_whatever_memory_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = on_the_cpu(monkeypatch, "rowwise-2d")
+    assert benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching").reason == ""
+    ours = benching._contenders[benching.OURS]
+    benching._contenders[benching.OURS] = replace(ours, launch=lambda: None)  # the right bytes are still there
+    assert "100 % of codes" in benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching").reason
+
+
+def test_what_cannot_be_checked_does_not_count() -> None:
+    timed, right = Timing(5.0), Timing(checked=Checked(Part(0, 10), Part(0, 2)))
+    assert timed.judged(right).valid_us == 5.0
+    unchecked = timed.judged(Timing(reason="OutOfMemoryError: planted"))
+    assert (unchecked.time_us, unchecked.valid_us) == (5.0, None)
+    assert unchecked.reason == "not checked: OutOfMemoryError: planted"
+    assert timed.judged(Timing()) == timed  # a clock that runs no kernels
+    assert Timing(reason="no such GPU").judged(right).reason == "no such GPU"
+
+
+def test_the_reference_is_let_go_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = on_the_cpu(monkeypatch, "rowwise-2d")
+    benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching")
+    assert benching._expected
+    benching.time_contender(benching.OURS, "rowwise-2d", problem, "launching", 0)
+    assert not benching._expected
+
+
+def test_how_wrong_is_said_without_rounding_it_away() -> None:
+    assert Checked(Part(0, 9), Part(0, 3)).wrong == ""
+    assert Checked(Part(9, 9), Part(0, 3)).wrong == "wrong: 100 % of codes, 0 % of scales"
+    assert Checked(Part(84_999, 100_000), Part(31, 100)).wrong == "wrong: 84 % of codes, 31 % of scales"
+    assert Checked(Part(99_999, 100_000)).wrong == "wrong: 99.99 % of codes"
+    assert Checked(Part(7, 85_196_800), Part(1, 640)).wrong == "wrong: 7 of 85,196,800 codes, 0.15 % of scales"
+
+
+def test_outputs_are_compared_by_bits() -> None:
+    codes, scales = torch.tensor([1.0, -0.0]).to(torch.float8_e4m3fn), torch.tensor([1.0, float("nan")])
+    assert checking.compared((codes, scales), (codes.clone(), scales.clone())).wrong == ""  # any NaN is any NaN
+    assert checking.compared((codes.abs(), scales), (codes, scales)).codes == Part(1, 2)  # -0 is not 0
+    e8m0 = torch.tensor([120, 255], dtype=torch.uint8)
+    assert checking.compared((e8m0,), (e8m0.view(torch.float8_e8m0fnu),)).scales == Part(0, 2)
+    assert checking.compared((scales[:1],), (scales,)).wrong == "wrong: output 0 has shape (1,), wanted (2,)"
+    assert checking.compared((scales.half(),), (scales,)).wrong.startswith("wrong: output 0 is torch.float16")
+    assert checking.compared((codes,), (codes, scales)).wrong == "wrong: 1 outputs, wanted 2"
+
+
+def test_large_outputs_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "CHUNK_ELEMENTS", 10)
+    right = torch.arange(63, dtype=torch.float32).reshape(7, 9).t()
+    assert checking.compared((right.contiguous(),), (right,)).scales == Part(0, 63)
+    assert checking.compared((right + (right == 62),), (right,)).scales == Part(1, 63)
 
 
 # The simulated clock: the whole command, no kernel runs
@@ -87,7 +213,7 @@ def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
     assert [each for kernel in kernels for each in kernel.rows] == rows
     for each in rows:
         assert list(each.timings) == ["fp8tune", "torch.compile", "torchao"]
-        assert all(timing.time_us and not timing.reason for timing in (each.cast, *each.timings.values()))
+        assert all(timing.time_us and not timing.reason for timing in (each.copy, *each.timings.values()))
         assert each.timings["fp8tune"].config == load_spec("colwise" if each in kernels[0].rows else FAULTS).default
     assert list(kernels[0].hosts) == ["fp8tune", "torchao", "torch.add"]
     assert simulated("colwise", FAULTS) == first
@@ -140,7 +266,7 @@ def test_rounds_launch_what_the_first_has_built(monkeypatch: pytest.MonkeyPatch)
         assert built.pop() == problem
         assert not built
     benching._forget()
-    assert not benching._launchers
+    assert not benching._contenders
 
 
 class Launching:
@@ -217,6 +343,8 @@ def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkey
     assert len(asked) == 1
     for problem in problems:
         cells._contender("torchao", "colwise", problem, 0)
+    assert len(asked) == 1 + len(problems)
+    assert cells._check("torch.compile", "colwise", problems[0]).reason == "no"
     assert len(asked) == 1 + len(problems)
 
 
@@ -310,22 +438,65 @@ def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
 def test_tables_name_the_reason_of_an_empty_cell(
     output_format: str, bullet: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kernel = Kernel("colwise", [row(2.0, 1.0, torchao=None), row(2.0, 1.0, torchao=6.0)], {"fp8tune": Timing(18.0)})
+    kernel = Kernel(
+        "colwise",
+        [
+            row(2.0, COPY_US, torchao=None),
+            row(2.0, COPY_US, torchao=6.0),
+            row(2.0, COPY_US, wrong="torchao", torchao=1.0),
+        ],
+        {"fp8tune": Timing(18.0)},
+    )
     render_bench.print_bench([kernel], ("torchao",), output_format)
     said = capsys.readouterr().out.splitlines()
-    assert f"{bullet}geometric mean: 3.00x as fast as torchao" in said
+    assert f"{bullet}geometric mean: 3.00x as fast as torchao, on 1 of 3 problems" in said
+    assert f"{bullet}ceiling: 2,000 GB/s, a copy in this run or the fastest kernel of it" in said
+    assert any(line.rstrip(" |").endswith("wrong: 84 % of codes, 31 % of scales") for line in said)
     assert f"{bullet}host us of one call on a 64x64 input: fp8tune 18.00" in said
     assert f"{bullet}torchao on M=1000 K=1000 G=2: planted" in said
     cells = next(line for line in said if "3.00x" in line and "M=1000" in line)
     assert cells.startswith("| M=1000 K=1000 G=2 | jagged |") == (output_format == "markdown")
 
 
+@pytest.mark.parametrize(("who", "code"), [("fp8tune", 1), ("torchao", 0)])
+def test_our_own_wrong_output_is_a_finding(
+    who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("colwise", [row(2.0, COPY_US, wrong=who, torchao=1.0)])
+    monkeypatch.setattr(bench, "run", lambda request: iter([kernel, *kernel.rows]))
+    command = [
+        "fp8tune",
+        "bench",
+        "--kernel",
+        "colwise",
+        "--shapes",
+        "tiny",
+        "--timer",
+        "simulated:1",
+        "--format",
+        "json",
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert int(ended.value.code or 0) == code
+    said = capsys.readouterr()
+    assert ("our own output is wrong" in said.err) == bool(code)
+    assert f"{who} wrong: 84 % of codes" in said.err or "us, wrong: 84 % of codes" in said.err
+    assert json.loads(said.out)[0]["wrong_codes_share"] == (0.84 if code else None)
+
+
 def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    kernel = Kernel("colwise", [row(2.0, 1.0, torchao=6.0)], {"fp8tune": Timing(18.0)})
+    kernel = Kernel("colwise", [row(2.0, COPY_US, torchao=6.0)], {"fp8tune": Timing(18.0)})
+    kernel.rows.append(row(2.0, COPY_US, wrong="torchao", torchao=1.0))
     render_bench.print_bench([kernel], ("torchao",), "json")
-    problem, summary = json.loads(capsys.readouterr().out)
-    assert (problem["row"], problem["time_us"], problem["ceiling_share"]) == ("problem", 2.0, 0.5)
-    assert problem["rivals"] == {"torchao": {"time_us": 6.0, "ratio": 3.0, "reason": ""}}
+    problem, wrong, summary = json.loads(capsys.readouterr().out)
+    assert (problem["row"], problem["time_us"], problem["ceiling_share"]) == ("problem", 2.0, 0.75)
+    unchecked = {"wrong_codes_share": None, "wrong_scales_share": None}
+    assert problem["rivals"] == {"torchao": {"time_us": 6.0, "ratio": 3.0, "reason": "", **unchecked}}
+    shares = {"wrong_codes_share": 0.84, "wrong_scales_share": 0.31}
+    reason = "wrong: 84 % of codes, 31 % of scales"
+    assert wrong["rivals"] == {"torchao": {"time_us": 1.0, "ratio": None, "reason": reason, **shares}}
     assert (summary["row"], summary["geomean_ratio"]["torchao"]) == ("kernel", pytest.approx(3.0))
     assert summary["host"] == {"fp8tune": {"time_us": 18.0, "reason": ""}}
 
@@ -371,7 +542,8 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
     for each in events:
         if isinstance(each, Row):
             assert each.time_us, each.timings["fp8tune"].reason
-            assert each.ceiling_gb_per_s, each.cast.reason
+            assert each.copy.time_us, each.copy.reason
+            assert not each.is_wrong, each.timings["fp8tune"].reason
             assert all(timing.time_us or timing.reason for timing in each.timings.values())
             assert each.timings["torch.compile"].time_us, each.timings["torch.compile"].reason
         else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+import math
+import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +18,13 @@ import torch
 from fp8tune import cli
 from fp8tune.bench import grouped as bench_grouped
 from fp8tune.bench import grouped_cells as grouped_steps
-from fp8tune.bench import warming
+from fp8tune.bench import sqnr, warming
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.fp8_operation import FP8, FP8_GROUPED_MM
 from fp8tune.bench.grouped import Row, Wish
 from fp8tune.bench.grouped_cells import OPERATIONS, PADDING
 from fp8tune.bench.mxfp8_operation import MXFP8, MXFP8_GROUPED_MM
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, TORCHAO, Operation
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, TORCHAO, Operands, Operation
 from fp8tune.commands import options
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.plan import shapes
@@ -182,6 +184,70 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -
         monkeypatch.setattr(module, function, value, raising=False)
 
 
+# Whether a result is right
+
+
+@pytest.mark.usefixtures("quantizers_in_plain_torch")
+@each_operation
+@pytest.mark.parametrize("routing", ["balanced", "ragged", "empty"])
+def test_right_results_pass(routing: str, operation: Operation) -> None:
+    given = grouped_steps.operands(problem(operation, routing), "cpu")
+    contenders = [operation.ours, *operation.variants, *([BF16] if routing == "balanced" else [])]
+    for name in contenders:
+        found = grouped_steps.accuracy_of(operation, name, given)
+        assert found.wrong == ""
+        assert min(found.sqnr_db.values()) > (40 if name == BF16 else 25)
+
+
+def spoiled(given: Operands) -> Callable[..., torch.Tensor]:
+    """bf16 without the last expert."""
+
+    def multiply(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        kept = torch.ones(len(offs), 1, 1, dtype=B_t.dtype)
+        kept[-1] = 0
+        return torch._grouped_mm(A, B_t * kept, offs=offs)
+
+    return multiply
+
+
+def test_one_expert_that_is_left_out_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = replace(FP8_GROUPED_MM, contenders={**FP8_GROUPED_MM.contenders, TORCHAO: spoiled})
+    monkeypatch.setattr(grouped_steps, "operation_of", lambda problem: operation)
+    monkeypatch.setattr(grouped_steps, "make_timer", lambda name: types.SimpleNamespace(runs_kernels=True))
+    whole = grouped_steps.operands
+    monkeypatch.setattr(grouped_steps, "operands", lambda problem, device: whole(problem, "cpu"))
+    wrong = grouped_steps.check_step(TORCHAO, problem(), "launching")
+    assert re.fullmatch(r"wrong: \w+ has an SQNR of -?0.0 dB, wanted 20", wrong.reason)
+    assert grouped_steps.check_step(BF16, problem(), "launching").reason == ""
+    judged = Timing(5.0).judged(wrong)
+    assert (judged.time_us, judged.valid_us) == (5.0, None)
+
+
+def test_nan_is_wrong_and_exact_is_not() -> None:
+    right = torch.ones(2, 2)
+    assert sqnr._sqnr_db(right, right) == math.inf
+    assert sqnr._sqnr_db(right * math.nan, right) == -math.inf
+    assert sqnr._sqnr_db(right, right * 0) == -math.inf
+    assert sqnr._sqnr_db(right * 1.1, right) == pytest.approx(20, abs=0.01)
+
+
+def test_a_wrong_rival_is_in_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    row = timed({**FAST, (TORCHAO, FORWARD): 10.0, (TORCHAO, BOTH): 20.0})
+    reason = "wrong: grad_B has an SQNR of 3.1 dB, wanted 20"
+    wrong = Timing(reason=reason, sqnr_db={"out": 28.0, "grad_A": math.inf, "grad_B": 3.1})
+    row = replace(row, steps={s: t.judged(wrong) if s[0] == TORCHAO else t for s, t in row.steps.items()})
+    assert (row.speedup(BOTH, TORCHAO), row.wrong) == (None, {TORCHAO: reason})
+    render_grouped.print_grouped([row], [], "markdown")
+    said = capsys.readouterr().out
+    assert "| 10.00 | 20.00 | wrong |" in said
+    assert f"- torchao on {LAYER}: {reason}" in said
+    render_grouped.print_grouped([row], [], "json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["torchao_speedup_fwd_bwd"] is None
+    assert found["sqnr_db"]["torchao"] == {"out": 28.0, "grad_A": None, "grad_B": 3.1}
+    assert {"contender": "torchao", "step": "fwd+bwd", "time_us": 20.0, "reason": reason} in found["steps"]
+
+
 # The simulated clock: the whole command, no kernel runs
 
 
@@ -294,6 +360,18 @@ def test_the_options_name_every_operation() -> None:
 def test_the_command(op: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert command_line("--op", op, "--format", "json", "--alone", monkeypatch=monkeypatch) == 0
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [op] * 6 + ["published"] * 8
+
+
+@pytest.mark.parametrize(("who", "code"), [(FP8, 1), (TORCHAO, 0)])
+def test_our_own_wrong_result_is_a_finding(
+    who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Timing(reason="wrong: out has an SQNR of 3.1 dB, wanted 20", sqnr_db={"out": 3.1})
+    row = timed({**FAST, (TORCHAO, BOTH): 20.0})
+    row = replace(row, steps={s: t.judged(wrong) if s[0] == who else t for s, t in row.steps.items()})
+    monkeypatch.setattr(bench_grouped, "run", lambda *_: iter([row]))
+    assert command_line("--op", "grouped-mm", "--format", "json", monkeypatch=monkeypatch) == code
+    assert ("our own output is wrong" in capsys.readouterr().err) == bool(code)
 
 
 def test_options_that_do_not_go_with_an_operation(

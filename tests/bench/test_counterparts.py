@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fp8tune.bench import cells as benching
-from fp8tune.bench import counterparts
+from fp8tune.bench import checking, counterparts
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError
 from fp8tune.plan import problems as plan
@@ -22,6 +22,11 @@ from fp8tune_kernels.mxfp8_arithmetic import reference_blocks
 
 def test_every_kernel_has_a_counterpart() -> None:
     assert {*counterparts.COUNTERPARTS, *counterparts.TWO_KERNELS} == set(KERNELS)
+
+
+def place(kernel: str) -> tuple[str, str]:
+    theirs = counterparts.COUNTERPARTS[kernel]
+    return theirs.module, theirs.name
 
 
 def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> None:
@@ -37,7 +42,7 @@ def fake_torchao(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any)
 def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, name, _ = counterparts.COUNTERPARTS[kernel]
+    module, name = place(kernel)
     spec = load_spec(kernel)
     inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
     seen: list[object] = []
@@ -48,7 +53,7 @@ def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
 
     fake_torchao(monkeypatch, module, **{name: function})
     monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
-    counterparts.counterpart(kernel, inputs)()
+    counterparts.counterpart(kernel, inputs).launch()
     tensors = sum(isinstance(value, torch.Tensor) for value in inputs)
     assert sum(isinstance(value, torch.Tensor) for value in seen) == tensors
     assert inputs[-1] in seen[tensors:]
@@ -58,7 +63,7 @@ def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
 def test_what_torchao_reads_twice_is_both_of_its_kernels(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, dict[str, Any]] = {}
     for one in counterparts.TWO_KERNELS[kernel]:
-        module, name, _ = counterparts.COUNTERPARTS[one]
+        module, name = place(one)
         modules.setdefault(module, {})[name] = load_spec(one).reference
     for module in modules:
         fake_torchao(monkeypatch, module)
@@ -67,7 +72,8 @@ def test_what_torchao_reads_twice_is_both_of_its_kernels(kernel: str, monkeypatc
     spec = load_spec(kernel)
     shape = {"M": 33, "N": 20, "K": 24, "E": 2, "G": 2}
     inputs = spec.inputs(Problem(kernel, NamedInts({dim: shape[dim] for dim in spec_dims(kernel)}), "jagged"), "cpu")
-    outputs = [output for pair in counterparts.counterpart(kernel, inputs)() for output in pair]
+    rival = counterparts.counterpart(kernel, inputs)
+    outputs = [output for pair in rival.launch() for output in pair]
     for output, right in zip(outputs, spec.reference(*inputs), strict=True):
         assert torch.equal(output.view(torch.uint8), right.view(torch.uint8))
 
@@ -76,14 +82,14 @@ def test_the_two_steps_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> N
     def function(x: torch.Tensor, scaling_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
         return mxfp8_dim1.reference(x, torch.float8_e4m3fn, scaling_mode)
 
-    module, name, _ = counterparts.COUNTERPARTS["mxfp8-dim1-3d-via-2d"]
+    module, name = place("mxfp8-dim1-3d-via-2d")
     fake_torchao(monkeypatch, module, **{name: function})
     monkeypatch.setattr(counterparts, "_knows_e8m0", lambda: True)
     inputs = (torch.randn(3, 64, 48, dtype=torch.bfloat16), torch.float8_e4m3fn, "floor")
-    codes, _ = counterparts.counterpart("mxfp8-dim1-3d-via-2d", inputs)()
-    wanted, _ = mxfp8_dim1_3d.reference(*inputs)
-    assert codes.stride() == wanted.stride()
-    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+    rival = counterparts.counterpart("mxfp8-dim1-3d-via-2d", inputs)
+    wanted = mxfp8_dim1_3d.reference(*inputs)
+    assert rival.launch()[0].stride() == wanted[0].stride()
+    assert checking.compared(rival.read(rival.launch()), wanted).wrong == ""
 
 
 @pytest.mark.parametrize("kernel", counterparts.IN_TORCH)
@@ -106,13 +112,11 @@ def test_where_the_hardware_knows_no_e8m0_torchao_quantizes_in_plain_torch(
         {dim: size for dim, size in (("E", 3), ("M", 64), ("N", 64), ("K", 96)) if dim in spec_dims(kernel)}
     )
     inputs = spec.inputs(Problem(kernel, shape, scale_mode="rceil"), "cpu")
-    codes, scales = counterparts.counterpart(kernel, inputs)()
-    wanted, wanted_scales = spec.reference(*inputs)
+    rival = counterparts.counterpart(kernel, inputs)
+    outputs, wanted = rival.launch(), spec.reference(*inputs)
     assert len(whole) == 1
-    assert codes.stride() == wanted.stride()
-    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
-    if kernel != "mxfp8-dim1-3d-via-2d":  # torchao leaves its scales as one matrix
-        assert torch.equal(scales.view(torch.uint8), wanted_scales.view(torch.uint8))
+    assert outputs[0].stride() == wanted[0].stride()
+    assert checking.compared(rival.read(outputs), wanted).wrong == ""
 
 
 def spec_dims(kernel: str) -> frozenset[str]:

@@ -136,9 +136,16 @@ def test_a_host_slower_than_the_device_makes_short_times_unresolvable():
 
 
 def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
-    honest = evidence(100.0, bytes_moved=200_000_000, ceiling_gb_per_s=2000.0)
-    cached = evidence(80.0, of=problem(K=2048), bytes_moved=200_000_000, ceiling_gb_per_s=2000.0)
-    other = evidence(200.0, of=problem(K=2048), config=config(64), bytes_moved=200_000_000, ceiling_gb_per_s=2000.0)
+    honest = evidence(100.0, bytes_moved=200_000_000, ceiling_gb_per_s=2000.0, copy_gb_per_s=2000.0)
+    cached = evidence(80.0, of=problem(K=2048), bytes_moved=200_000_000, ceiling_gb_per_s=2000.0, copy_gb_per_s=2000.0)
+    other = evidence(
+        200.0,
+        of=problem(K=2048),
+        config=config(64),
+        bytes_moved=200_000_000,
+        ceiling_gb_per_s=2000.0,
+        copy_gb_per_s=2000.0,
+    )
     found = {winner.problem: winner for winner in winners([honest, cached, other])}
     assert found[problem()].verdict is Verdict.QUICK
     assert found[problem(K=2048)].verdict is Verdict.UNRESOLVABLE

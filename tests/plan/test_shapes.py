@@ -45,6 +45,7 @@ def expected(weights, sizes):
 
 def test_the_sets_hold_what_they_promise():
     assert shapes.list_sets() == (
+        "bench-models",
         "deepseek-moe-16b",
         "deepseek-v3",
         "grouped-mm",

@@ -330,3 +330,26 @@ def test_ten_thousand_trials_fit_in_twelve_megabytes(path):
 def _block(generator: random.Random) -> tuple[float, ...]:
     """100 samples of a 90 us kernel: 0.35 % noise, 32 ns ticks."""
     return tuple(round(90_000 * generator.gauss(1, 0.0035) / 32) * 32 / 1000 for _ in range(100))
+
+
+def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_the_copy(store):
+    sweep = begin(store)
+    store.record_ceiling(sweep, H100, 3000.0)
+    bytes_moved = 3 * 16640 * 5120
+    for block, gb_per_s in ((32, 2000.0), (64, 3150.0), (128, 4000.0)):  # no memory gives the last
+        store.add(sweep, row(bytes_moved / gb_per_s / 1e3, config=config(block)))
+    store.add(sweep, row(bytes_moved / 3400.0 / 1e3, config=config(32, 8), device=H200))
+    found = store.evidence(device=H100)
+    assert {(round(each.ceiling_gb_per_s), each.copy_gb_per_s) for each in found} == {(3150, 3000.0)}
+    assert {each.ceiling_gb_per_s for each in store.evidence(device=H200)} == {None}  # no copy, no ceiling
+    assert {round(each.ceiling_gb_per_s) for each in store.evidence(kernel="colwise", device=H100)} == {3150}
+
+
+def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
+    sweep = begin(store)
+    store.record_ceiling(sweep, H100, 3000.0)
+    store.add(sweep, row(200.0))
+    store.add(sweep, row(80.0, config=config(64), device=H200))
+    store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
+    (measured,) = store.evidence(device=H100, kinds=[Kind.MEASURED])
+    assert measured.ceiling_gb_per_s == 3000.0

@@ -1,0 +1,140 @@
+"""Whether what a contender of ``fp8tune bench`` writes is what our reference says, by the rule our own kernels are held
+to: bytes.
+
+A rival that gives other bytes has done other work, so its time is in no ratio. How many are other stands beside it: a
+handful may be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CHUNK_ELEMENTS = 1 << 28
+"""Compared at once: what a comparison allocates stays far below the outputs of the largest problems."""
+
+FEW_SHARE = 1e-4
+"""A smaller share is printed as a count."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of the codes, or of the scales, of all outputs of a kernel."""
+
+    wrong: int = 0
+    total: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """None where a kernel writes no such output."""
+        return self.wrong / self.total if self.total else None
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.wrong + other.wrong, self.total + other.total)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a contender's outputs compare with the reference's, bit for bit."""
+
+    codes: Part = field(default_factory=Part)
+    scales: Part = field(default_factory=Part)
+    mismatch: str = ""
+    """A shape or dtype that is not the reference's: nothing was compared then."""
+
+    @property
+    def wrong(self) -> str:
+        """``wrong: 84 % of codes, 31 % of scales``, or nothing where all bytes are right."""
+        if self.mismatch:
+            return f"wrong: {self.mismatch}"
+        if not self.codes.wrong and not self.scales.wrong:
+            return ""
+        parts = [(self.codes, "codes"), (self.scales, "scales")]
+        return "wrong: " + ", ".join(_said(part, name) for part, name in parts if part.total)
+
+
+def _said(part: Part, name: str) -> str:
+    share = part.share or 0.0
+    if 0 < share < FEW_SHARE:
+        return f"{part.wrong:,} of {part.total:,} {name}"
+    return f"{_percent(share)} of {name}"
+
+
+def _percent(share: float) -> str:
+    """Never 100 % for less than all, nor 0 % for more than none."""
+    percent = 100 * share
+    digits = 0 if 1 <= percent <= 99 or percent in (0, 100) else 2
+    return f"{math.floor(percent * 10**digits) / 10**digits:.{digits}f} %"
+
+
+def compared(outputs: Sequence[Any], expected: Sequence[Any]) -> Checked:
+    """Compare outputs in the order and layout of the reference; what is no FP8 code is a scale.
+
+    E8M0 scales may come as the uint8 they are in memory. Any NaN equals any NaN in float32, as in a sweep's check.
+    """
+    checked = Checked()
+    if len(outputs) != len(expected):
+        return Checked(mismatch=f"{len(outputs)} outputs, wanted {len(expected)}")
+    for index, (output, right) in enumerate(zip(outputs, expected, strict=True)):
+        if said := _mismatch(output, right):
+            return Checked(mismatch=f"output {index} {said}")
+        part = Part(_unequal(output, right), right.numel())
+        if _holds_codes(right):
+            checked = Checked(checked.codes + part, checked.scales)
+        else:
+            checked = Checked(checked.codes, checked.scales + part)
+    return checked
+
+
+def spoil(outputs: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Fill outputs with the complement of what is right: no launch is right because memory held the answer."""
+    for output, right in zip(outputs, expected, strict=True):
+        _bits(output).copy_(~_bits(right))
+
+
+def spoil_free_memory(expected: Sequence[Any]) -> None:
+    """The same for outputs that a contender allocates: it is likely to be given the memory that is freed here."""
+    for right in expected:
+        (~_bits(right)).clone()
+
+
+def _holds_codes(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.itemsize == 1 and tensor.is_floating_point() and tensor.dtype != torch.float8_e8m0fnu)
+
+
+def _mismatch(output: Any, right: Any) -> str:
+    import torch
+
+    if output.shape != right.shape:
+        return f"has shape {tuple(output.shape)}, wanted {tuple(right.shape)}"
+    is_e8m0 = right.dtype == torch.float8_e8m0fnu and output.dtype == torch.uint8
+    return "" if output.dtype == right.dtype or is_e8m0 else f"is {output.dtype}, wanted {right.dtype}"
+
+
+def _unequal(output: Any, right: Any) -> int:
+    """How many elements differ."""
+    if not right.numel():
+        return 0
+    rows = max(1, CHUNK_ELEMENTS // (right.numel() // len(right)))
+    pieces = zip(output.split(rows), right.split(rows), strict=True)
+    return sum(int(_differs(piece, of_right).sum()) for piece, of_right in pieces)
+
+
+def _differs(output: Any, right: Any) -> Any:
+    import torch
+
+    unequal = _bits(output) != _bits(right)
+    if right.dtype == torch.float32:
+        unequal &= ~(output.isnan() & right.isnan())
+    return unequal
+
+
+def _bits(tensor: Any) -> Any:
+    """The tensor's bits as integers of the same size: shares its memory, keeps its strides."""
+    import torch
+
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

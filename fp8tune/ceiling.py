@@ -1,0 +1,33 @@
+"""What "of ceiling" is a share of, everywhere that it is printed: in ``show``, ``bench``, tables and documents.
+
+    ceiling = the fastest that memory was seen to move on the device, GB/s, bytes read plus written:
+              a device-to-device copy of 512 MiB measured in the same run, or the fastest kernel if that is faster
+    share   = (the least bytes an implementation moves / time) / ceiling
+
+A copy reads one byte for each that it writes, our kernels two, and memory reads faster than it writes: a kernel that
+reads its input once can be faster than the copy. Then it is the ceiling, so that no share passes 1 by more than noise.
+A rate far above the copy's comes from a cache that was not flushed, and is no ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+CACHED_SHARE = 1.15
+"""Of the copy's rate, above which data came from a cache: what reads twice as much as it writes reaches 1.06 on an H100
+and an H200."""
+
+
+def gb_per_s(bytes_moved: int, time_us: float) -> float:
+    """A rate: bytes a microsecond are megabytes a second."""
+    return bytes_moved / time_us / 1e3
+
+
+def is_cached(rate_gb_per_s: float, copy_gb_per_s: float) -> bool:
+    """Whether a rate is beyond what memory gives."""
+    return rate_gb_per_s > CACHED_SHARE * copy_gb_per_s
+
+
+def ceiling_gb_per_s(copy_gb_per_s: float, kernels_gb_per_s: Iterable[float]) -> float:
+    """The copy's rate, or the highest of the kernels' that memory can have given."""
+    return max([copy_gb_per_s, *(rate for rate in kernels_gb_per_s if not is_cached(rate, copy_gb_per_s))])
