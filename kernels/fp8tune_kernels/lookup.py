@@ -39,7 +39,7 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
     wanted = tuple(sorted(key.items()))
     rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
     near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near) or _for_any_shape(rows)
+    row = nearest(wanted, near, spec.span, spec.default) or _for_any_shape(rows)
     return {**spec.default, **dict(row[3] if row else ())}
 
 

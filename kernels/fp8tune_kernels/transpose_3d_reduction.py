@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import weights
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 from fp8tune_kernels.transpose_3d import launch_columns, outputs, reference
@@ -82,6 +83,7 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
     key=weights.KEY,
+    span=SPANS["transpose-3d-reduction"],
     problems=weights.problems,
     inputs=weights.inputs,
     outputs=outputs,
