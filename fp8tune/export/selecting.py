@@ -155,7 +155,8 @@ class _Builder:
     def takes_nearest(self) -> bool:
         """Whether a lookup of a key without a row is better off with the nearest."""
         held_out = [row.held_out for row in self.rows if row.held_out]
-        return nearest_loses_less(held_out, self.incumbents.takes_nearest(self.kernel, self.arch))
+        incumbent = self.incumbents.takes_nearest(self.kernel, self.arch)
+        return nearest_loses_less(held_out, incumbent) if held_out else bool(incumbent)
 
     # Measured
 
