@@ -25,7 +25,7 @@ def export(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the table is stale.")] = False,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Remove rows that the database knows the kernel and device of, but not gives."),
+        typer.Option("--prune", help="Remove rows of kernels and devices of the database that it does not give."),
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every notice, where there are many alike.")] = False,
     db: ReadDatabaseOption = None,
@@ -60,11 +60,12 @@ def export(
     own = output is None and path != exporting.table_path(arch)
     held = incumbents.INSTALLED if own else incumbents.COMMITTED
     table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
+    if not table.entries and not (check and table.known):
+        raise UsageError(f"the database has nothing to export for {arch}: run fp8tune sweep, or name another with --db")
+    existing = merging.existing(path)
     for line in render_trust.export_notices(table.notices, verbose):
         render.notice(line)
-    if not table.entries:
-        raise UsageError(f"{db} has nothing to export for {arch}: run fp8tune sweep, or name another with --db")
-    merged = merging.merge(merging.existing(path), table, prune=prune or check)
+    merged = merging.merge(existing, table, prune=prune or check)
     if check:
         stale = exporting.stale(merged.table, path)
         again = f"stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}"
@@ -74,6 +75,6 @@ def export(
         exporting.make_folder(path.parent)
     written = "written" if exporting.write(merged.table, path) else "unchanged"
     print(f"{path}: {written}: {render_trust.export_changes(merged)}")
-    for line in render_trust.export_losses(merged, db):
+    for line in render_trust.export_losses(merged):
         render.notice(line)
     render_trust.print_robust(table.robust, merged.table.nearest)

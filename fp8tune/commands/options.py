@@ -98,14 +98,10 @@ def database_to_write(db: str | None) -> str:
 
 
 def database_to_read(db: str | None) -> str:
-    """What ``--db`` names, else the default one if it is there, else the committed one; says which if two could be."""
-    if db is not None:
-        return db
-    from fp8tune.render import terminal as render
+    """What ``--db`` names, else the default one if it is there, else the committed one; says which where both are."""
+    own, committed = Path(DATABASE).exists(), Path(COMMITTED_DATABASE).exists()
+    if db is None and own and committed:
+        from fp8tune.render import terminal as render
 
-    if not Path(COMMITTED_DATABASE).exists():
-        return DATABASE
-    own = Path(DATABASE).exists()
-    chosen, other = (DATABASE, f"; --db {COMMITTED_DATABASE} reads the other") if own else (COMMITTED_DATABASE, "")
-    render.notice(f"rows are those of {chosen}{other}")
-    return chosen
+        render.notice(f"rows are those of {DATABASE}; --db {COMMITTED_DATABASE} reads the committed ones")
+    return db if db is not None else COMMITTED_DATABASE if committed and not own else DATABASE

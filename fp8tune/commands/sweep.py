@@ -79,8 +79,8 @@ def sweep(
         trial_timeout_s=trial_timeout,
         command=" ".join(["fp8tune", *sys.argv[1:]]),
     )
-    db = database_to_write(db)
     job = session.take(wish)
+    db = database_to_write(db)
     stored = session.is_stored(db, job)
     if stored and not json:
         render.notice("every trial of this sweep is in the database; --again measures anew")

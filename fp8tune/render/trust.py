@@ -38,12 +38,12 @@ def export_changes(merged: Merged) -> str:
     return "rows " + ", ".join(f"{len(rows)} {word}" for word, rows in counts.items())
 
 
-def export_losses(merged: Merged, db: str) -> list[str]:
+def export_losses(merged: Merged) -> list[str]:
     """A line for each row that is removed, and one if some could be."""
     lines = [f"removed: {described(row)}" for row in merged.removed]
     if merged.left:
         more = f" and {len(merged.left) - 1} more" if len(merged.left) > 1 else ""
-        lines.append(f"{db} does not give {described(merged.left[0])}{more}, kept: --prune removes them")
+        lines.append(f"kept, but not of the database: {described(merged.left[0])}{more}; --prune removes them")
     return lines
 
 
