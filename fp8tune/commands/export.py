@@ -61,7 +61,8 @@ def export(
     held = incumbents.INSTALLED if own else incumbents.COMMITTED
     table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
     if not table.entries and not (check and table.known):
-        raise UsageError(f"the database has nothing to export for {arch}: run fp8tune sweep, or name another with --db")
+        why = table.notices[0] if table.notices else "run fp8tune sweep, or name another with --db"
+        raise UsageError(f"the database has nothing to export for {arch}: {why}")
     existing = merging.existing(path)
     for line in render_trust.export_notices(table.notices, verbose):
         render.notice(line)
