@@ -9,6 +9,8 @@ from hypothesis import settings
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
 
+os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
+
 # Triton reads it when it is imported and when a kernel is decorated. On a GPU tests are of compiled kernels, whatever
 # the environment says.
 if torch.cuda.is_available():

@@ -217,8 +217,10 @@ def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> Non
         pytest.skip("there is a GPU here")
     assert {(row["arch"], row["status"], row["time_us"]) for row in rows} == {("interpreter", "ok", None)}
     assert "scaled down" in done.stderr
-    assert fp8tune("export", "--arch", "sm_90", "--db", database, "--output", tmp_path / "t.py").returncode == 0
-    assert "rowwise-2d" not in (tmp_path / "t.py").read_text()
+    done = fp8tune("export", "--arch", "sm_90", "--db", database, "--output", tmp_path / "t.py")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "nothing to export for sm_90" in done.stderr
+    assert not (tmp_path / "t.py").exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Sweep on every GPU of a machine at once, and merge the rows into one database.
 
-    python docs/examples/sweep_every_gpu.py --gpus 0,1,2,3 --shapes llama4 --shapes deepseek-v3 --db results.db
+    python docs/examples/sweep_every_gpu.py --gpus 0,1,2,3 --shapes llama4 --shapes deepseek-v3
     python docs/examples/sweep_every_gpu.py --gpus 0,1 --kernel rowwise --time-budget 600 -- --quick
 
 Each pair of a kernel and a shape set is one sweep. The GPUs take them from one queue, in the order given; each has a
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", required=True, help="as CUDA_VISIBLE_DEVICES has them: 0,1,2,3")
     parser.add_argument("--kernel", action="append", help="repeatable (default: all)")
     parser.add_argument("--shapes", action="append", required=True, help="a shape set or a path.toml; repeatable")
-    parser.add_argument("--db", default="results.db", help="the database that gets all rows")
+    parser.add_argument("--db", help="the database that gets all rows (default: that of fp8tune import)")
     parser.add_argument("--folder", type=Path, help="keep each GPU's database and log here")
     parser.add_argument("--time-budget", type=float, default=float("inf"), metavar="S", help="end after S seconds")
     parser.add_argument("options", nargs="*", help="for fp8tune sweep, after --")
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for thread in threads:
         thread.join()
     print(f"logs and databases of the GPUs: {folder}", flush=True)
-    merge = [sys.executable, "-m", "fp8tune.cli", "import", "--db", given.db]
+    merge = [sys.executable, "-m", "fp8tune.cli", "import", *(["--db", given.db] if given.db else [])]
     made = [str(gpu.database) for gpu in gpus if gpu.database.exists()]
     imported = [abs(subprocess.run([*merge, database]).returncode) for database in made]
     return max([*imported, *(gpu.worst for gpu in gpus)])

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from fp8tune.choose import incumbents
 from fp8tune.code import source
 from fp8tune.errors import DatabaseError, Fp8tuneError
+from fp8tune.export import merging
 from fp8tune.export import table as export
 from fp8tune.measure import device
 from fp8tune.measure.device import Software
@@ -209,15 +210,18 @@ def is_damaged(db: str) -> bool:
 
 
 def check_tables(
-    evidence: Sequence[Evidence], table_path: Callable[[str], Path] = export.table_path
+    evidence: Sequence[Evidence], table_path: Callable[[str], Path] = export.destination
 ) -> Iterator[Finding]:
     """Is each arch's generated table what the database would give today."""
     stored = {row.device.arch for row in evidence if row.kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
     for arch in (name for name in ARCHES if name in stored):
-        path = table_path(arch)
         try:
-            table = export.render(evidence, arch, incumbents=incumbents.COMMITTED)
-            stale = export.stale(table, path)
+            path = table_path(arch)
+            held = incumbents.COMMITTED if path == export.table_path(arch) else incumbents.INSTALLED
+            table = export.render(evidence, arch, incumbents=held)
+            if not table.entries:
+                continue
+            stale = export.stale(merging.merge(merging.existing(path), table, prune=True).table, path)
         except Fp8tuneError as error:
             yield _failed(error)
             continue

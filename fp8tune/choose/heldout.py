@@ -15,6 +15,7 @@ from fp8tune.choose.decision import Protocol
 from fp8tune.choose.ranking import KEEP_BAND, Contest, Shared, choose, usable
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import geomean, t_quantile
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.tables import Key, Row
 
@@ -181,7 +182,8 @@ def _is_proven(gains: Sequence[float]) -> bool:
 
 def _nearest(contest: Contest, rows: Sequence[Row]) -> NamedInts | None:
     """What a lookup gives on the contest's device."""
-    row = nearest(_key(contest), [row for row in rows if row[1] in (contest.device.name, "")])
+    comparable = [row for row in rows if row[1] in (contest.device.name, "")]
+    row = nearest(_key(contest), comparable, SPANS.get(contest.problem.kernel), _default(contest))
     return NamedInts(row[3]) if row else None
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from fp8tune.records import Device, NamedInts
 from fp8tune_kernels.tables import Table, table
+from fp8tune_kernels.user_tables import installed
 
 Place = tuple[str, str, tuple[tuple[str, int], ...] | None]
 """Kernel, device name or ``""``, sorted items of the lookup key or None."""
@@ -63,4 +64,7 @@ NO_INCUMBENTS = Incumbents(lambda arch: Held(Table()))
 """No table is committed: the declared defaults are the incumbents."""
 
 COMMITTED = Incumbents(functools.cache(lambda arch: Held(table(arch))))
-"""The installed tables."""
+"""The shipped tables."""
+
+INSTALLED = Incumbents(functools.cache(lambda arch: Held(installed(arch))))
+"""What lookups go by: the user's own tables over the shipped ones."""

@@ -53,6 +53,15 @@ def head(folder: Path) -> str:
     return "" if commit.returncode else commit.stdout.strip() + ("+" if changes.stdout else "")
 
 
+def tracks(path: Path) -> bool:
+    """Whether a file is committed or about to be; never where there is no git."""
+    try:
+        answer = _git(path.absolute().parent, "ls-files", "--error-unmatch", "--", path.name)
+    except errors.MachineError:
+        return False
+    return answer.returncode == 0
+
+
 def add_worktree(repository: Path, folder: Path, commit: str, reason: str) -> None:
     """Check a commit out, detached, into a folder of its own, locked with a reason. No hook of the repository runs."""
     options = ("worktree", "add", "--detach", "--quiet", "--lock", "--reason", reason)

@@ -108,4 +108,6 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
     if set(spec.default) != set(spec.axes):
         axes, default = ", ".join(spec.axes), ", ".join(spec.default)
         raise UsageError(f"kernel {spec.name!r} has the axes {axes}, but its default names {default}")
+    if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
+        raise UsageError(f"kernel {spec.name!r} has {spec.span}: name an axis, and a size that its key has exactly")
     return spec

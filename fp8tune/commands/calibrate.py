@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption
+from fp8tune.commands.options import DatabaseOption, database_to_write
 
 
 def calibrate(
@@ -15,7 +15,7 @@ def calibrate(
         str | None,
         typer.Option("--timer", help="simulated:SEED calibrates a fake GPU.", show_default="do_bench"),
     ] = None,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: DatabaseOption = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
@@ -28,6 +28,7 @@ def calibrate(
     from fp8tune.store.results import Store
     from fp8tune.sweep import session
 
+    db = database_to_write(db)
     laboratory, notices = session.choose_laboratory(None, timer)
     for line in notices:
         render.notice(line)

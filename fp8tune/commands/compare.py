@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from fp8tune.commands.options import (
-    DEFAULT_DATABASE,
-    DatabaseOption,
     KernelOption,
+    ReadDatabaseOption,
     RoutingOption,
     ScaleModeOption,
     SeedOption,
     TimerOption,
+    database_to_read,
     shapes_option,
 )
 
@@ -55,7 +55,7 @@ def compare(
     ] = False,
     timer: TimerOption = None,
     from_db: Annotated[bool, typer.Option("--from-db", help="Run nothing: compare recorded rows.")] = False,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: ReadDatabaseOption = None,
     format: Annotated[
         CompareFormat, typer.Option("--format", help="table, markdown, json or html.")
     ] = CompareFormat.TABLE,
@@ -75,7 +75,7 @@ def compare(
 
     laboratory, notices = session.choose_laboratory(None, timer)
     if from_db or not laboratory.times:
-        with Store.open(db, writable=False) as store:
+        with Store.open(database_to_read(db), writable=False) as store:
             comparison = comparing.compare(store.evidence(), repo, revisions, kernels=kernel)
         if not from_db:
             render.notice("no GPU here: from recorded rows, as with --from-db")

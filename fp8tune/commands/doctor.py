@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption
+from fp8tune.commands.options import ReadDatabaseOption, database_to_read
 
 
 def doctor(
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: ReadDatabaseOption = None,
     json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
     from fp8tune.render import terminal as render
 
-    findings = checking.diagnose(db)
+    findings = checking.diagnose(database_to_read(db))
     render.print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption, KernelOption
+from fp8tune.commands.options import KernelOption, ReadDatabaseOption, database_to_read
 from fp8tune.errors import UsageError
 
 
@@ -16,12 +16,25 @@ def export(
     kernel: KernelOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="Write the module here.", show_default="fp8tune_kernels/tables/ARCH.py"),
+        typer.Option(
+            "--output",
+            help="Write the module here.",
+            show_default="fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES",
+        ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the table is stale.")] = False,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Remove rows of kernels and devices of the database that it does not give."),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every notice, where there are many alike.")] = False,
+    db: ReadDatabaseOption = None,
 ) -> None:
-    """Write the best configs of an arch as the Python module that the kernels import. Needs no GPU.
+    """Merge the best configs of an arch into the Python module that the kernels read. Needs no GPU.
+
+    In a checkout of fp8tune that is the shipped table; elsewhere it is your own, which lookups read first: in the
+    folder that FP8TUNE_TABLES names, or ~/.local/share/fp8tune/tables. Rows of kernels and devices that the database
+    does not know stay.
 
     Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
     held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key;
@@ -29,7 +42,7 @@ def export(
     both shape by shape.
     """
     from fp8tune.choose import incumbents
-    from fp8tune.export import selecting
+    from fp8tune.export import merging, selecting
     from fp8tune.export import table as exporting
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
@@ -38,17 +51,31 @@ def export(
 
     if kernel and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
+    db = database_to_read(db)
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
         wanted = names.stored_kernels(kernel, store) if kernel else None
         evidence = selecting.evidence_for(store, arch)
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.COMMITTED)
-    path = output or exporting.table_path(arch)
-    for line in table.notices:
+    path = output or exporting.destination(arch)
+    own = output is None and path != exporting.table_path(arch)
+    held = incumbents.INSTALLED if own else incumbents.COMMITTED
+    table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
+    if not table.entries and not (check and table.known):
+        why = table.notices[0] if table.notices else "run fp8tune sweep, or name another with --db"
+        raise UsageError(f"the database has nothing to export for {arch}: {why}")
+    existing = merging.existing(path)
+    for line in render_trust.export_notices(table.notices, verbose):
         render.notice(line)
+    merged = merging.merge(existing, table, prune=prune or check)
     if check:
-        stale = exporting.stale(table, path)
-        print(f"{path}: {'stale, run fp8tune export --arch ' + arch if stale else 'up to date'}")
+        stale = exporting.stale(merged.table, path)
+        again = f"stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}"
+        print(f"{path}: {again if stale else 'up to date'}")
         raise typer.Exit(1 if stale else 0)
-    print(f"{path}: {'written' if exporting.write(table, path) else 'unchanged'}")
-    render_trust.print_robust(table.robust, table.nearest)
+    if own:
+        exporting.make_folder(path.parent)
+    written = "written" if exporting.write(merged.table, path) else "unchanged"
+    print(f"{path}: {written}: {render_trust.export_changes(merged)}")
+    for line in render_trust.export_losses(merged):
+        render.notice(line)
+    render_trust.print_robust(table.robust, merged.table.nearest)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, DatabaseOption
+from fp8tune.commands.options import DatabaseOption, database_to_write
 
 
 def import_(
     file: Annotated[Path, typer.Argument(help="Another fp8tune database, or a CSV of published measurements.")],
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: DatabaseOption = None,
 ) -> None:
     """Merge another database (all rows kept), or published rows with their source.
 
@@ -24,7 +24,7 @@ def import_(
     from fp8tune.sweep import session
 
     importing.check_importable(file)
-    with Store.open(db, create=True) as store:
+    with Store.open(database_to_write(db), create=True) as store:
         report = importing.import_file(store, file, lookup_key=session.lookup_key)
         print(f"{file}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fp8tune.errors import UsageError
 from fp8tune.records import Published
 from fp8tune_kernels.catalog import KERNELS
 
-DEFAULT_DATABASE = "results.db"
+DATABASE = "fp8tune.db"
+"""Of this folder: what a command writes into, and reads first, unless ``--db`` says otherwise."""
+
+COMMITTED_DATABASE = "results.db"
+"""Of a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
 
 KernelOption = Annotated[
     list[str] | None,
@@ -20,7 +26,18 @@ KernelOption = Annotated[
         show_default="all",
     ),
 ]
-DatabaseOption = Annotated[str, typer.Option("--db", help="Results database: a path or any SQLAlchemy URL.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option("--db", help="Results database: a path or any SQLAlchemy URL.", show_default=DATABASE),
+]
+ReadDatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        help="Results database: a path or any SQLAlchemy URL.",
+        show_default=f"{DATABASE} where there is one, else {COMMITTED_DATABASE}",
+    ),
+]
 ArchOption = Annotated[str | None, typer.Option("--arch", help="A GPU arch such as sm_90 or gfx942.")]
 
 SeedOption = Annotated[int, typer.Option("--seed", help="Seeds values and group layouts.")]
@@ -64,3 +81,27 @@ class OperationName(enum.StrEnum):
     def covers(self, row: Published) -> bool:
         """Whether a published row is of this operation: ``grouped-mm`` is one in any recipe."""
         return self in (row.operation, f"{row.recipe}-{row.operation}")
+
+
+def database_to_write(db: str | None) -> str:
+    """What ``--db`` names, else the default one. Raises UsageError if git tracks that: the next pull would conflict."""
+    if db is not None:
+        return db
+    from fp8tune.code import git
+    from fp8tune.render import terminal as render
+
+    if git.tracks(Path(DATABASE)):
+        raise UsageError(f"git tracks {DATABASE}: write into it with --db {DATABASE}, or into another with --db PATH")
+    if Path(COMMITTED_DATABASE).exists() and not Path(DATABASE).exists():
+        render.notice(f"rows go into {DATABASE}; {COMMITTED_DATABASE} stays as it is unless --db names it")
+    return DATABASE
+
+
+def database_to_read(db: str | None) -> str:
+    """What ``--db`` names, else the default one if it is there, else the committed one; says which where both are."""
+    own, committed = Path(DATABASE).exists(), Path(COMMITTED_DATABASE).exists()
+    if db is None and own and committed:
+        from fp8tune.render import terminal as render
+
+        render.notice(f"rows are those of {DATABASE}; --db {COMMITTED_DATABASE} reads the committed ones")
+    return db if db is not None else COMMITTED_DATABASE if committed and not own else DATABASE

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, ArchOption, DatabaseOption, KernelOption, OperationName
+from fp8tune.commands.options import (
+    ArchOption,
+    KernelOption,
+    OperationName,
+    ReadDatabaseOption,
+    database_to_read,
+)
 from fp8tune.errors import UsageError
 
 
@@ -29,7 +35,7 @@ def show(
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
     ] = False,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: ReadDatabaseOption = None,
     format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
@@ -42,7 +48,7 @@ def show(
     if op is not None:
         if kernel or conflicts:
             raise UsageError("--op shows published rows of a whole operation: leave out --kernel and --conflicts")
-        _show_operation(op, arch, db, str(format))
+        _show_operation(op, arch, database_to_read(db), str(format))
         return
     from fp8tune.choose import conflicts as contradicting
     from fp8tune.choose import incumbents, ranking
@@ -54,6 +60,7 @@ def show(
 
     if conflicts and format is Format.CSV:
         raise UsageError("--conflicts prints a table or JSON: use --format json")
+    db = database_to_read(db)
     picks = not (conflicts or (kernel and format is Format.TABLE))
 
     with Store.open(db, writable=False) as store:

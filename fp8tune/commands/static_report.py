@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import DEFAULT_DATABASE, ArchOption, DatabaseOption, KernelOption, TableFormat
+from fp8tune.commands.options import ArchOption, KernelOption, ReadDatabaseOption, TableFormat, database_to_read
 
 
 def static_report(
     kernel: KernelOption = None,
     arch: ArchOption = None,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: ReadDatabaseOption = None,
     format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
 ) -> None:
     """How far rows that were only compiled can be trusted; with --arch, how they rank its configs. Needs no GPU.
@@ -25,6 +25,7 @@ def static_report(
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
+    db = database_to_read(db)
     with Store.open(db, writable=False) as store:
         wanted = names.stored_kernels(kernel, store)
         if arch is not None:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fp8tune.commands.options import (
-    DEFAULT_DATABASE,
     DatabaseOption,
     KernelOption,
     RoutingOption,
@@ -16,6 +15,7 @@ from fp8tune.commands.options import (
     SeedOption,
     TimeBudgetOption,
     TimerOption,
+    database_to_write,
     shapes_option,
 )
 from fp8tune_kernels.catalog import KERNELS
@@ -48,7 +48,7 @@ def sweep(
     trial_timeout: Annotated[
         float, typer.Option("--trial-timeout", help="Seconds after which a trial counts as hanging.", min=1)
     ] = 120.0,
-    db: DatabaseOption = DEFAULT_DATABASE,
+    db: DatabaseOption = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one a trial, on stdout.")] = False,
 ) -> None:
     """Check and time every config of a kernel's grid on every shape; store each result as it comes.
@@ -80,6 +80,7 @@ def sweep(
         command=" ".join(["fp8tune", *sys.argv[1:]]),
     )
     job = session.take(wish)
+    db = database_to_write(db)
     stored = session.is_stored(db, job)
     if stored and not json:
         render.notice("every trial of this sweep is in the database; --again measures anew")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from fp8tune.choose import static_score
 from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
@@ -155,7 +156,8 @@ class _Builder:
     def takes_nearest(self) -> bool:
         """Whether a lookup of a key without a row is better off with the nearest."""
         held_out = [row.held_out for row in self.rows if row.held_out]
-        return nearest_loses_less(held_out, self.incumbents.takes_nearest(self.kernel, self.arch))
+        incumbent = self.incumbents.takes_nearest(self.kernel, self.arch)
+        return nearest_loses_less(held_out, incumbent) if held_out else bool(incumbent)
 
     # Measured
 
@@ -169,7 +171,8 @@ class _Builder:
         return launchable
 
     def _notice_left_out(self, before: Sequence[Contest], after: Sequence[Contest], why: str) -> None:
-        left_out = [contest for contest in before if contest not in after]
+        stays = {id(contest) for contest in after}
+        left_out = [contest for contest in before if id(contest) not in stays]
         if left_out:
             shape = left_out[0].problem.shape
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
@@ -259,31 +262,43 @@ class _Builder:
         groups: dict[NamedInts | None, list[Contest]] = {}
         for contest in keyed:
             groups.setdefault(contest.pick.lookup_key, []).append(contest)
-        named = [(key, found) for key, found in groups.items() if key not in taken]
-        chosen = [_row(self.kernel, "", key, self._config_for(found), found) for key, found in named]
-        proven = [(row, completed) for row in chosen if (completed := self._proven(row))]
-        rows = [completed for _, completed in proven]
-        if not taken and (best := robust(keyed)):
-            as_timed = _with_key(row for row, _ in proven)  # without the axes that only ours has
-            held_out = leave_one_shape_out(keyed, as_timed)
-            row = self._proven(_row(self.kernel, "", None, best.config, keyed))
-            rows += [replace(row, held_out=held_out)] if row else []
+        as_timed: list[TableRow] = []  # without the axes that only ours has
+        rows: list[TableRow] = []
+        for key, found in groups.items():
+            if key not in taken and (proven := self._proven(key, config := self._config_for(found), found)):
+                as_timed.append(_row(self.kernel, "", key, config, found))
+                rows.append(replace(as_timed[-1], config=proven, other_implementation=True))
+        if not taken and (best := robust(keyed)) and (proven := self._proven(None, best.config, keyed)):
+            row = _row(self.kernel, "", None, best.config, keyed)
+            held_out = leave_one_shape_out(keyed, _with_key(as_timed))  # what takes longest: only for a row that is
+            rows.append(replace(row, config=proven, other_implementation=True, held_out=held_out))
         return rows
 
-    def _proven(self, row: TableRow) -> TableRow | None:
+    def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> NamedInts | None:
         """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
-        where = "any other shape" if row.key is None else str(row.key)
-        version = _newest_version(self.static)
-        completed = NamedInts({**version.default, **row.config}) if version else row.config
-        compiled = [item for item in self.static if item.version == version and item.config == completed]
-        if not compiled:
+        version, compiled = self._compiled
+        completed = NamedInts({**version.default, **config}) if version else config
+        facts = compiled.get(completed)
+        if facts is None:
             why = f"was not compiled: run {self._compile_command}"
-        elif any(item.status is not Status.OK or item.facts.spill_bytes != 0 for item in compiled):
+        elif any(item.status is not Status.OK or item.facts.spill_bytes != 0 for item in facts):
             why = "does not compile or spills"
         else:
-            return replace(row, config=_in_declared_order(completed, version), other_implementation=True)
-        self.notices.append(f"the published config for {where} is not exported, {row.config} {why}")
+            return _in_declared_order(completed, version)
+        where = "any other shape" if key is None else str(key)
+        as_published = _in_declared_order(config, found[0].pick.version)
+        self.notices.append(f"the published config for {where} is not exported, {as_published} {why}")
         return None
+
+    @cached_property
+    def _compiled(self) -> tuple[KernelVersion | None, Mapping[NamedInts, Sequence[Evidence]]]:
+        """The newest version that was compiled for the arch, and what each of its configs became."""
+        version = _newest_version(self.static)
+        configs: dict[NamedInts, list[Evidence]] = {}
+        for item in self.static:
+            if item.version == version:
+                configs.setdefault(item.config or NamedInts(), []).append(item)
+        return version, configs
 
     # Static
 

@@ -7,22 +7,24 @@ module unless it is an integer or matches a pattern below: a hostile database ca
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import keyword
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8tune.choose import static_score
 from fp8tune.choose.heldout import HeldOut, Regret
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.errors import DatabaseError, UsageError, unknown
-from fp8tune.export.selecting import Selection, TableRow, select
+from fp8tune.export.selecting import TableRow, select
 from fp8tune.records import Evidence, NamedInts
-from fp8tune_kernels import tables
+from fp8tune_kernels import tables, user_tables
 from fp8tune_kernels.arches import ARCHES
 
 _ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
@@ -50,6 +52,15 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
 
 
 @dataclass(frozen=True)
+class Entry:
+    """One row of a table."""
+
+    row: tables.Row
+    evidence: Mapping[str, object] = field(compare=False)
+    """What it rests on, as the JSON has it."""
+
+
+@dataclass(frozen=True)
 class Table:
     """What an export writes."""
 
@@ -58,12 +69,18 @@ class Table:
     """The text of ``tables/<arch>.py``."""
     evidence: str
     """The text of the JSON beside it."""
-    notices: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    """The rows, in the order of the module."""
+    nearest: tuple[str, ...] = ()
+    """Kernels that take the row of the nearest key before that for any other shape."""
+    notices: tuple[str, ...] = ()
     """One line each: what was left out and why."""
     robust: tuple[TableRow, ...] = ()
     """The rows for any other shape, with the regret on held-out shapes."""
-    nearest: tuple[str, ...] = ()
-    """Kernels that take the row of the nearest key before that for any other shape."""
+    comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """Kernel -> what its rows rest on."""
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)
+    """Kernel -> the devices that the database has rows of."""
 
 
 def render(
@@ -81,10 +98,35 @@ def render(
     arch = checked_arch(arch)
     chosen = [item for item in evidence if kernels is None or item.problem.kernel in kernels]
     selection = select(chosen, arch, incumbents)
-    rows = sorted(selection.rows, key=_row_order)
-    robust = tuple(row for row in rows if row.key is None)
-    module, evidence_json = _module(arch, rows, selection), _evidence(arch, rows, selection.nearest)
-    return Table(arch, module, evidence_json, selection.notices, robust, selection.nearest)
+    known: dict[str, set[str]] = {}
+    for item in chosen:
+        if item.device.arch == arch:
+            known.setdefault(item.problem.kernel, set()).add(item.device.name)
+    rows = sorted(selection.rows, key=lambda row: _order(_as_row(row)))
+    made = made_of(
+        arch,
+        [Entry(_as_row(row), _evidence_row(row, selection.nearest)) for row in rows],
+        selection.nearest,
+        selection.comments,
+    )
+    return replace(
+        made,
+        notices=selection.notices,
+        robust=tuple(row for row in rows if row.key is None),
+        known={kernel: frozenset(devices) for kernel, devices in known.items()},
+    )
+
+
+def made_of(
+    arch: str, entries: Iterable[Entry], nearest: Iterable[str], comments: Mapping[str, tuple[str, ...]]
+) -> Table:
+    """The table of these rows, in whatever order they come. Raises DatabaseError for what no table may hold."""
+    ordered = tuple(sorted(entries, key=lambda entry: _order(entry.row)))
+    named = tuple(sorted(nearest))
+    module = _module(arch, [entry.row for entry in ordered], named, comments)
+    document = {"arch": arch, "rows": [entry.evidence for entry in ordered]}
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
+    return Table(arch, module, text, ordered, named, comments=comments)
 
 
 def checked_arch(arch: str) -> str:
@@ -97,8 +139,39 @@ def checked_arch(arch: str) -> str:
 
 
 def table_path(arch: str) -> Path:
-    """Where the kernels import the table of an arch from. Raises UsageError for what is no arch name."""
+    """Where the kernels import the shipped table of an arch from. Raises UsageError for what is no arch name."""
     return Path(tables.__file__).parent / f"{checked_arch(arch)}.py"
+
+
+def destination(arch: str) -> Path:
+    """Where an export writes: the shipped table in a checkout of fp8tune, the user's own where it is installed.
+
+    Raises UsageError for what is no arch name, and if the user has no folder for tables.
+    """
+    shipped = table_path(arch)
+    if in_checkout(shipped.parent):
+        return shipped
+    folder = user_tables.folder()
+    if folder is None:
+        raise UsageError(f"{user_tables.FOLDER_VARIABLE} is empty: name a folder for tables there, or give --output")
+    return folder / shipped.name
+
+
+def in_checkout(folder: Path) -> bool:
+    """Whether a folder is part of a git work tree, and not of packages that pip has put there."""
+    folder = folder.resolve()
+    if {"site-packages", "dist-packages"} & set(folder.parts):
+        return False
+    return any((parent / ".git").exists() for parent in folder.parents)
+
+
+def make_folder(folder: Path) -> None:
+    """The user's folder for tables. Raises UsageError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = f"name another with {user_tables.FOLDER_VARIABLE}"
+        raise UsageError(f"{folder} cannot be made: {error.strerror}; {where}") from None
 
 
 def evidence_path(path: Path) -> Path:
@@ -113,8 +186,10 @@ def write(table: Table, path: Path) -> bool:
     """
     changed = stale(table, path)
     try:
-        for target, text in changed.items():
-            _replace(target, text)
+        with contextlib.ExitStack() as both:  # written in full, or a full disk would leave one of two
+            written = {target: both.enter_context(_written_beside(target, text)) for target, text in changed.items()}
+            for target, temporary in written.items():
+                os.replace(temporary, target)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; give another place with --output") from None
     return bool(changed)
@@ -123,10 +198,11 @@ def write(table: Table, path: Path) -> bool:
 def stale(table: Table, path: Path) -> dict[Path, str]:
     """The files whose text is not the table's, with what it should be; empty where all is up to date."""
     wanted = {path: table.module, evidence_path(path): table.evidence}
-    return {target: text for target, text in wanted.items() if _read(target) != text}
+    return {target: text for target, text in wanted.items() if read(target) != text}
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
+    """The text of a file; None if there is none. Raises UsageError if it cannot be read."""
     try:
         return path.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
@@ -135,34 +211,57 @@ def _read(path: Path) -> str | None:
         raise UsageError(f"{path} cannot be read: {error.strerror}; give another place with --output") from None
 
 
-def _replace(path: Path, text: str) -> None:
-    """In one step: a reader, or a kernel being imported, sees the old file or the new one."""
+@contextlib.contextmanager
+def _written_beside(path: Path, text: str) -> Iterator[str]:
+    """A temporary file to rename: a reader, or a kernel being imported, sees the old file or the new one."""
+    _remove_leftovers(path)
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(text.encode())
-    mode = path.stat().st_mode if path.exists() else 0o644
-    os.chmod(file.name, mode & 0o777)
-    os.replace(file.name, path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends with this process, which tells a leftover from a file in use
+            file.write(text.encode())
+            file.flush()
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777 if path.exists() else 0o644)
+            yield file.name
+        finally:
+            Path(file.name).unlink(missing_ok=True)  # gone if it was renamed
 
 
-def _module(arch: str, rows: Sequence[TableRow], selection: Selection) -> str:
-    nearest = [_quoted(_kernel(kernel)) for kernel in sorted(selection.nearest)]
-    lines = [_HEADER.format(arch=arch, nearest=_tuple(nearest))]
-    for kernel in sorted({*(row.kernel for row in rows), *selection.comments}):
-        lines += [f"    # {_kernel(kernel)}: {_comment(line)}\n" for line in selection.comments.get(kernel, ())]
-        lines += [f"    {_row(row)},\n" for row in rows if row.kernel == kernel]
+def _remove_leftovers(path: Path) -> None:
+    """Of exports that were killed while they wrote."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}")
+    for left in [file for file in path.parent.iterdir() if name.fullmatch(file.name)]:
+        with contextlib.suppress(OSError), left.open("rb") as file:  # in use, or another's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+
+
+def _module(
+    arch: str, rows: Sequence[tables.Row], nearest: Sequence[str], comments: Mapping[str, tuple[str, ...]]
+) -> str:
+    lines = [_HEADER.format(arch=arch, nearest=_tuple([_quoted(_kernel(kernel)) for kernel in nearest]))]
+    for kernel in sorted({*(row[0] for row in rows), *comments}):
+        lines += [f"    # {_kernel(kernel)}: {_comment(line)}\n" for line in comments.get(kernel, ())]
+        lines += [f"    {_row(row)},\n" for row in rows if row[0] == kernel]
     return "".join([*lines, ")\n"])
 
 
-def _row_order(row: TableRow) -> tuple[object, ...]:
-    return row.kernel, row.device, row.key is None, sorted(row.key.items()) if row.key else []
+def _as_row(row: TableRow) -> tables.Row:
+    key = None if row.key is None else tuple(sorted(row.key.items()))
+    return row.kernel, row.device, key, tuple(row.config.items())
 
 
-def _row(row: TableRow) -> str:
-    key = "None" if row.key is None else _pairs(sorted(row.key.items()), row)
-    return f"({_quoted(_kernel(row.kernel))}, {_quoted(_device(row.device))}, {key}, {_pairs(row.config.items(), row)})"
+def _order(row: tables.Row) -> tuple[object, ...]:
+    kernel, device, key, _ = row
+    return kernel, device, key is None, key or ()
 
 
-def _pairs(items: Iterable[tuple[str, int]], row: TableRow) -> str:
+def _row(row: tables.Row) -> str:
+    kernel, device, key, config = row
+    key_text = "None" if key is None else _pairs(key, row)
+    return f"({_quoted(_kernel(kernel))}, {_quoted(_device(device))}, {key_text}, {_pairs(config, row)})"
+
+
+def _pairs(items: Iterable[tuple[str, int]], row: tables.Row) -> str:
     pairs = [f"({_quoted(_name(name, row))}, {_integer(value, row)})" for name, value in items]
     return _tuple(pairs)
 
@@ -175,15 +274,15 @@ def _quoted(text: str) -> str:
     return f'"{text}"'  # every pattern here leaves out quotes and backslashes
 
 
-def _name(name: str, row: TableRow) -> str:
+def _name(name: str, row: tables.Row) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise _refused(f"the name {str(name)[:80]!r}", f"{row.kernel} {row.config}")
+        raise _refused(f"the name {str(name)[:80]!r}", f"{row[0]} {row[3]}")
     return name
 
 
-def _integer(value: int, row: TableRow) -> str:
+def _integer(value: int, row: tables.Row) -> str:
     if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise _refused(f"the value {str(value)[:80]!r}", f"{row.kernel} {row.config}")
+        raise _refused(f"the value {str(value)[:80]!r}", f"{row[0]} {row[3]}")
     return str(value)
 
 
@@ -207,11 +306,6 @@ def _comment(text: str) -> str:
 
 def _refused(what: str, where: str) -> DatabaseError:
     return DatabaseError(f"refused to export {what} of {where[:120]!r}: no table may hold it; delete that row")
-
-
-def _evidence(arch: str, rows: Sequence[TableRow], nearest: Collection[str]) -> str:
-    document = {"arch": arch, "rows": [_evidence_row(row, nearest) for row in rows]}
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, object]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fp8tune.export.merging import described
 from fp8tune.render.terminal import print_json, table
 
 if TYPE_CHECKING:
     from fp8tune.check.lint import Job, Judgement, Report
     from fp8tune.choose.heldout import Regret
+    from fp8tune.export.merging import Merged
     from fp8tune.export.selecting import TableRow
 
 
@@ -28,6 +30,39 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
     columns += [("nearest key: mean", "right"), ("worst", "right"), ("lookups take", "left")]
     cells = [_robust_cells(row, row.kernel in nearest) for row in rows]
     table("slower than the best config of the shape", columns, cells)
+
+
+def export_changes(merged: Merged) -> str:
+    """What an export does to the rows of a table."""
+    counts = {"added": merged.added, "changed": merged.changed, "kept": merged.kept, "removed": merged.removed}
+    return "rows " + ", ".join(f"{len(rows)} {word}" for word, rows in counts.items())
+
+
+def export_losses(merged: Merged) -> list[str]:
+    """A line for each row that is removed, and one if some could be."""
+    lines = [f"removed: {described(row)}" for row in merged.removed]
+    if merged.left:
+        more = f" and {len(merged.left) - 1} more" if len(merged.left) > 1 else ""
+        lines.append(f"kept, but not of the database: {described(merged.left[0])}{more}; --prune removes them")
+    return lines
+
+
+MOST_ALIKE = 5
+"""So many notices of one kernel are printed one by one."""
+
+
+def export_notices(notices: Sequence[str], verbose: bool) -> list[str]:
+    """What was left out and why; of a kernel with many such lines the first and how many there are, unless verbose."""
+    by_kernel: dict[str, list[str]] = {}
+    for line in notices:
+        by_kernel.setdefault(line.partition(":")[0], []).append(line)
+    shown: list[str] = []
+    for kernel, lines in by_kernel.items():
+        if verbose or len(lines) <= MOST_ALIKE:
+            shown += lines
+        else:
+            shown += [lines[0], f"{kernel}: {len(lines) - 1} more lines of this kernel, --verbose prints all"]
+    return shown
 
 
 def _robust_cells(row: TableRow, takes_nearest: bool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import KernelSpec, Span
 
 KERNELS = (
     "colwise",
@@ -23,6 +23,13 @@ KERNELS = (
     "mxfp8-dim1-3d-via-2d",
 )
 """The kernels of this package, in the order tables and help print them; the only names a published row may carry."""
+
+SPANS = {
+    "rowwise-2d": Span("BLOCK_SIZE_ITER", "K"),
+    "colwise-3d": Span("BLOCK_SIZE_K", "K"),
+    "transpose-3d-reduction": Span("BLOCK_SIZE_N", "N"),
+}
+"""The ``span`` of each spec that has one. Here, because ``export`` judges lookups by it and imports no kernel."""
 
 
 def module_name(kernel: str) -> str:

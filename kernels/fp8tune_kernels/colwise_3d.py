@@ -21,6 +21,7 @@ import torch
 
 from fp8tune_kernels import rowwise_2d, weights
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
@@ -91,6 +92,7 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_N=1, BLOCK_SIZE_K=8192, num_warps=4, num_stages=1),
     key=weights.KEY,
+    span=SPANS["colwise-3d"],
     problems=weights.problems,
     inputs=weights.inputs,
     outputs=outputs,

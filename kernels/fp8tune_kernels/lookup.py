@@ -1,6 +1,7 @@
 """Which config a wrapper launches: the exported table of the running arch, else the kernel's declared default.
 
-Order: the row of the key; for the kernels that the table names, the row of the nearest key; the row for any shape; the
+A row of the user's own table (:mod:`fp8tune_kernels.user_tables`) stands for the shipped ones of its key. Order: the
+row of the key; for the kernels that the table names, the row of the nearest key that suits; the row for any shape; the
 default. At each step rows of this very device come before those of its arch (of the nearest keys: among those as near).
 Nothing here waits for the device, and every answer is computed once.
 """
@@ -15,6 +16,7 @@ import torch
 from fp8tune_kernels.nearest import nearest
 from fp8tune_kernels.spec import KernelSpec
 from fp8tune_kernels.tables import Row, Table, table
+from fp8tune_kernels.user_tables import of_kernel, overlay, user_table
 
 __all__ = ["config_for", "device_name", "pick", "running_arch", "table"]
 
@@ -28,7 +30,8 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
     found = _configs.get((spec.name, device, key))
     if found is None:
-        exported = table(running_arch(device))
+        arch = running_arch(device)
+        exported = overlay(of_kernel(spec, user_table(arch)), table(arch))
         found = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
         _configs[spec.name, device, key] = found
     return found
@@ -39,7 +42,7 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
     wanted = tuple(sorted(key.items()))
     rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
     near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near) or _for_any_shape(rows)
+    row = nearest(wanted, near, spec.span, spec.default) or _for_any_shape(rows)
     return {**spec.default, **dict(row[3] if row else ())}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from fp8tune_kernels.spec import LAYOUT_FLAG
+from fp8tune_kernels.spec import LAYOUT_FLAG, NamedInts, Span
 from fp8tune_kernels.tables import Key, Row
 
 __all__ = ["distance", "nearest"]
@@ -14,17 +14,24 @@ __all__ = ["distance", "nearest"]
 ROWS, GROUPS = "M_bucket", "G"
 """The names in a lookup key of the rows of all groups, and of how many groups there are."""
 
+NO_AXES: Mapping[str, int] = NamedInts()
 
-def nearest(key: Key, rows: Iterable[Row]) -> Row | None:
+
+def nearest(
+    key: Key, rows: Iterable[Row], span: Span | None = None, default: Mapping[str, int] = NO_AXES
+) -> Row | None:
     """The row of the key least far from ``key``, whatever the order of ``rows``; None where none can be compared.
 
     Of rows as far, those of a device come before those of its arch, then the key that sorts first. ``rows`` are of one
-    kernel and one device or its arch; those for any shape are passed over.
+    kernel and one device or its arch; those for any shape are passed over, and those whose configs do not suit the key
+    by the kernel's ``span``. ``default`` has the axes that a row leaves out.
     """
     ranked = [
         (row[2] != key, far, row[1] == "", row[2], row[3], row)  # sizes beyond 2**53 can round to a distance of 0
         for row in rows
-        if row[2] is not None and math.isfinite(far := distance(key, row[2]))
+        if row[2] is not None
+        and math.isfinite(far := distance(key, row[2]))
+        and (span is None or span.suits({**default, **dict(row[3])}, dict(row[2]), dict(key)))
     ]
     return min(ranked)[-1] if ranked else None
 

@@ -31,6 +31,7 @@ from fp8tune_kernels.arithmetic import (
     scale_of,
 )
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, fp8_dtype_for, register
@@ -200,6 +201,7 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
+    span=SPANS["rowwise-2d"],
     problems=problems,
     inputs=inputs,
     outputs=outputs,

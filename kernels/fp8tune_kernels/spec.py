@@ -104,6 +104,30 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A tile that may hold all of what a kernel reduces over: its input is then read once, and twice otherwise."""
+
+    axis: str
+    """Of the config: how long the tile is."""
+    size: str
+    """Of the lookup key: how long what is reduced over is."""
+
+    def holds(self, config: Mapping[str, int], key: Mapping[str, int]) -> bool:
+        """Whether the tile of a config holds all of it."""
+        return config[self.axis] >= key[self.size]
+
+    def suits(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+        """Whether a config that was chosen for one lookup key may be launched for another.
+
+        Not if it read the input once there and would read it twice here: it was chosen for what it no longer does. A
+        row of an older kernel that had no such axis or size is not judged.
+        """
+        if self.axis not in config or not measured.keys() & wanted.keys() >= {self.size}:
+            return True
+        return self.holds(config, wanted) or not self.holds(config, measured)
+
+
+@dataclass(frozen=True)
 class DeviceLimits:
     """The hardware limits a config can break. Sizes in bytes."""
 
@@ -154,6 +178,9 @@ class KernelSpec:
     """The problem that is timed -> the edges it is checked on. One that keeps the sizes Triton specializes code on is
     checked with the binary that is timed; any other has a binary of its own, the same for all problems of the kernel
     if it does not depend on the problem."""
+    span: Span | None = None
+    """The tile that may hold all of what the kernel reduces over. A lookup of a key without a row leaves out the rows
+    whose configs it does not suit. A kernel of this package says it in :data:`fp8tune_kernels.catalog.SPANS`."""
     input_layouts: tuple[str, ...] = ("contiguous",)
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""

@@ -14,6 +14,7 @@ import torch
 
 from fp8tune_kernels import weights
 from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 from fp8tune_kernels.transpose_3d import arguments, launch_columns, outputs, reference
@@ -83,6 +84,7 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
     key=weights.KEY,
+    span=SPANS["transpose-3d-reduction"],
     problems=weights.problems,
     inputs=weights.inputs,
     outputs=outputs,

@@ -21,7 +21,7 @@ from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.tables import Table
 
 SPECS = {"colwise": replace(load_spec("colwise"), default=KERNEL.default, key=KERNEL.key)}
-SWEPT = ("llama4", "deepseek-v3", "deepseek-moe-16b", "starting-line")
+SWEPT = ("llama4", "deepseek-v3", "deepseek-moe-16b", "starting-line", "rows")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

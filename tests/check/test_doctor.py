@@ -13,6 +13,7 @@ from places import PUBLISHED_OPERATIONS
 
 from fp8tune.check import doctor
 from fp8tune.check.doctor import Level, Machine
+from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Telemetry
@@ -184,7 +185,7 @@ def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_p
         return tmp_path / f"{arch}.py"
 
     assert "fp8tune export --arch sm_90" in told(doctor.check_tables(evidence, table_path), Level.WARNING)
-    export.write(export.render(evidence, "sm_90"), table_path("sm_90"))
+    export.write(export.render(evidence, "sm_90", incumbents=COMMITTED), table_path("sm_90"))
     assert "sm_90.py" in told(doctor.check_tables(evidence, table_path), Level.OK)
 
 

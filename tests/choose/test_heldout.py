@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from database_rows import H100, H200, config, evidence, key_of, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8tune.choose import heldout
 from fp8tune.choose.heldout import HeldOut, LeftOut, Regret, leave_one_shape_out, nearest_loses_less
 from fp8tune.choose.ranking import contests, robust
+from fp8tune.records import NamedInts
 from fp8tune.stats import geomean
+from fp8tune_kernels.spec import Span
 from fp8tune_kernels.tables import Row
 
 
@@ -153,6 +158,27 @@ def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
 def test_without_a_key_to_compare_the_row_for_any_shape_is_judged():
     held_out = leave_one_shape_out(contests_of(THREE), [])
     assert held_out.nearest == held_out.robust
+
+
+def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
+    """A tile of 64 holds what is reduced over up to 64 groups, and is no answer for 256; 32 read twice all along."""
+    monkeypatch.setitem(heldout.SPANS, "colwise", Span("BLOCK_SIZE", "G"))
+    of = {G: replace(problem(), shape=NamedInts(problem().shape, G=G)) for G in (16, 64, 256)}
+    rows = [
+        evidence(time_us, of=one, config=config(block))
+        for one in of.values()
+        for block, time_us in ((8, 110.0), (64, 100.0))
+    ]
+    table = [
+        ("colwise", "", tuple(sorted(key_of(one).items())), tuple(config(8 if G == 16 else 64).items()))
+        for G, one in of.items()
+    ]
+    near = leave_one_shape_out(contests(rows), table).nearest
+    assert {left.problem.shape["G"]: left.config for left in near.problems} == {
+        16: config(64),
+        64: config(8),
+        256: config(8),
+    }
 
 
 # Which loses less

@@ -8,7 +8,7 @@ from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError
 
 SPEC = """
-from fp8tune_kernels.spec import KernelSpec, NamedInts
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
 
 def outside(*_):
     raise NotImplementedError
@@ -106,6 +106,8 @@ def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
         ("name='two\\nlines'", "is refused"),
         ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
+        ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
+        ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
     ],
 )
 def test_a_spec_the_rest_cannot_rely_on_is_refused(folder, changed, complaint):

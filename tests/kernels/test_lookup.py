@@ -62,6 +62,31 @@ def test_a_kernel_that_the_table_names_takes_the_nearest_key(rows: tuple[Row, ..
         assert lookup.pick(SPEC, KEY, Table(order, ("colwise",)), device) == {**SPEC.default, "num_warps": warps}
 
 
+@pytest.mark.parametrize(
+    ("K", "device", "tile"),
+    [
+        pytest.param(8192, "H100", 8192, id="its own key"),
+        pytest.param(7000, "H100", 8192, id="the nearest"),
+        pytest.param(14336, "H200", 1024, id="the next nearest that suits"),
+        pytest.param(14336, "H100", 2048, id="none suits: the row for any other shape"),
+        pytest.param(14336, "B200", 8192, id="neither: the default"),
+    ],
+)
+def test_a_config_that_held_a_whole_row_is_not_taken_for_longer_rows(K: int, device: str, tile: int) -> None:
+    spec = catalog.load("rowwise-2d")
+    near = (("K", 8192), ("M_bucket", 16384))
+    far = (("K", 1408), ("M_bucket", 16384))
+    rows: tuple[Row, ...] = (
+        ("rowwise-2d", "H100", near, (("BLOCK_SIZE_ITER", 8192),)),
+        ("rowwise-2d", "H100", None, (("BLOCK_SIZE_ITER", 2048),)),
+        ("rowwise-2d", "H200", near, ()),
+        ("rowwise-2d", "H200", far, (("BLOCK_SIZE_ITER", 1024),)),
+        ("rowwise-2d", "B200", near, (("BLOCK_SIZE_ITER", 8192), ("num_warps", 2))),
+    )
+    found = lookup.pick(spec, {"M_bucket": 16384, "K": K}, Table(rows, ("rowwise-2d",)), device)
+    assert found == {**spec.default, "BLOCK_SIZE_ITER": tile}
+
+
 SIZES = st.fixed_dictionaries({"M_bucket": st.integers(0, 2**20), "K": st.integers(0, 2**20), "G": st.integers(0, 512)})
 
 

@@ -1,5 +1,6 @@
 """What every spec promises the tuner."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -144,3 +145,15 @@ def test_what_is_compiled_for_a_gpu_elsewhere_has_the_grid_of_a_gpu() -> None:
     most = max(arch.multiprocessors for arch in ARCHES.values())
     assert panels.programs(of_panels, rows=16640, columns=8192, groups=64, device=meta) >= most
     assert both_ways.programs(of_panels, rows=16640, columns=8192, groups=64, device=meta) >= most
+
+
+@pytest.mark.parametrize("size", [100, 1024, 4096, 8192, 14336])
+def test_a_span_says_where_the_input_is_read_once(spec: KernelSpec, size: int) -> None:
+    """As ``invalid`` has it: a loop of one turn has no use for stages."""
+    shape = dict.fromkeys("MNKEG", size)
+    limits = ARCHES["sm_90"].limits()
+    for values in itertools.product(*spec.axes.values()):
+        config = dict(zip(spec.axes, values, strict=True))
+        reason = spec.invalid(config, shape, limits) or ""
+        if config["num_stages"] > 1 and "threads a block" not in reason:
+            assert (spec.span is not None and spec.span.holds(config, shape)) == ("read once" in reason)

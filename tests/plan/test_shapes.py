@@ -50,12 +50,15 @@ def test_the_sets_hold_what_they_promise():
         "deepseek-v3",
         "grouped-mm",
         "llama4",
+        "rows",
         "starting-line",
         "tiny",
         "unseen",
     )
     assert rows_of("llama4") == expected((5120, 8192), [(16640, (1, 4, 16, 64, 128)), (131072, (8,))])
     assert rows_of("deepseek-v3") == expected((7168, 2048), [(16640, (4, 8, 32)), (131072, (8,))])
+    rows = {(("M", m), ("K", k), ("E", 8)) for m in (4096, 65536) for k in (768, 1024, 10752, 12288, 14336, 16384)}
+    assert rows_of("rows") == rows
     activations = {(("M", 16640), ("K", 5120), ("E", experts)) for experts in (64, 128)}
     assert rows_of("deepseek-moe-16b") == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
 

@@ -1,5 +1,7 @@
 """Launch tables, one generated module an arch, written by ``fp8tune export`` and read by :mod:`fp8tune_kernels.lookup`.
 
+These are shipped; a user's own are read first, see :mod:`fp8tune_kernels.user_tables`.
+
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
 sorted by name, or None for any shape; the config's items. An axis that a row leaves out has the kernel's declared
 default. ``NEAREST`` names the kernels whose unseen keys take the row of the nearest key before that for any shape.
@@ -30,7 +32,7 @@ class Table:
 
 @functools.cache
 def table(arch: str) -> Table:
-    """What was exported for an arch; empty where there is no table. A table that cannot be imported raises."""
+    """What is shipped for an arch; empty where there is no table. A table that cannot be imported raises."""
     name = f"{__name__}.{arch}"
     if not re.fullmatch(r"\w+", arch):
         return Table()

@@ -1,0 +1,125 @@
+"""A user's own launch tables, read before those that are shipped; ``fp8tune export`` writes them outside of a checkout.
+
+A file is called and written like the shipped module of its arch, but it is read, not imported: nothing in it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.tables import Row, Table, table
+
+__all__ = ["FOLDER_VARIABLE", "folder", "installed", "of_kernel", "overlay", "parsed", "user_table"]
+
+FOLDER_VARIABLE = "FP8TUNE_TABLES"
+"""The environment variable that names the folder; if it is set and empty, there is none."""
+
+
+def folder() -> Path | None:
+    """Where a user's tables are: as the variable says, else in the user's data folder (Triton runs on Linux alone)."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named is not None:
+        return Path(named).absolute() if named else None
+    data = os.environ.get("XDG_DATA_HOME", "")
+    home = Path(data) if os.path.isabs(data) else Path(os.path.expanduser("~/.local/share"))
+    return home / "fp8tune" / "tables"
+
+
+@functools.cache
+def user_table(arch: str) -> Table:
+    """The user's table of an arch, read once; empty if there is none. Raises ValueError if the file is no table."""
+    where = folder()
+    if where is None or not re.fullmatch(r"\w+", arch):
+        return Table()
+    path = where / f"{arch}.py"
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return Table()
+    except OSError as error:  # such as the home folder of another user
+        warnings.warn(f"{path} cannot be read, the shipped table is used: {error.strerror}", stacklevel=2)
+        return Table()
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is no table, {error}: remove it, or write it with fp8tune export") from None
+
+
+def parsed(text: str) -> Table:
+    """The rows of a generated module, from its text alone. Raises ValueError for any other text."""
+    try:
+        statements = ast.parse(text).body
+        values = {
+            statement.target.id: ast.literal_eval(statement.value)
+            for statement in statements
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value
+        }
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ValueError("it is not what fp8tune export writes") from None
+    rows, nearest = values.get("ROWS"), values.get("NEAREST", ())
+    if not isinstance(rows, tuple) or not isinstance(nearest, tuple):
+        raise ValueError("it has no ROWS")
+    for row in rows:
+        if not _is_row(row):
+            raise ValueError(f"{str(row)[:80]!r} is no row")
+    if not all(isinstance(kernel, str) for kernel in nearest):
+        raise ValueError("NEAREST names no kernels")
+    return Table(rows, nearest)
+
+
+def _is_row(row: object) -> bool:
+    if not (isinstance(row, tuple) and len(row) == 4):
+        return False
+    kernel, device, key, config = row
+    named = isinstance(kernel, str) and isinstance(device, str)
+    return named and (key is None or _are_pairs(key)) and _are_pairs(config)
+
+
+def _are_pairs(items: object) -> bool:
+    return isinstance(items, tuple) and all(
+        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int
+        for item in items
+    )
+
+
+def overlay(own: Table, shipped: Table) -> Table:
+    """Both as one: a row of the user's hides the shipped ones of its key, on its device or on all.
+
+    Whether unseen keys of a kernel take the row of the nearest one is the user's table's word if it has the row for
+    any other shape.
+    """
+    taken = {(row[0], row[2], row[1]) for row in own.rows}
+    rest = [row for row in shipped.rows if not {(row[0], row[2], row[1]), (row[0], row[2], "")} & taken]
+    decided = {row[0] for row in own.rows if row[1] == "" and row[2] is None}
+    nearest = {*own.nearest, *(kernel for kernel in shipped.nearest if kernel not in decided)}
+    return Table((*own.rows, *rest), tuple(sorted(nearest)))
+
+
+def installed(arch: str) -> Table:
+    """The user's table over the shipped one."""
+    return overlay(user_table(arch), table(arch))
+
+
+def of_kernel(spec: KernelSpec, own: Table) -> Table:
+    """The rows of a kernel that it can be launched with: the user's table may be older than the kernel."""
+    rows = [row for row in own.rows if row[0] == spec.name]
+    usable = tuple(row for row in rows if _fits(spec, row))
+    if len(usable) < len(rows):
+        warnings.warn(
+            f"{len(rows) - len(usable)} rows of {spec.name} in {folder()} are of another version of the kernel and are "
+            "left out: run fp8tune sweep and fp8tune export again",
+            stacklevel=2,
+        )
+    return Table(usable, own.nearest)
+
+
+def _fits(spec: KernelSpec, row: Row) -> bool:
+    sizes: Mapping[str, int] = dict(row[2] or ())
+    return {name for name, _ in row[3]} <= set(spec.axes) and (row[2] is None or set(sizes) == set(spec.key))
