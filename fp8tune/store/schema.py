@@ -48,6 +48,8 @@ from fp8tune.store.columns import (
     Finite,
     KeyNames,
     NamedIntsText,
+    ShapeText,
+    Share,
     Text,
     Whole,
 )
@@ -57,7 +59,9 @@ SCHEMA_VERSION = 1
 
 _KINDS = re.compile("|".join(Kind))
 _STATUSES = re.compile("|".join(Status))
-_STAGES = re.compile("screen|final|twin")
+STAGES = ("screen", "final", "twin")
+"""The stages of a trial."""
+_STAGES = re.compile("|".join(STAGES))
 _UIDS = re.compile(r"([A-Za-z0-9_.:+\-]{1,64}( |$))*")
 
 METADATA = MetaData()
@@ -69,6 +73,8 @@ def _table(name: str, *parts: SchemaItem) -> Table:
 
 
 def _column(name: str, kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> Column[Any]:
+    kind = kind() if isinstance(kind, type) else kind
+    kind.required = True  # type: ignore[attr-defined]  # of a type that checks what it reads
     return Column(name, kind, nullable=False)
 
 
@@ -117,7 +123,7 @@ Problems = _table(
     "problems",
     _column("kernel", Text("kernel name", KERNEL, 64)),
     _column("canonical", String(300)),
-    _column("shape", NamedIntsText(300)),
+    _column("shape", ShapeText(300)),
     _column("routing", Text("routing", WORD, 32)),
     _column("input_layout", Text("input layout", WORD, 32)),
     _column("in_dtype", Text("dtype", WORD, 32)),
@@ -226,7 +232,7 @@ Trials = _table(
     _column("position", Whole),
     _column("status", Text("status", _STATUSES, 32)),
     _column("reason", String),
-    _optional("time_us", Finite),
+    _optional("time_us", Duration),
     _optional("tick_us", Finite),
     _optional("sm_clock_mhz", Whole),
     _optional("memory_clock_mhz", Whole),
@@ -261,8 +267,8 @@ Finals = _table(
     _refers_to("device_id", "devices"),
     _refers_to("problem_id", "problems"),
     _column("replaces", Text("list of sweep uids", _UIDS, 2000)),
-    _column("tie_band", Finite),
-    _column("keep_band", Finite),
+    _column("tie_band", Share),
+    _column("keep_band", Share),
     _column("floor_us", Finite),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
