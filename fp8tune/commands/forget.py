@@ -12,7 +12,8 @@ from fp8tune.errors import UsageError
 
 def forget(
     rows: Annotated[
-        list[str] | None, typer.Argument(help="Rows as other commands name them, such as trials:17.", metavar="[ROW]...")
+        list[str] | None,
+        typer.Argument(help="Rows as other commands name them, such as trials:17.", metavar="[ROW]..."),
     ] = None,
     unreadable: Annotated[bool, typer.Option("--unreadable", help="All rows that cannot be read.")] = False,
     db: DatabaseOption = DEFAULT_DATABASE,

@@ -22,7 +22,7 @@ from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, chosen, codes, last_status
 from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
 from fp8tune.store.summaries import Summary, summaries
-from fp8tune.store.unreadable import Missing, readable
+from fp8tune.store.unreadable import MissingRowError, readable
 
 Keep = Callable[[Sequence[Pool]], Collection[Pool]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
@@ -111,7 +111,7 @@ class _Gathering:
         newest = _last_timed(self.connection, wanted if wish.problems is not None else None) if rivals else {}
         pools = {}
         for ids in found:
-            with contextlib.suppress(Missing):
+            with contextlib.suppress(MissingRowError):
                 pools[self._pool(ids, newest.get(ids, 0.0))] = ids
         return pools
 
@@ -134,7 +134,7 @@ class _Gathering:
             found = []
             for id, summary in summaries(self.connection, wanted):
                 if id in rows:
-                    with contextlib.suppress(Missing):
+                    with contextlib.suppress(MissingRowError):
                         found.append(self._evidence(rows[id], summary))
             return found
 

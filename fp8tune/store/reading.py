@@ -45,7 +45,8 @@ from fp8tune.store.schema import (
     Trials,
     Workers,
 )
-from fp8tune.store.unreadable import ById, Missing, readable, stream
+from fp8tune.store.unreadable import ById, MissingRowError, readable, stream
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -174,7 +175,7 @@ def finished_sweep(connection: Connection, request: str, device: Device) -> list
     query = select(Completions.c.version_id, Completions.c.problem_id).where(Completions.c.sweep_id == sweep)
     pairs = []
     for row in readable(connection, query.order_by(Completions.c.id)):
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(MissingRowError):
             pairs.append((shared.versions[row.version_id], shared.problems[row.problem_id]))
     return [(version, problem) for version, problem in pairs if version is not None]
 
@@ -230,7 +231,7 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
     for found in stream(connection, query, Trials.c.id):
         try:
             row = _row(found, shared, known_codes.get(found.candidate_id))
-        except Missing:  # named already
+        except MissingRowError:  # named already
             continue
         except DatabaseError as error:
             unreadable.of(connection).add(Trials, found.id, str(error))
@@ -246,7 +247,7 @@ def published(connection: Connection) -> list[Published]:
     told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
     found = []
     for row in readable(connection, select(*PublishedOperations.c).order_by(PublishedOperations.c.id)):
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(MissingRowError):
             problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
             values = {name: getattr(row, name) for name in told}
             found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))

@@ -76,12 +76,12 @@ def of(connection: Connection) -> Unreadable:
     return found
 
 
-class Missing(DatabaseError):
+class MissingRowError(DatabaseError):
     """A row that others refer to is not there, or cannot be read."""
 
 
 class ById(dict[int, Any]):
-    """What the rows of a table say, by id. One that is not there is noted, and Missing is raised."""
+    """What the rows of a table say, by id. One that is not there is noted, and MissingRowError is raised."""
 
     def __init__(self, connection: Connection, table: Table, items: Iterable[tuple[int, Any]]) -> None:
         super().__init__(items)
@@ -89,7 +89,9 @@ class ById(dict[int, Any]):
 
     def __missing__(self, id: int) -> Any:
         of(self._connection).add(self._table, id, "it is missing, and rows refer to it")
-        raise Missing(f"{self._table.name}:{id} is missing, and rows refer to it: run fp8tune forget --unreadable")
+        raise MissingRowError(
+            f"{self._table.name}:{id} is missing, and rows refer to it: run fp8tune forget --unreadable"
+        )
 
 
 def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
@@ -123,7 +125,7 @@ def one_by_one(connection: Connection, query: Select[Any], note: Note) -> Iterat
     """The same, slowly: each value is looked at by itself."""
     columns = list(query.selected_columns)
     tables: list[Any] = list(dict.fromkeys(column.table for column in columns))
-    record: Any = namedtuple("Row", [column.name for column in columns])  # type: ignore[misc]  # noqa: PYI024
+    record: Any = namedtuple("Row", [column.name for column in columns])  # type: ignore[misc]
     raw = query.with_only_columns(
         *(type_coerce(column, NullType()) for column in columns),
         *(table.c.id for table in tables),
@@ -148,7 +150,7 @@ def _value(connection: Connection, column: Any, value: Any) -> Any:
     expected = next(type_ for kind, type_ in _PLAIN if isinstance(column.type, kind))
     if isinstance(value, expected) or (value is None and column.nullable):
         return value
-    raise DatabaseError(f"refused {ascii(str(value)[:80])}: that is no {expected.__name__}")
+    raise DatabaseError(f"refused {str(value)[:80]!a}: that is no {expected.__name__}")
 
 
 @contextlib.contextmanager

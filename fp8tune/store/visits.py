@@ -20,7 +20,7 @@ from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import device_ids, problem_ids
 from fp8tune.store.schema import Candidates, Configs, Devices, Finals, KernelVersions, Sweeps, Trials, Workers
 from fp8tune.store.summaries import Block, summaries
-from fp8tune.store.unreadable import ById, Missing, readable
+from fp8tune.store.unreadable import ById, MissingRowError, readable
 
 Subject = tuple[int, int, int]
 """The ids of a problem, a kernel version and a device."""
@@ -89,7 +89,7 @@ def of_candidate(
     found: dict[str, list[Visit]] = {}
     for (stage, sweep, worker), blocks in finals.items():
         if sweep in sessions:
-            with contextlib.suppress(Missing):
+            with contextlib.suppress(MissingRowError):
                 found.setdefault(stage, []).append(Visit(sessions[sweep], processes[worker], blocks))
     order = attrgetter("session.sweep", "process")
     return {stage: tuple(sorted(visits, key=order)) for stage, visits in found.items()}
@@ -112,7 +112,7 @@ def of_sweep(
     for candidate, summary in summaries(connection, mine):
         for (stage, of, worker), blocks in sorted(summary.finals.items()):
             if of == sweep and candidate in configs:
-                with contextlib.suppress(Missing):
+                with contextlib.suppress(MissingRowError):
                     found.setdefault(configs[candidate], []).append(Timed(stage, names[worker], blocks))
     return found
 
