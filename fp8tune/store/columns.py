@@ -102,7 +102,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
 class _Checked(TypeDecorator[Any]):
     """A column that takes and gives back one kind of value and refuses any other with a DatabaseError."""
 
-    impl = String
+    impl: Any = String
     cache_ok = True
     required = False
     """Whether NULL is refused too: set by a column that is not nullable. A damaged file holds NULLs anywhere."""
@@ -161,6 +161,18 @@ class Whole(_Checked):
 
     def _expected(self) -> str:
         return "integer of 64 bits"
+
+
+class Count(Whole):
+    """How many of something, or of how many bytes: 0 or more."""
+
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return super()._holds(value) and bool(value >= 0)
+
+    def _expected(self) -> str:
+        return "number of 0 or more"
 
 
 class Finite(_Checked):

@@ -138,7 +138,8 @@ def one_by_one(connection: Connection, query: Select[Any], note: Note) -> Iterat
                 try:
                     values.append(_value(connection, column, value))
                 except DatabaseError as error:
-                    note(column.table, row[len(columns) + tables.index(column.table)], f"{column.name}: {error}")
+                    id = int(row[len(columns) + tables.index(column.table)] or 0)
+                    note(column.table, id, f"{column.name}: {error}")
             if len(values) == len(columns):
                 yield record(*values)
 
@@ -250,7 +251,7 @@ def _can_be_read(connection: Connection, query: Select[Any]) -> bool:
 
 def _is_suspect(connection: Connection) -> Any:
     """The condition that a trial may be unreadable, on the columns of its index: samples would take far longer."""
-    time_us = type_coerce(Trials.c.time_us, Double())  # the column's own type refuses a 0 to compare with
+    time_us: Any = type_coerce(Trials.c.time_us, Double())  # the column's own type refuses a 0 to compare with
     suspect = [
         time_us <= 0,
         time_us > LONGEST_US,
