@@ -9,7 +9,19 @@ from typing import Annotated, Any, cast
 import typer
 
 from fp8tune import __version__
-from fp8tune.commands import bench, calibrate, compare, doctor, export, import_, lint, show, static_report, sweep
+from fp8tune.commands import (
+    bench,
+    calibrate,
+    compare,
+    doctor,
+    export,
+    forget,
+    import_,
+    lint,
+    show,
+    static_report,
+    sweep,
+)
 from fp8tune.errors import Fp8tuneError, UsageError
 
 app = typer.Typer(
@@ -43,6 +55,7 @@ app.command(name="static-report")(static_report.static_report)
 app.command()(export.export)
 app.command()(lint.lint)
 app.command(name="import")(import_.import_)
+app.command()(forget.forget)
 app.command()(compare.compare)
 app.command()(doctor.doctor)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +20,11 @@ from urllib.parse import quote
 from fp8tune.choose import incumbents
 from fp8tune.code import source
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.export import merging
+from fp8tune.export import merging, selecting
 from fp8tune.export import table as export
 from fp8tune.measure import device
 from fp8tune.measure.device import Software
-from fp8tune.records import Device, Evidence, Kind, Telemetry
+from fp8tune.records import Device, Kind, Telemetry
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -34,6 +35,10 @@ TRITON_SINCE, TRITON_BEFORE = (3, 6), (3, 10)
 
 NOT_READ = Telemetry()
 """On a machine whose sensors nobody asked."""
+
+
+ROWS_NAMED = 10
+"""Rows that cannot be read are named one by one up to here."""
 
 
 class Level(StrEnum):
@@ -158,10 +163,22 @@ def check_database(db: str) -> list[Finding]:
             findings = check_store(db, store)
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
-            evidence = store.evidence()
+            findings += check_rows(store.unreadable())
+            findings += check_tables(store)
+            timed = store.timed_sources()
     except DatabaseError as error:
         return [_failed(error, way_back(db) if is_damaged(db) else "")]
-    return [*findings, *check_tables(evidence), *check_sources(evidence, current_hashes())]
+    return [*findings, *check_sources(timed, current_hashes())]
+
+
+def check_rows(unreadable: Mapping[tuple[str, int], str]) -> Iterator[Finding]:
+    """Which rows cannot be read: the others are, so this is nothing but a warning."""
+    for (table, id), reason in itertools.islice(unreadable.items(), ROWS_NAMED):
+        what = f"{table}:{id} cannot be read and is left out: {reason}"
+        yield Finding(Level.WARNING, what, f"fp8tune forget {table}:{id} removes it and what refers to it")
+    if len(unreadable) > ROWS_NAMED:
+        what = f"{len(unreadable) - ROWS_NAMED:,} more rows cannot be read and are left out"
+        yield Finding(Level.WARNING, what, "fp8tune forget --unreadable removes all of them")
 
 
 def check_store(db: str, store: Store) -> list[Finding]:
@@ -205,20 +222,20 @@ def is_damaged(db: str) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(db)}?mode=ro", uri=True)) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",))
+    except UnicodeDecodeError:  # of SQLite's own words on a schema that is no text any more
+        return True
     except sqlite3.DatabaseError as error:
         return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def check_tables(
-    evidence: Sequence[Evidence], table_path: Callable[[str], Path] = export.destination
-) -> Iterator[Finding]:
+def check_tables(store: Store, table_path: Callable[[str], Path] = export.destination) -> Iterator[Finding]:
     """Is each arch's generated table what the database would give today."""
-    stored = {row.device.arch for row in evidence if row.kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
+    stored = {arch for arch, kind in store.counts() if kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
     for arch in (name for name in ARCHES if name in stored):
         try:
             path = table_path(arch)
             held = incumbents.COMMITTED if path == export.table_path(arch) else incumbents.INSTALLED
-            table = export.render(evidence, arch, incumbents=held)
+            table = export.render(selecting.evidence_for(store, arch), arch, incumbents=held)
             if not table.entries:
                 continue
             stale = export.stale(merging.merge(merging.existing(path), table, prune=True).table, path)
@@ -232,14 +249,11 @@ def check_tables(
             yield Finding(Level.OK, f"{path.name}: the kernels' table is up to date")
 
 
-def check_sources(evidence: Iterable[Evidence], hashes: Mapping[str, str]) -> Iterator[Finding]:
-    """Has each kernel, as its code is now, rows from a GPU. ``hashes``: kernel -> source hash."""
-    timed: dict[str, set[str]] = {}
-    for row in evidence:
-        if row.kind is Kind.MEASURED and row.version is not None:
-            timed.setdefault(row.problem.kernel, set()).add(row.version.source_hash)
+def check_sources(timed: Mapping[str, Collection[str]], hashes: Mapping[str, str]) -> Iterator[Finding]:
+    """Has each kernel, as its code is now, rows from a GPU. ``timed``: kernel -> the source hashes that have some;
+    ``hashes``: kernel -> its source hash now."""
     for kernel, current in hashes.items():
-        stored = timed.get(kernel, set())
+        stored = timed.get(kernel, ())
         if current in stored:
             yield Finding(Level.OK, f"{kernel}: timed as its code is now")
         else:

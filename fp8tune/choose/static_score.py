@@ -100,15 +100,20 @@ def ranking(static: Iterable[Evidence]) -> list[Ranked]:
     """
     layouts: dict[str, dict[NamedInts, dict[NamedInts, Evidence]]] = {}
     for entry in static:
-        if entry.status is Status.OK and entry.config is not None and entry.facts.code is not None:
+        if entry.status is Status.OK and entry.facts.code is not None and _is_launchable(entry):
             shapes = layouts.setdefault(entry.problem.input_layout, {})
-            shapes.setdefault(entry.problem.shape, {})[entry.config] = entry
+            shapes.setdefault(entry.problem.shape, {})[entry.config or NamedInts()] = entry
     fullest = [
         min(shapes.items(), key=lambda item: (-len(item[1]), item[0].canonical))[1] for shapes in layouts.values()
     ]
     common = set.intersection(*(set(found) for found in fullest)) if fullest else set()
     ranked = [_ranked(config, [found[config] for found in fullest]) for config in common]
     return sorted(ranked, key=lambda each: (each.cost, each.config.canonical))
+
+
+def _is_launchable(entry: Evidence) -> bool:
+    """Not so of a row that something else wrote: of an arch nobody knows, or a config without warps."""
+    return entry.device.arch in ARCHES and (entry.config or NamedInts()).get("num_warps", 0) > 0
 
 
 def rankings(evidence: Iterable[Evidence]) -> dict[str, list[Ranked]]:

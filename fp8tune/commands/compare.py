@@ -76,7 +76,7 @@ def compare(
     laboratory, notices = session.choose_laboratory(None, timer)
     if from_db or not laboratory.times:
         with Store.open(database_to_read(db), writable=False) as store:
-            comparison = comparing.compare(store.evidence(), repo, revisions, kernels=kernel)
+            comparison = comparing.compare_stored(store, repo, revisions, kernels=kernel)
         if not from_db:
             render.notice("no GPU here: from recorded rows, as with --from-db")
     else:

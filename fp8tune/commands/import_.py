@@ -13,25 +13,31 @@ from fp8tune.commands.options import DatabaseOption, database_to_write
 def import_(
     file: Annotated[Path, typer.Argument(help="Another fp8tune database, or a CSV of published measurements.")],
     db: DatabaseOption = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Also compile all published configs, as export needs them.")
+    ] = False,
 ) -> None:
-    """Merge another database (all rows kept), or published rows with their source.
+    """Merge another database (all rows kept), or published rows with their source: all of a file or nothing.
 
-    Published configs of our kernels are compiled for their arch, so that export knows whether they would fit.
+    Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
+    fp8tune sweep --arch ARCH.
     """
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import session
 
-    importing.check_importable(file)
+    loaded = importing.load(file, session.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
-        report = importing.import_file(store, file, lookup_key=session.lookup_key)
+        report = loaded.store(store, render.CountProgress("rows stored"))
         print(f"{file}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")
-        if file.suffix == ".csv" and not report.of_operations:
+        if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:
                 for event in session.compile_published(store):
                     progress.show(event)
+        elif any(row.config is not None for row in loaded.rows):
+            render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

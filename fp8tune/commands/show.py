@@ -52,6 +52,7 @@ def show(
         return
     from fp8tune.choose import conflicts as contradicting
     from fp8tune.choose import incumbents, ranking
+    from fp8tune.records import Kind
     from fp8tune.render import evidence as render_evidence
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners
@@ -68,8 +69,11 @@ def show(
         if arch is not None:
             names.check_arch(arch, store)
         chosen = wanted if kernel else [None]
-        keep = None if conflicts else ranking.competing
-        evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep, finalists_only=picks)]
+        if conflicts:
+            evidence = [item for name in chosen for item in store.evidence(name, arch, [Kind.PUBLISHED])]
+        else:
+            keep = ranking.competing
+            evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep, finalists_only=picks)]
     if conflicts:
         render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
         return

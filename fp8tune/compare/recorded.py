@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fp8tune import errors
@@ -21,10 +21,11 @@ from fp8tune.code.walk import Read
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
 from fp8tune.compare.verdicts import Verdict
-from fp8tune.records import Device, Evidence, Kind, Problem
+from fp8tune.records import Device, Evidence, Kind, Pool, Problem
+from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 
-__all__ = ["WORKTREE", "Comparison", "compare", "declared_hashes", "parse_range"]
+__all__ = ["WORKTREE", "Comparison", "compare", "compare_stored", "declared_hashes", "parse_range"]
 
 WORKTREE = "WORKTREE"
 """Names the uncommitted state of the repository where a revision is expected."""
@@ -44,15 +45,48 @@ def compare(
     knows. Raises UsageError for a malformed range, an unknown revision and a kernel declared at neither side,
     MachineError where there is no git or no repository.
     """
+    return _compared(evidence, _sides(repository, range_text, kernels))
+
+
+def compare_stored(store: Store, repository: Path, range_text: str, kernels: Sequence[str] | None = None) -> Comparison:
+    """The same of a database, of which only what the two revisions timed is read."""
+    sides = _sides(repository, range_text, kernels)
+    versions = {(name, source_hash) for name, hashes in sides.kernels for source_hash in hashes if source_hash}
+
+    def keep(pools: Sequence[Pool]) -> list[Pool]:
+        by_version: dict[tuple[str, str], list[Pool]] = {version: [] for version in versions}
+        for pool in pools:
+            if pool.version and (pool.version.kernel, pool.version.source_hash) in by_version:
+                by_version[pool.version.kernel, pool.version.source_hash].append(pool)
+        return [pool for same in by_version.values() for pool in ranking.competing(same)]
+
+    return _compared(store.evidence(kinds=TIMED_KINDS, keep=keep, finalists_only=True), sides)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Two revisions, and each kernel that one of them declares with its source hash at both."""
+
+    before: Revision
+    after: Revision
+    kernels: tuple[tuple[str, tuple[str | None, str | None]], ...]
+
+
+def _sides(repository: Path, range_text: str, kernels: Sequence[str] | None) -> _Sides:
     root = git.toplevel(repository)
     before, after = parse_range(root, range_text)
+    declared = [
+        declared_hashes(kernel, root, before, after, required=bool(kernels)) for kernel in kernels or catalog.KERNELS
+    ]
+    return _Sides(before, after, tuple(each for each in declared if each[1] != (None, None)))
+
+
+def _compared(evidence: Iterable[Evidence], sides: _Sides) -> Comparison:
     timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
     rows: list[ComparedRow] = []
-    for kernel in kernels or catalog.KERNELS:
-        name, hashes = declared_hashes(kernel, root, before, after, required=bool(kernels))
-        if hashes != (None, None):
-            rows += _kernel_rows(name, hashes, timed, before, after)
-    return Comparison(before, after, tuple(_judged(rows)))
+    for name, hashes in sides.kernels:
+        rows += _kernel_rows(name, hashes, timed, sides.before, sides.after)
+    return Comparison(sides.before, sides.after, tuple(_judged(rows)))
 
 
 def parse_range(repository: Path, text: str) -> tuple[Revision, Revision]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from fp8tune.code.loading import load_spec
@@ -106,18 +107,21 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def distinct(reference: str, problems: Sequence[Problem], arch: str) -> list[Problem]:
-    """Of problems that give the same machine code the one with the smallest grid, which is the hardest to fill.
+    """Of problems that give the same machine code the one with the smallest grid, which is the hardest to fill."""
+    return [same[0] for same in alike(reference, problems, arch)]
+
+
+def alike(reference: str, problems: Sequence[Problem], arch: str) -> list[list[Problem]]:
+    """Problems that give the same machine code, together; the one with the smallest grid first.
 
     Told by launching the declared default with nothing compiled: Triton specializes code on constants, on dtypes and on
     what 16 divides.
     """
-    smallest: dict[Hashable, tuple[int, Problem]] = {}
+    groups: dict[Hashable, list[tuple[int, Problem]]] = {}
     for problem in problems:
         signature, programs = _signature(reference, problem, arch)
-        kept = smallest.setdefault((problem.input_layout, signature), (programs, problem))
-        if programs < kept[0]:
-            smallest[problem.input_layout, signature] = (programs, problem)
-    return [problem for _, problem in smallest.values()]
+        groups.setdefault((problem.input_layout, signature), []).append((programs, problem))
+    return [[problem for _, problem in sorted(group, key=itemgetter(0))] for group in groups.values()]
 
 
 def _signature(reference: str, problem: Problem, arch: str) -> tuple[Hashable, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fp8tune.errors import UsageError, unknown
 from fp8tune.plan.shapes import DIMS
 from fp8tune.records import NamedInts, Problem
-from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, DeviceLimits, KernelSpec
+from fp8tune_kernels.spec import LAUNCH_OPTIONS, LAYOUT_FLAG, ROUTINGS, DeviceLimits, KernelSpec
 
 Axes = Mapping[str, tuple[int, ...]]
 """A grid: axis name -> values, in declaration order."""
@@ -22,6 +22,13 @@ IN_DTYPES = ("bfloat16", "float32")
 
 LARGEST_VALUE = 2**20
 """Triton's limit on the elements of a block, so that no axis can mean more."""
+
+
+LARGEST_BYTES = 2**40
+"""No accelerator has as much memory for one input and output: 1 TiB."""
+
+MOST_GROUPS = 2**20
+"""Groups (experts) of one problem: each has an end row, and no model has as many."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,26 @@ def problems(
     )
     if not found:
         raise UsageError(f"these shapes hold no problem for {spec.name}: it may need a dim that their rows leave out")
+    for problem in found:
+        check_size(spec, problem.shape)
     return list(found)
+
+
+def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
+    """Raise UsageError for a shape that lacks a dim of the kernel, or is beyond what any memory holds."""
+    named = {name.removesuffix("_bucket") for name in spec.key} - {LAYOUT_FLAG}
+    try:
+        missing, bytes_moved = next(iter(sorted(named - {*shape})), ""), spec.bytes_moved(shape)
+    except KeyError as error:
+        missing, bytes_moved = str(error.args[0] if error.args else "a dim")[:80], 1
+    if missing:
+        raise UsageError(f"{spec.name} needs {missing}, which the shape {shape} lacks")
+    if bytes_moved < 1:
+        raise UsageError(f"{spec.name} {shape} moves nothing: give each dim a size of at least 1")
+    if bytes_moved > LARGEST_BYTES:
+        raise UsageError(f"{spec.name} {shape} moves {bytes_moved:,} bytes: no device has more than {LARGEST_BYTES:,}")
+    if spec.routed and shape.get("G", 1) > MOST_GROUPS:
+        raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
 
 
 def _known(what: str, name: str, names: Sequence[str]) -> None:

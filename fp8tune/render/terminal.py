@@ -118,6 +118,19 @@ def print_findings(findings: Sequence[Finding], output_format: str) -> None:
             console.print(f"        -> {visible(finding.fix)}", markup=False, soft_wrap=True)
 
 
+class CountProgress:
+    """Says on stderr how many of a number of things are done, at most every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._last_line = what, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take how many are done and how many there are."""
+        if time.monotonic() - self._last_line > PLAIN_INTERVAL_S / 2:
+            self._last_line = time.monotonic()
+            notice(f"{done:,} of {total:,} {self._what}")
+
+
 class SweepProgress:
     """Shows a sweep's events: a live bar with the best so far on a terminal, plain lines elsewhere, on stderr."""
 

@@ -6,6 +6,7 @@ refused at this border and nothing else has to be on its guard.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import keyword
@@ -31,8 +32,14 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 KERNEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
 ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
-LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]{0,500}")
+LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]{0,500}")
 """One line without control characters or marks that turn text around: safe on a terminal and in a JSON file."""
+LARGEST_DIM = 2**31 - 1
+"""Group ends (``offs``) are int32."""
+LARGEST_NUMBER = 1e18
+"""No measured number is larger, and sums and squares of smaller ones are finite."""
+LONGEST_US = 1e12
+"""A time of more than eleven days is none."""
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -52,9 +59,14 @@ def parse_named_ints(text: str) -> NamedInts:
 
 
 def pack_samples(samples_us: Sequence[float]) -> bytes:
-    """Times in microseconds -> bytes, exact to 1 ns: zlib over zigzag varints of the differences in nanoseconds."""
+    """Times in microseconds -> bytes, exact to 1 ns: zlib over zigzag varints of the differences in nanoseconds.
+
+    Raises DatabaseError for a sample that is no time.
+    """
     packed, previous = bytearray(), 0
     for sample in samples_us:
+        if not 0 <= sample <= LONGEST_US:  # not a NaN either
+            raise DatabaseError(f"refused {_start_of(sample)}: that is no time of a sample")
         nanoseconds = round(sample * 1000)
         difference, previous = nanoseconds - previous, nanoseconds
         zigzag = 2 * difference if difference >= 0 else -2 * difference - 1
@@ -70,7 +82,7 @@ def unpack_samples(blob: bytes) -> tuple[float, ...]:
     samples, total, zigzag, shift = [], 0, 0, 0
     try:
         packed = zlib.decompress(blob) if blob else b""
-    except zlib.error:
+    except (TypeError, zlib.error):
         raise DatabaseError("the samples of a trial are damaged: restore the database from git or a copy") from None
     for byte in packed:
         zigzag |= (byte & 127) << shift
@@ -87,28 +99,117 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.fullmatch(text) is not None
 
 
-class Text(TypeDecorator[str]):
+class _Checked(TypeDecorator[Any]):
+    """A column that takes and gives back one kind of value and refuses any other with a DatabaseError."""
+
+    impl: Any = String
+    cache_ok = True
+    required = False
+    """Whether NULL is refused too: set by a column that is not nullable. A damaged file holds NULLs anywhere."""
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Refuse to store what would not be read back."""
+        return self._checked(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Refuse to read anything else: the file was not written by fp8tune."""
+        return self._checked(value)
+
+    def _checked(self, value: Any) -> Any:
+        if value is None and not self.required:
+            return None
+        if value is None or not self._holds(value):
+            raise DatabaseError(f"refused {_start_of(value)}: that is no {self._expected()}")
+        return value
+
+    def _holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def _expected(self) -> str:
+        raise NotImplementedError
+
+
+def _start_of(value: Any) -> str:
+    """The beginning of a value that may be endless, without control characters."""
+    return "NULL" if value is None else ascii(str(value)[:80])
+
+
+class Text(_Checked):
     """A text column that holds what ``pattern`` matches in full and nothing else, in both directions."""
 
-    impl = String
     cache_ok = True
 
     def __init__(self, what: str, pattern: re.Pattern[str], length: int = 500) -> None:
         super().__init__(length)
         self.what, self.pattern = what, pattern
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Refuse to store anything else."""
-        return self._checked(value)
+    def _holds(self, value: Any) -> bool:
+        return isinstance(value, str) and _matches(self.pattern, value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        """Refuse to read anything else: the file was not written by fp8tune."""
-        return self._checked(value)
+    def _expected(self) -> str:
+        return f"{self.what} (expected {self.pattern.pattern})"
 
-    def _checked(self, value: Any) -> str | None:
-        if value is None or (isinstance(value, str) and _matches(self.pattern, value)):
-            return value
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no {self.what} (expected {self.pattern.pattern})")
+
+class Whole(_Checked):
+    """An integer of 64 bits and nothing else: SQLite itself would keep a text."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return isinstance(value, int) and -LARGEST <= value <= LARGEST
+
+    def _expected(self) -> str:
+        return "integer of 64 bits"
+
+
+class Count(Whole):
+    """How many of something, or of how many bytes: 0 or more."""
+
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return super()._holds(value) and bool(value >= 0)
+
+    def _expected(self) -> str:
+        return "number of 0 or more"
+
+
+class Finite(_Checked):
+    """A finite number and nothing else."""
+
+    impl = Double
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return isinstance(value, int | float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+
+    def _expected(self) -> str:
+        return f"number between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}"
+
+
+class Duration(Finite):
+    """A time above 0, in microseconds where its name says so."""
+
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return super()._holds(value) and 0 < value <= LONGEST_US
+
+    def _expected(self) -> str:
+        return f"time above 0, up to {LONGEST_US:g}"
+
+
+class Share(Finite):
+    """A share of something: 0 to 1."""
+
+    cache_ok = True
+
+    def _holds(self, value: Any) -> bool:
+        return super()._holds(value) and 0 <= value <= 1
+
+    def _expected(self) -> str:
+        return "share between 0 and 1"
 
 
 class NamedIntsText(TypeDecorator[NamedInts]):
@@ -136,6 +237,31 @@ class NamedIntsText(TypeDecorator[NamedInts]):
             raise DatabaseError(f"refused a shape, config or lookup key: {error}") from None
 
 
+class ShapeText(NamedIntsText):
+    """The sizes of a problem: what :func:`check_sizes` lets pass."""
+
+    cache_ok = True
+
+    def _parsed(self, text: Any) -> NamedInts | None:
+        shape = super()._parsed(text)
+        try:
+            check_sizes(shape or NamedInts())
+        except ValueError as error:
+            raise DatabaseError(f"refused a shape: {error}") from None
+        return shape
+
+
+def check_sizes(shape: NamedInts) -> None:
+    """Raise ValueError for a shape without a dim, a dim that no tensor has, or dims whose product passes 64 bits."""
+    if not shape:
+        raise ValueError("the shape is empty: write it as name=value pairs, such as M=16640 K=5120 G=64")
+    for name, size in shape.items():
+        if not 0 <= size <= LARGEST_DIM:
+            raise ValueError(f"{name}={size} is larger than {LARGEST_DIM}")
+    if math.prod(shape.values()) > LARGEST:
+        raise ValueError(f"the product of {shape} is larger than 2^63 - 1")
+
+
 class AxesJson(TypeDecorator[tuple[tuple[str, tuple[int, ...]], ...]]):
     """The declared grid in declaration order, as JSON: ``[["BLOCK_SIZE", [32, 64]], ...]``."""
 
@@ -150,13 +276,15 @@ class AxesJson(TypeDecorator[tuple[tuple[str, tuple[int, ...]], ...]]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """JSON -> axes; names are identifiers, values integers."""
-        try:
-            axes = tuple((str(name), tuple(int(number) for number in values)) for name, values in json.loads(value))
-        except (TypeError, ValueError):
-            axes = (("", ()),)
-        if all(NAME.fullmatch(name) for name, _ in axes):
-            return axes
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no declared grid")
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # brackets may be nested without end
+            axes = tuple((name, tuple(values)) for name, values in json.loads(value))
+            if all(NAME.fullmatch(name) and all(map(_is_axis_value, values)) for name, values in axes):
+                return axes
+        raise DatabaseError(f"refused {_start_of(value)}: that is no declared grid")
+
+
+def _is_axis_value(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST  # a bool is an int, and no size
 
 
 class KeyNames(TypeDecorator[tuple[str, ...]]):
@@ -168,64 +296,13 @@ class KeyNames(TypeDecorator[tuple[str, ...]]):
     def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> str:
         """Names -> text."""
         text = " ".join(value or ())
-        self.process_result_value(text, dialect)
+        if self.process_result_value(text, dialect) != tuple(value or ()):
+            raise DatabaseError(f"refused {_start_of(text)}: a key name holds a blank")
         return text
 
     def process_result_value(self, value: Any, dialect: Dialect) -> tuple[str, ...]:
         """Text -> names, each an identifier."""
-        names = tuple(str(value).split())
+        names = tuple(value.split()) if isinstance(value, str) else ("",)
         if all(NAME.fullmatch(name) for name in names):
             return names
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no list of key names")
-
-
-class Whole(TypeDecorator[int]):
-    """An integer of 64 bits and nothing else: SQLite itself would keep a text."""
-
-    impl = BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> int | None:
-        """Refuse to store anything else."""
-        return self._checked(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
-        """Refuse to read anything else."""
-        return self._checked(value)
-
-    def _checked(self, value: Any) -> int | None:
-        if value is None or (isinstance(value, int) and -LARGEST <= value <= LARGEST):
-            return value
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no integer of 64 bits")
-
-
-class Finite(TypeDecorator[float]):
-    """A finite number and nothing else."""
-
-    impl = Double
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> float | None:
-        """Refuse to store anything else."""
-        return self._checked(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
-        """Refuse to read anything else."""
-        return self._checked(value)
-
-    def _checked(self, value: Any) -> float | None:
-        if value is None or (isinstance(value, int | float) and math.isfinite(value)):
-            return value
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no finite number")
-
-
-class Duration(Finite):
-    """A time above 0, in microseconds where its name says so."""
-
-    cache_ok = True
-
-    def _checked(self, value: Any) -> float | None:
-        time = super()._checked(value)
-        if time is None or time > 0:
-            return time
-        raise DatabaseError(f"refused {str(value)[:80]!r}: that is no time above 0")
+        raise DatabaseError(f"refused {_start_of(value)}: that is no list of key names")

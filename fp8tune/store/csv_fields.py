@@ -6,7 +6,7 @@ Whatever a file holds becomes a checked value or one line that names the file, t
 from __future__ import annotations
 
 import csv
-import math
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts
-from fp8tune.store.columns import LINE, parse_named_ints
+from fp8tune.store.columns import LINE, check_sizes, parse_named_ints
 
-LONGEST_US = 1e9
-"""A published time above 1,000 s is a typing error."""
+SHORTEST_US, LONGEST_US = 1e-3, 1e9
+"""A published time below 1 ns or above 1,000 s is a typing error."""
 
 Made = TypeVar("Made")
 Make = Callable[[Mapping[str, str]], Made]
@@ -77,11 +77,16 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
 # Fields
 
 
+@functools.lru_cache(65536)  # a file repeats a few shapes and configs
+def named_ints(text: str) -> NamedInts:
+    """Named integers. Raises ValueError, as all that follow."""
+    return parse_named_ints(text)
+
+
 def shape(text: str) -> NamedInts:
-    """Named integers, at least one. Raises ValueError, as all that follow."""
-    named = parse_named_ints(text)
-    if not named:
-        raise ValueError("the shape is empty: write it as name=value pairs, such as M=16640 K=5120 G=64")
+    """The sizes of a problem, at least one."""
+    named = named_ints(text)
+    check_sizes(named)
     return named
 
 
@@ -91,8 +96,8 @@ def microseconds(name: str, text: str) -> float:
         time_us = float(text)
     except ValueError:
         raise ValueError(f"{name} is {text[:80]!r}, not a number of microseconds") from None
-    if not (math.isfinite(time_us) and 0 < time_us <= LONGEST_US) or not text.isascii() or "_" in text:
-        raise ValueError(f"{name} is {text[:80]!r}, not a time between 0 and {LONGEST_US:g} microseconds")
+    if not SHORTEST_US <= time_us <= LONGEST_US or not text.isascii() or "_" in text:  # not a NaN either
+        raise ValueError(f"{name} is {text[:80]!r}, not a time between {SHORTEST_US:g} and {LONGEST_US:g} microseconds")
     return time_us
 
 

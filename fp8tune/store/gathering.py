@@ -19,9 +19,11 @@ from sqlalchemy import Connection, Double, Select, and_, false, func, not_, or_,
 from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
 from fp8tune.store import judgements, visits
+from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, chosen, codes
 from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
 from fp8tune.store.summaries import Summary, summaries
+from fp8tune.store.unreadable import MissingRowError, readable
 
 Keep = Callable[[Sequence[Pool]], Collection[Pool]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
@@ -88,7 +90,7 @@ class _Gathering:
             connection=connection,
             shared=Shared.load(connection),
             codes=codes(connection),
-            completed={(row[0], row[1], row[2]) for row in connection.execute(_COMPLETED)},
+            completed={(row[0], row[1], row[2]) for row in readable(connection, _COMPLETED)},
             ceilings=_ceilings(connection, ceiling),
             sessions=visits.Sessions.load(connection),
             processes=visits.processes(connection),
@@ -109,27 +111,37 @@ class _Gathering:
     def pools(self, wish: Wish, wanted: Select[Any]) -> dict[Pool, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
         query = wanted.with_only_columns(*_POOL).distinct()
-        found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in self.connection.execute(query)]
+        found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, query)]
         rivals = len({problem for problem, *_ in found}) < len(found)
         newest = _last_timed(self.connection, wanted if wish.problems is not None else None) if rivals else {}
-        return {
-            Pool(
-                problem=self.shared.problems[problem],
-                device=self.shared.devices[device],
-                kind=Kind(kind),
-                version=self.shared.versions[version],
-                complete=self._is_complete(kind, version, device, problem),
-                newest=newest.get((problem, version, device, kind), 0.0),
-                has_finals=bool(self.sessions.of(problem, version, device)),
-            ): (problem, version, device, kind)
-            for problem, version, device, kind in found
-        }
+        pools = {}
+        for ids in found:
+            with contextlib.suppress(MissingRowError):
+                pools[self._pool(ids, newest.get(ids, 0.0))] = ids
+        return pools
+
+    def _pool(self, ids: _Ids, newest: float) -> Pool:
+        problem, version, device, kind = ids
+        return Pool(
+            problem=self.shared.problems[problem],
+            device=self.shared.devices[device],
+            kind=Kind(kind),
+            version=self.shared.versions[version],
+            complete=self._is_complete(kind, version, device, problem),
+            newest=newest,
+            has_finals=bool(self.sessions.of(problem, version, device)),
+        )
 
     def read(self, wanted: Select[Any]) -> list[Evidence]:
         """The records of these candidates, by rising id."""
         with _collecting_no_garbage():
-            rows = {row[0]: row for row in self.connection.execute(wanted.with_only_columns(*Candidates.c))}
-            return [self._evidence(rows[id], summary) for id, summary in summaries(self.connection, wanted)]
+            rows = {row[0]: row for row in readable(self.connection, wanted.with_only_columns(*Candidates.c))}
+            found = []
+            for id, summary in summaries(self.connection, wanted):
+                if id in rows:
+                    with contextlib.suppress(MissingRowError):
+                        found.append(self._evidence(rows[id], summary))
+            return found
 
     def read_finalists(self, wanted: Select[Any], pools: Mapping[Pool, _Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
@@ -225,7 +237,7 @@ def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str,
 def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:
     query = select(*Calibrations.c).where(Calibrations.c.name == name)
     found: dict[tuple[int | None, int], float] = {}
-    for row in connection.execute(query.order_by(Calibrations.c.created_at, Calibrations.c.value)):
+    for row in readable(connection, query.order_by(Calibrations.c.created_at, Calibrations.c.value)):
         found[row.sweep_id, row.device_id] = found[None, row.device_id] = row.value
     return found
 
@@ -235,8 +247,10 @@ def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[_Ids, f
     times = select(Trials.c.candidate_id, func.max(Trials.c.created_at).label("newest"))
     if few is not None:
         times = times.where(Trials.c.candidate_id.in_(few))
-    timed = times.where(Trials.c.time_us.is_not(None)).group_by(Trials.c.candidate_id).subquery()
+    is_timed = (Trials.c.time_us.is_not(None), Trials.c.created_at <= LARGEST_NUMBER)  # SQLite: no text is
+    timed = times.where(*is_timed).group_by(Trials.c.candidate_id).subquery()
     query = select(*_POOL, func.max(timed.c.newest)).join(timed, timed.c.candidate_id == Candidates.c.id)
+    query = query.where(Candidates.c.kind.in_(_KINDS))
     return {(row[0], row[1], row[2], row[3]): row[4] for row in connection.execute(query.group_by(*_POOL))}
 
 

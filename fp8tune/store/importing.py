@@ -8,15 +8,16 @@ than ``contiguous``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError, unknown
-from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
 from fp8tune.store import csv_fields
 from fp8tune.store import published as operations
-from fp8tune.store.columns import ARCH, UNSTATED, parse_named_ints
+from fp8tune.store.columns import ARCH, UNSTATED
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -30,8 +31,17 @@ PUBLISHED_SWEEP = "published"
 _TRANSPOSED = "transposed view as input"
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
+PROGRESS_ROWS = 1000
+"""Rows from one word of progress to the next."""
+
+Progress = Callable[[int, int], None]
+"""Takes the rows stored and all there are."""
+
 LookupKey = Callable[[Problem], NamedInts | None]
-"""problem -> its key in the exported table; None for a kernel that is not declared here."""
+"""problem -> its key in the exported table; None for a kernel that is not declared here.
+
+Raises UsageError or ValueError for a problem that the kernel cannot have.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,37 +59,54 @@ def no_lookup_key(problem: Problem) -> NamedInts | None:
     return None
 
 
-def import_file(store: Store, path: Path, *, lookup_key: LookupKey = no_lookup_key) -> ImportReport:
-    """Import a database or a CSV, told apart by content, into an open store.
+def no_progress(done: int, total: int) -> None:
+    """For importing in silence."""
 
-    Raises UsageError naming file and line for a CSV that cannot be used, DatabaseError for such a database; in both
-    cases nothing is written.
+
+@dataclass(frozen=True)
+class Loaded:
+    """A file that was read and checked, ready to be stored: rows of one kind, or a database (``path``)."""
+
+    path: Path
+    rows: tuple[Row, ...] = ()
+    published: tuple[Published, ...] = ()
+
+    def store(self, store: Store, progress: Progress = no_progress) -> ImportReport:
+        """Put it into an open store, all or nothing. Raises DatabaseError for a database that cannot be merged."""
+        if self.rows:
+            added = _store_published(store, self.rows, progress)
+            return ImportReport(added, len(self.rows) - added)
+        if self.published:
+            added = store.add_published(self.published)
+            return ImportReport(added, len(self.published) - added, of_operations=True)
+        if _is_csv(self.path):
+            return ImportReport(0, 0)
+        with Store.open(str(self.path), writable=False) as other:
+            return ImportReport(*store.merge(other))
+
+
+def load(path: Path, lookup_key: LookupKey = no_lookup_key) -> Loaded:
+    """Read and check a database or a CSV, told apart by content.
+
+    Raises UsageError naming file and line for a CSV that cannot be used, DatabaseError for such a database.
     """
     if not _is_csv(path):
-        with Store.open(str(path), writable=False) as other:
-            return ImportReport(*store.merge(other))
-    if operations.is_of_operations(path):
-        published = operations.read(path)
-        added = store.add_published(published)
-        return ImportReport(added, len(published) - added, of_operations=True)
-    rows = read_published(path, lookup_key)
-    added = _store_published(store, rows)
-    return ImportReport(added, len(rows) - added)
-
-
-def check_importable(path: Path) -> None:
-    """Raise what :func:`import_file` would, as far as reading tells: for before a database is made to import into."""
-    if not _is_csv(path):
         Store.open(str(path), writable=False).close()
-    elif operations.is_of_operations(path):
-        operations.read(path)
-    else:
-        read_published(path)
+        return Loaded(path)
+    if operations.is_of_operations(path):
+        return Loaded(path, published=tuple(operations.read(path)))
+    return Loaded(path, rows=tuple(read_published(path, lookup_key)))
+
+
+def import_file(store: Store, path: Path, *, lookup_key: LookupKey = no_lookup_key) -> ImportReport:
+    """:func:`load` a file and store it: where either fails, nothing is written."""
+    return load(path, lookup_key).store(store)
 
 
 def read_published(path: Path, lookup_key: LookupKey = no_lookup_key) -> list[Row]:
     """The rows of a CSV with the columns :data:`COLUMNS`. Raises UsageError naming file and line."""
-    return csv_fields.read(path, COLUMNS, lambda fields: _published(fields, lookup_key))
+    known_key = functools.cache(lookup_key)  # a file repeats a few problems
+    return csv_fields.read(path, COLUMNS, lambda fields: _published(fields, known_key))
 
 
 def _is_csv(path: Path) -> bool:
@@ -95,14 +122,22 @@ def _is_csv(path: Path) -> bool:
     raise DatabaseError(f"{path} is no fp8tune database, nor named .csv: give the file that another fp8tune wrote")
 
 
-def _store_published(store: Store, rows: list[Row]) -> int:
+def _store_published(store: Store, rows: Sequence[Row], progress: Progress) -> int:
     nobody = Device(arch="published")
     sweep = store.begin_sweep(
         PUBLISHED_SWEEP, nobody, command="fp8tune import", commit="", timer="", seed=0, uid=PUBLISHED_SWEEP
     )
-    added = store.add_many(sweep, rows)
+    added = store.add_many(sweep, _counted(rows, progress))
     store.finish_sweep(sweep)
     return added
+
+
+def _counted(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
+    for done, row in enumerate(rows):
+        if done % PROGRESS_ROWS == 0:
+            progress(done, len(rows))
+        yield row
+    progress(len(rows), len(rows))
 
 
 def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
@@ -121,7 +156,7 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
     time_us = csv_fields.microseconds("us", fields["us"])
     return Row(
         problem=problem,
-        config=parse_named_ints(fields["config"]) if fields["config"] else None,
+        config=csv_fields.named_ints(fields["config"]) if fields["config"] else None,
         device=Device(arch=arch, name=csv_fields.line("device", fields["device"])),
         kind=Kind.PUBLISHED,
         outcome=Outcome(Status.OK, time_us),

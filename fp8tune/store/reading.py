@@ -5,6 +5,7 @@ What ranking needs, a million trials at once, is :mod:`fp8tune.store.gathering`'
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -27,7 +28,7 @@ from fp8tune.records import (
     Status,
     Telemetry,
 )
-from fp8tune.store import judgements
+from fp8tune.store import judgements, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.judgements import Judged
 from fp8tune.store.schema import (
@@ -45,15 +46,7 @@ from fp8tune.store.schema import (
     Trials,
     Workers,
 )
-
-_YIELD = 1000
-
-
-class ById(dict[int, Any]):
-    """Records by id; an id that is not there is a damaged database."""
-
-    def __missing__(self, id: int) -> Any:
-        raise DatabaseError(f"the database is damaged, a row refers to a missing one ({id}): run fp8tune doctor")
+from fp8tune.store.unreadable import ById, MissingRowError, readable, stream
 
 
 @dataclass(frozen=True)
@@ -68,27 +61,33 @@ class Shared:
 
     @classmethod
     def load(cls, connection: Connection) -> Shared:
-        """Read all shared records. Raises DatabaseError where one holds a text that fp8tune never writes."""
+        """Read all shared records that can be read."""
         return cls(
             problems=_records(connection, Problems, Problem),
             configs=_items(connection, Configs),
             lookup_keys=_items(connection, LookupKeys),
             versions=ById(
-                (id, version if version.source_hash else None)
-                for id, version in _records(connection, KernelVersions, KernelVersion).items()
+                connection,
+                KernelVersions,
+                (
+                    (id, version if version.source_hash else None)
+                    for id, version in _records(connection, KernelVersions, KernelVersion).items()
+                ),
             ),
             devices=_records(connection, Devices, Device),
         )
 
 
 def _items(connection: Connection, table: Table) -> ById:
-    return ById((row.id, row.items) for row in connection.execute(select(table.c.id, table.c["items"])))
+    found = readable(connection, select(table.c.id, table.c["items"]))
+    return ById(connection, table, ((row.id, row.items) for row in found))
 
 
 def _records(connection: Connection, table: Table, record: type[Any]) -> ById:
     names = list(record.__dataclass_fields__)
     query = select(*(table.c[name] for name in ("id", *names)))
-    return ById((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in connection.execute(query))
+    found = readable(connection, query)
+    return ById(connection, table, ((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in found))
 
 
 def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None) -> Select[Any]:
@@ -114,7 +113,7 @@ def codes(connection: Connection) -> dict[int, Code]:
         return {}
     names = list(Code.__dataclass_fields__)
     query = select(Codes.c.candidate_id, *(Codes.c[name] for name in names))
-    return {row[0]: Code(*row[1:]) for row in connection.execute(query)}
+    return {row[0]: Code(*row[1:]) for row in readable(connection, query)}
 
 
 def tried(
@@ -151,7 +150,7 @@ def tried(
     if round is not None:
         query = query.where(Trials.c.round == round)
     by_config: dict[NamedInts, list[tuple[Any, Judged]]] = {}
-    for row in connection.execute(query):
+    for row in readable(connection, query):
         by = references.get((row.sweep_id, row.version_id), "")
         judged = Judged(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
         if not (reference and judgements.is_outdated(judged.status, by, reference)):
@@ -171,15 +170,17 @@ def finished_sweep(connection: Connection, request: str, device: Device) -> list
         return None
     shared = Shared.load(connection)
     query = select(Completions.c.version_id, Completions.c.problem_id).where(Completions.c.sweep_id == sweep)
-    found = connection.execute(query.order_by(Completions.c.id))
-    pairs = [(shared.versions[row.version_id], shared.problems[row.problem_id]) for row in found]
+    pairs = []
+    for row in readable(connection, query.order_by(Completions.c.id)):
+        with contextlib.suppress(MissingRowError):
+            pairs.append((shared.versions[row.version_id], shared.problems[row.problem_id]))
     return [(version, problem) for version, problem in pairs if version is not None]
 
 
 def calibration(connection: Connection, device: Device) -> dict[str, float]:
     """Name -> the value last measured of a device."""
     mine = select(Calibrations.c.name, Calibrations.c.value).where(Calibrations.c.device_id.in_(device_ids(device)))
-    rows = connection.execute(mine.order_by(Calibrations.c.created_at, Calibrations.c.value))
+    rows = readable(connection, mine.order_by(Calibrations.c.created_at, Calibrations.c.value))
     return {row.name: row.value for row in rows}
 
 
@@ -218,8 +219,15 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
         .where(Trials.c.candidate_id.in_(chosen(kernel, arch, None)))
         .order_by(Trials.c.id)
     )
-    for found in connection.execution_options(yield_per=_YIELD).execute(query):
-        yield _row(found, shared, known_codes.get(found.candidate_id))
+    for found in stream(connection, query, Trials.c.id):
+        try:
+            row = _row(found, shared, known_codes.get(found.candidate_id))
+        except MissingRowError:  # named already
+            continue
+        except DatabaseError as error:
+            unreadable.of(connection).add(Trials, found.id, str(error))
+            continue
+        yield row
 
 
 def published(connection: Connection) -> list[Published]:
@@ -228,15 +236,13 @@ def published(connection: Connection) -> list[Published]:
         return []
     shared = Shared.load(connection)
     told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
-    return [
-        Published(
-            operation=shared.problems[row.problem_id].kernel,
-            shape=shared.problems[row.problem_id].shape,
-            device=shared.devices[row.device_id],
-            **{name: getattr(row, name) for name in told},
-        )
-        for row in connection.execute(select(PublishedOperations).order_by(PublishedOperations.c.id))
-    ]
+    found = []
+    for row in readable(connection, select(*PublishedOperations.c).order_by(PublishedOperations.c.id)):
+        with contextlib.suppress(MissingRowError):
+            problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
+            values = {name: getattr(row, name) for name in told}
+            found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))
+    return found
 
 
 def _row(found: Any, shared: Shared, code: Code | None) -> Row:

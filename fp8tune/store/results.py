@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, Table, func, insert, inspect, select,
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
-from fp8tune.store import database, gathering, reading, visits
+from fp8tune.store import database, gathering, reading, unreadable, visits
 from fp8tune.store.schema import (
     METADATA,
     SCHEMA_VERSION,
@@ -27,11 +27,13 @@ from fp8tune.store.schema import (
     Devices,
     Finals,
     Judges,
+    KernelVersions,
     Meta,
     Problems,
     Sweeps,
     Trials,
 )
+from fp8tune.store.unreadable import RowName
 from fp8tune.store.writing import Writer
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
@@ -292,30 +294,58 @@ class Store:
         """What SQLite finds wrong with the file; empty where all is well or the database is no SQLite file."""
         if self._connection.dialect.name != "sqlite":
             return []
-        with self._transaction():
+        with self._transaction(), unreadable.any_text(self._connection):
             found = self._connection.exec_driver_sql("PRAGMA integrity_check(10)").scalars().all()
-            broken = len(self._connection.exec_driver_sql("PRAGMA foreign_key_check").all())
-        dangling = [f"{broken} rows refer to rows that are not there"] if broken else []
-        return [str(line) for line in found if line != "ok"] + dangling
+        return [str(line) for line in found if line != "ok"]
+
+    def unreadable(self) -> dict[RowName, str]:
+        """Every row that cannot be read or is missing, by its table and id, with the reason."""
+        with self._transaction():
+            return unreadable.find(self._connection)
+
+    def forget(self, rows: Iterable[RowName]) -> dict[str, int]:
+        """Remove rows and all that refer to them in one commit. Returns how many went from each table."""
+        with self._transaction(write=True):
+            return unreadable.forget(self._connection, rows)
 
     def counts(self) -> dict[tuple[str, Kind], int]:
         """(arch, kind) -> trials stored."""
+        per_candidate = select(Trials.c.candidate_id, func.count().label("trials")).group_by(Trials.c.candidate_id)
+        trials = per_candidate.subquery()
         query = (
-            select(Devices.c.arch, Candidates.c.kind, func.count())
-            .select_from(Trials)
-            .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
-            .join(Devices, Devices.c.id == Candidates.c.device_id)
-            .group_by(Devices.c.arch, Candidates.c.kind)
+            select(Candidates.c.device_id, Candidates.c.kind, func.sum(trials.c.trials))
+            .join(trials, trials.c.candidate_id == Candidates.c.id)
+            .where(Candidates.c.kind.in_(list(map(str, Kind))))
+            .group_by(Candidates.c.device_id, Candidates.c.kind)
         )
+        counts: dict[tuple[str, Kind], int] = {}
         with self._transaction():
-            found = self._connection.execute(query.order_by(Devices.c.arch, Candidates.c.kind))
-            return {(row[0], Kind(row[1])): row[2] for row in found}
+            devices = unreadable.readable(self._connection, select(Devices.c.id, Devices.c.arch))
+            arches = {row.id: row.arch for row in devices}
+            for device, kind, number in self._connection.execute(query):
+                if device in arches:
+                    place = arches[device], Kind(kind)
+                    counts[place] = counts.get(place, 0) + int(number)
+        return dict(sorted(counts.items()))
+
+    def timed_sources(self) -> dict[str, set[str]]:
+        """Kernel -> the source hashes of its code that have rows from a GPU."""
+        query = (
+            select(KernelVersions.c.kernel, KernelVersions.c.source_hash)
+            .join(Candidates, Candidates.c.version_id == KernelVersions.c.id)
+            .where(Candidates.c.kind == str(Kind.MEASURED), KernelVersions.c.source_hash != "")
+        )
+        found: dict[str, set[str]] = {}
+        with self._transaction():
+            for row in unreadable.readable(self._connection, query.distinct()):
+                found.setdefault(row.kernel, set()).add(row.source_hash)
+        return found
 
     def unfinished_sweeps(self) -> list[str]:
         """The commands of sweeps that were begun and not finished, oldest first."""
         with self._transaction():
             query = select(Sweeps.c.command).where(Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id)
-            return list(self._connection.execute(query).scalars())
+            return [row.command for row in unreadable.readable(self._connection, query)]
 
     # Connection
 
@@ -335,7 +365,7 @@ class Store:
 
     def _names(self, query: Select[Any]) -> list[str]:
         with self._transaction():
-            return sorted(self._connection.execute(query).scalars())
+            return sorted({row[0] for row in unreadable.readable(self._connection, query)})
 
     def _add_missing_tables(self) -> None:
         """The one kind of change that old databases take so far: a table more, which older versions never read."""
@@ -349,8 +379,15 @@ class Store:
         if not inspect(self._connection).has_table(table.name):  # a database from before this table
             return
         query = select(*table.c).order_by(table.c.id)
-        for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
-            yield dict(row)
+        try:
+            for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
+                yield dict(row)
+        except DatabaseError:
+            if row_and_reason := unreadable.first(self._connection, table):
+                raise DatabaseError(
+                    f"{row_and_reason}; nothing was imported: run fp8tune forget --unreadable --db THAT_FILE first"
+                ) from None
+            raise
 
     def _check_schema(self, label: str, *, create: bool) -> None:
         with database.transaction(self._connection, write=create):

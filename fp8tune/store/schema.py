@@ -45,10 +45,13 @@ from fp8tune.store.columns import (
     NAME,
     WORD,
     AxesJson,
+    Count,
     Duration,
     Finite,
     KeyNames,
     NamedIntsText,
+    ShapeText,
+    Share,
     Text,
     Whole,
 )
@@ -58,7 +61,9 @@ SCHEMA_VERSION = 1
 
 _KINDS = re.compile("|".join(Kind))
 _STATUSES = re.compile("|".join(Status))
-_STAGES = re.compile("screen|final|twin")
+STAGES = ("screen", "final", "twin")
+"""The stages of a trial."""
+_STAGES = re.compile("|".join(STAGES))
 _UIDS = re.compile(r"([A-Za-z0-9_.:+\-]{1,64}( |$))*")
 
 METADATA = MetaData()
@@ -70,6 +75,8 @@ def _table(name: str, *parts: SchemaItem) -> Table:
 
 
 def _column(name: str, kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> Column[Any]:
+    kind = kind() if isinstance(kind, type) else kind
+    kind.required = True  # type: ignore[attr-defined]  # of a type that checks what it reads
     return Column(name, kind, nullable=False)
 
 
@@ -118,7 +125,7 @@ Problems = _table(
     "problems",
     _column("kernel", Text("kernel name", KERNEL, 64)),
     _column("canonical", String(300)),
-    _column("shape", NamedIntsText(300)),
+    _column("shape", ShapeText(300)),
     _column("routing", Text("routing", WORD, 32)),
     _column("input_layout", Text("input layout", WORD, 32)),
     _column("in_dtype", Text("dtype", WORD, 32)),
@@ -179,10 +186,10 @@ Candidates = _table(
     _column("source", Text("source", LINE, 200)),
     _column("note", Text("note", LINE, 500)),
     _refers_to("lookup_key_id", "lookup_keys"),
-    _optional("bytes_moved", Whole),
-    _optional("registers", Whole),
-    _optional("spill_bytes", Whole),
-    _optional("shared_bytes", Whole),
+    _optional("bytes_moved", Count),
+    _optional("registers", Count),
+    _optional("spill_bytes", Count),
+    _optional("shared_bytes", Count),
     _optional("compile_s", Finite),
     UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),
 )
@@ -195,20 +202,20 @@ in bytes, registers per thread.
 Codes = _table(
     "codes",
     _refers_to("candidate_id", "candidates"),
-    _column("agprs", Whole),
-    _column("sgprs", Whole),
-    _column("scratch_bytes", Whole),
-    _column("resident_warps", Whole),
-    _column("programs", Whole),
-    _column("load_bytes", Whole),
-    _column("store_bytes", Whole),
-    _column("load_run_bytes", Whole),
-    _column("store_run_bytes", Whole),
-    _column("passes", Whole),
-    _column("tile_bytes", Whole),
-    _column("instructions_per_kib", Whole),
-    _column("shared_per_kib", Whole),
-    _column("fp8_conversions", Whole),
+    _column("agprs", Count),
+    _column("sgprs", Count),
+    _column("scratch_bytes", Count),
+    _column("resident_warps", Count),
+    _column("programs", Count),
+    _column("load_bytes", Count),
+    _column("store_bytes", Count),
+    _column("load_run_bytes", Count),
+    _column("store_run_bytes", Count),
+    _column("passes", Count),
+    _column("tile_bytes", Count),
+    _column("instructions_per_kib", Count),
+    _column("shared_per_kib", Count),
+    _column("fp8_conversions", Count),
     UniqueConstraint("candidate_id"),
 )
 """:class:`fp8tune.records.Code` of a candidate.
@@ -227,7 +234,7 @@ Trials = _table(
     _column("position", Whole),
     _column("status", Text("status", _STATUSES, 32)),
     _column("reason", String),
-    _optional("time_us", Finite),
+    _optional("time_us", Duration),
     _optional("tick_us", Finite),
     _optional("sm_clock_mhz", Whole),
     _optional("memory_clock_mhz", Whole),
@@ -275,8 +282,8 @@ Finals = _table(
     _refers_to("device_id", "devices"),
     _refers_to("problem_id", "problems"),
     _column("replaces", Text("list of sweep uids", _UIDS, 2000)),
-    _column("tie_band", Finite),
-    _column("keep_band", Finite),
+    _column("tie_band", Share),
+    _column("keep_band", Share),
     _column("floor_us", Finite),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, Double, Integer, Select, String, select, type
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
-from fp8tune.store.schema import Trials
+from fp8tune.store import unreadable
+from fp8tune.store.schema import STAGES, Trials
 
 _AT_ONCE = 10_000
 """Rows in memory at a time."""
@@ -56,15 +57,32 @@ class Summary:
 def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple[int, Summary]]:
     """The summary of every candidate that has trials, by rising id; ``candidates`` selects the ids."""
     query = select(*map(_unchecked, _COLUMNS)).where(Trials.c.candidate_id.in_(candidates))
+    last = None
+    try:
+        for last, summary in _summaries(connection, query):
+            yield last, summary
+    except DatabaseError:  # a text that the driver cannot read, if no worse damage
+        with unreadable.any_text(connection):
+            yield from _summaries(connection, query if last is None else query.where(Trials.c.candidate_id > last))
+
+
+def _summaries(connection: Connection, query: Select[Any]) -> Iterator[tuple[int, Summary]]:
     result = connection.execute(query.order_by(Trials.c.candidate_id), execution_options={"yield_per": _AT_ONCE})
     rows = itertools.chain.from_iterable(result.partitions())
     for candidate, mine in itertools.groupby(rows, itemgetter(0)):
         try:
-            yield candidate, _summary(mine)
-        except (KeyError, TypeError, ValueError):
-            raise DatabaseError(
-                "refused a trial: its status or one of its numbers is none (run fp8tune doctor)"
-            ) from None
+            summary = _summary(mine)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            if not (readable := _readable(connection, candidate)):
+                continue
+            summary = _summary(readable)
+        yield candidate, summary
+
+
+def _readable(connection: Connection, candidate: int) -> list[Sequence[Any]]:
+    """The trials of one candidate that can be read; the others are noted."""
+    query = select(*(Trials.c[name] for name in _COLUMNS)).where(Trials.c.candidate_id == candidate)
+    return list(unreadable.one_by_one(connection, query, unreadable.of(connection).add))
 
 
 def _unchecked(name: str) -> Any:
@@ -95,7 +113,7 @@ def _summary(rows: Iterable[Sequence[Any]]) -> Summary:
         sweeps=frozenset(sweeps),
         times_us=tuple(sorted([_value_us(times_us) for times_us in by_worker.values()])),
         screen_us=_value_us(itertools.chain(*by_worker.values())) if len(by_worker) > 1 == len(screened) else None,
-        finals={place: _in_order(blocks) for place, blocks in finals.items()},
+        finals={place: _in_order(place[0], blocks) for place, blocks in finals.items()},
         doubted=tuple(map(_ended, rows)) if Status.WRONG in newest else (),
     )
 
@@ -114,8 +132,8 @@ def _value_us(times_us: Iterable[float]) -> float:
     return round(1e6 * sum(middle) / len(middle)) / 1e6
 
 
-def _in_order(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    if not all(isinstance(round, int) and 0 < time_us < math.inf for round, time_us in blocks):
+def _in_order(stage: str, blocks: Sequence[Block]) -> tuple[Block, ...]:
+    if stage not in STAGES or not all(isinstance(round, int) and 0 < time_us < math.inf for round, time_us in blocks):
         raise ValueError("no block")
     return tuple(sorted(blocks))
 

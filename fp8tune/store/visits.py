@@ -7,6 +7,7 @@ notes the finals that were there on other devices of its device's name: to disag
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,9 +16,11 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, inspect, select
 
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Session, Visit
-from fp8tune.store.reading import ById, device_ids, problem_ids
+from fp8tune.store.columns import LARGEST_NUMBER
+from fp8tune.store.reading import device_ids, problem_ids
 from fp8tune.store.schema import Candidates, Configs, Devices, Finals, KernelVersions, Sweeps, Trials, Workers
 from fp8tune.store.summaries import Block, summaries
+from fp8tune.store.unreadable import ById, MissingRowError, readable
 
 Subject = tuple[int, int, int]
 """The ids of a problem, a kernel version and a device."""
@@ -39,7 +42,7 @@ class Sessions:
             columns = (Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
             query = query.where(*(column == id for column, id in zip(columns, of, strict=True)))
         by_subject: dict[Subject, list[Any]] = {}
-        for row in connection.execute(query.order_by(Sweeps.c.uid)):
+        for row in readable(connection, query.order_by(Sweeps.c.uid)):
             by_subject.setdefault((row.problem_id, row.version_id, row.device_id), []).append(row)
         return cls({subject: _unreplaced(rows) for subject, rows in by_subject.items()})
 
@@ -86,14 +89,16 @@ def of_candidate(
     found: dict[str, list[Visit]] = {}
     for (stage, sweep, worker), blocks in finals.items():
         if sweep in sessions:
-            found.setdefault(stage, []).append(Visit(sessions[sweep], processes[worker], blocks))
+            with contextlib.suppress(MissingRowError):
+                found.setdefault(stage, []).append(Visit(sessions[sweep], processes[worker], blocks))
     order = attrgetter("session.sweep", "process")
     return {stage: tuple(sorted(visits, key=order)) for stage, visits in found.items()}
 
 
 def processes(connection: Connection) -> Mapping[int, str]:
     """The names of all workers by id. Few beside the trials."""
-    return ById((row.id, row.process) for row in connection.execute(select(Workers.c.id, Workers.c.process)))
+    found = readable(connection, select(Workers.c.id, Workers.c.process))
+    return ById(connection, Workers, ((row.id, row.process) for row in found))
 
 
 def of_sweep(
@@ -101,13 +106,14 @@ def of_sweep(
 ) -> dict[NamedInts, list[Timed]]:
     """Config -> what one sweep's finals of a problem timed so far, ended or not."""
     mine = _candidates(version, device, problem)
-    configs = {row.id: row.items or NamedInts() for row in connection.execute(mine.add_columns(Configs.c["items"]))}
+    configs = {row.id: row.items or NamedInts() for row in readable(connection, mine.add_columns(Configs.c["items"]))}
     names = processes(connection)
     found: dict[NamedInts, list[Timed]] = {}
     for candidate, summary in summaries(connection, mine):
         for (stage, of, worker), blocks in sorted(summary.finals.items()):
-            if of == sweep:
-                found.setdefault(configs[candidate], []).append(Timed(stage, names[worker], blocks))
+            if of == sweep and candidate in configs:
+                with contextlib.suppress(MissingRowError):
+                    found.setdefault(configs[candidate], []).append(Timed(stage, names[worker], blocks))
     return found
 
 
@@ -117,6 +123,7 @@ def tick_us(
     """The smallest step between two samples of a block in one sweep's finals of a problem."""
     mine = _candidates(version, device, problem)
     query = select(func.min(Trials.c.tick_us)).where(Trials.c.candidate_id.in_(mine), Trials.c.sweep_id == sweep)
+    query = query.where(Trials.c.tick_us.between(0, LARGEST_NUMBER))  # SQLite: no text is
     found: float | None = connection.execute(query.where(Trials.c.stage != "screen")).scalar()
     return found
 
@@ -143,10 +150,10 @@ def known(connection: Connection, problem: int, version: int, device: Device) ->
 def has_rivals(connection: Connection, device: Device | None) -> bool:
     """Whether more finals than one count for some problem (on devices of a name), none known to the others."""
     mine = None if device is None else set(connection.execute(_of_the_name(device)).scalars())
-    names = {row.id: (row.arch, row.name) for row in connection.execute(select(*Devices.c))}
+    names = {row.id: (row.arch, row.name) for row in readable(connection, select(*Devices.c))}
     groups: dict[tuple[int, int, tuple[str, str]], list[Session]] = {}
     for (problem, version, of), sessions in Sessions.load(connection).by_subject.items():
-        if mine is None or of in mine:
+        if of in names and (mine is None or of in mine):
             groups.setdefault((problem, version, names[of]), []).extend(sessions.values())
     return any(_are_rivals(sessions) for sessions in groups.values())
 

@@ -268,7 +268,10 @@ def _translated(table: Table, row: Values, ids: Mapping[str, Mapping[int, int]])
         for foreign in column.foreign_keys:
             ours = ids[foreign.column.table.name]
             if values[column.name] not in ours:
-                raise DatabaseError(f"the other database is damaged, a row of {table.name} refers to nothing")
+                raise DatabaseError(
+                    f"{table.name}:{row['id']} refers to a row that is missing; nothing was imported: "
+                    "run fp8tune forget --unreadable --db THAT_FILE first"
+                )
             values[column.name] = ours[values[column.name]]
     return values
 

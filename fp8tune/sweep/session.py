@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from fp8tune.code import git, source
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device, rocm
-from fp8tune.measure.compiling import distinct
+from fp8tune.measure.compiling import alike, distinct
 from fp8tune.measure.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
 from fp8tune.measure.worker import start_server, usable_cores
 from fp8tune.plan import problems as plan
@@ -34,6 +35,8 @@ from fp8tune.sweep.loop import Event, Request, TrialDone, recall, sweep
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -376,13 +379,15 @@ def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
 
 
 def lookup_key(problem: Problem) -> NamedInts | None:
-    """The table key of an imported problem; None for a kernel that is not declared here, or a shape it cannot have."""
+    """The table key of an imported problem; None for a kernel that is not declared here.
+
+    Raises UsageError for a shape that the kernel cannot have.
+    """
     if problem.kernel not in KERNELS:
         return None
-    try:
-        return load_spec(problem.kernel).lookup_key(problem)
-    except KeyError:
-        return None
+    spec = load_spec(problem.kernel)
+    plan.check_size(spec, problem.shape)
+    return spec.lookup_key(problem)
 
 
 def compile_published(
@@ -396,7 +401,7 @@ def compile_published(
             batch
             for kernel in KERNELS
             if kernel in kernels
-            for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch])
+            for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch], arch)
         ]
         if batches:
             yield from sweep(store, Request(tuple(batches), laboratory, "published", command=command))
@@ -406,19 +411,33 @@ def _compilable(item: Evidence) -> bool:
     return item.problem.kernel in KERNELS and item.config is not None and item.device.arch in ARCHES
 
 
-def _published_batches(kernel: str, published: Sequence[Evidence]) -> list[Batch]:
-    mine = [item for item in published if item.problem.kernel == kernel]
-    if not mine:
+def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
+    """Whether the kernel has such a problem; where it has not, says so and why."""
+    try:
+        plan.check_size(spec, problem.shape)
+    except UsageError as error:
+        _logger.warning(f"left out: {error}")
+        return False
+    return True
+
+
+def _published_batches(kernel: str, published: Sequence[Evidence], arch: str) -> list[Batch]:
+    """Each config once for all problems that give the same machine code with it."""
+    if all(item.problem.kernel != kernel for item in published):
         return []
     spec = load_spec(kernel)
     version = version_of(kernel, spec)
     by_problem: dict[Problem, dict[NamedInts, None]] = {}
+    mine = [item for item in published if item.problem.kernel == kernel]
+    possible = {problem for problem in dict.fromkeys(item.problem for item in mine) if _can_be_made(spec, problem)}
     for item in mine:
-        # the sources state no routing; which one compiles makes no difference to the binary
-        problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
-        config = NamedInts({**spec.default, **(item.config or {})})
-        by_problem.setdefault(problem, {})[config] = None
+        if item.problem in possible:
+            # the sources state no routing; which one compiles makes no difference to the binary
+            problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
+            config = NamedInts({**spec.default, **(item.config or {})})
+            by_problem.setdefault(problem, {})[config] = None
     return [
-        make_batch(kernel, spec, version, problem, [plan.Planned(problem, config) for config in configs])
-        for problem, configs in by_problem.items()
+        make_batch(kernel, spec, version, same[0], [plan.Planned(same[0], config) for config in configs])
+        for same in alike(kernel, list(by_problem), arch)
+        for configs in [dict.fromkeys(config for problem in same for config in by_problem[problem])]
     ]

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import rowwise_2d, weights
-from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 

@@ -30,8 +30,8 @@ from fp8tune_kernels.arithmetic import (
     reference_scale,
     scale_of,
 )
-from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.ops import check_matrix, fp8_dtype_for, register

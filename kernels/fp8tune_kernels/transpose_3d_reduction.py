@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from fp8tune_kernels import weights
-from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 from fp8tune_kernels.transpose_3d import arguments, launch_columns, outputs, reference

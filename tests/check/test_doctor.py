@@ -178,26 +178,34 @@ def test_an_unfinished_sweep_names_its_command(database: Path) -> None:
 
 
 def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_path: Path) -> None:
-    with Store.open(str(database), writable=False) as store:
-        evidence = store.evidence()
-
     def table_path(arch: str) -> Path:
         return tmp_path / f"{arch}.py"
 
-    assert "fp8tune export --arch sm_90" in told(doctor.check_tables(evidence, table_path), Level.WARNING)
-    export.write(export.render(evidence, "sm_90", incumbents=COMMITTED), table_path("sm_90"))
-    assert "sm_90.py" in told(doctor.check_tables(evidence, table_path), Level.OK)
+    with Store.open(str(database), writable=False) as store:
+        assert "fp8tune export --arch sm_90" in told(doctor.check_tables(store, table_path), Level.WARNING)
+        export.write(export.render(store.evidence(), "sm_90", incumbents=COMMITTED), table_path("sm_90"))
+        assert "sm_90.py" in told(doctor.check_tables(store, table_path), Level.OK)
 
 
 def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        evidence = store.evidence()
+        timed = store.timed_sources()
     hashes = {"colwise": "0" * 16, "rowwise-2d": "1" * 16}
-    assert "colwise: timed" in told(doctor.check_sources(evidence, hashes), Level.OK)
-    assert "rowwise-2d: never timed" in told(doctor.check_sources(evidence, hashes), Level.WARNING)
-    said = told(doctor.check_sources(evidence, {"colwise": "f" * 16}), Level.WARNING)
+    assert "colwise: timed" in told(doctor.check_sources(timed, hashes), Level.OK)
+    assert "rowwise-2d: never timed" in told(doctor.check_sources(timed, hashes), Level.WARNING)
+    said = told(doctor.check_sources(timed, {"colwise": "f" * 16}), Level.WARNING)
     assert "changed since" in said
     assert "fp8tune sweep --kernel colwise" in said
+
+
+def test_rows_that_cannot_be_read_are_named(database: Path) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("update trials set time_us = 0")
+    said = told(doctor.check_database(str(database)), Level.WARNING)
+    assert "trials:1 cannot be read and is left out: time_us: refused" in said
+    assert "fp8tune forget trials:1" in said
+    many = {("trials", id): "no time" for id in range(1000)}
+    assert "990 more rows" in told(doctor.check_rows(many), Level.WARNING)
 
 
 def test_every_declared_kernel_has_a_current_hash() -> None:

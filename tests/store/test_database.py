@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from database_rows import H100, begin, row
+from database_rows import H100, begin, config, row
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store.results import Store
@@ -149,7 +149,7 @@ def test_a_page_of_noise_is_one_line(path, filled):
         ("calibrations", "value", "high"),
     ],
 )
-def test_hostile_content_is_refused_in_one_line(path, table, column, value):
+def test_hostile_content_is_named_and_left_out(path, table, column, value, caplog):
     with Store.open(str(path), create=True) as store:
         sweep = begin(store)
         store.record_ceiling(sweep, H100, 3000.0)
@@ -158,15 +158,20 @@ def test_hostile_content_is_refused_in_one_line(path, table, column, value):
     connection.execute(f"UPDATE {table} SET {column}=?", (value,))
     connection.commit()
     connection.close()
-    try:
-        with Store.open(str(path), writable=False) as store:
-            found = store.evidence()
-            list(store.rows())
-    except DatabaseError as error:
-        assert "\n" not in str(error)
-    else:
-        assert value in (4711, -1.0)
-        assert found == []  # a trial of nothing is a trial of nothing
+    with Store.open(str(path), writable=False) as store:
+        found = store.evidence()
+        list(store.rows())
+        assert len(store.unreadable()) == 1
+    assert len(found) == (table == "calibrations")
+    assert all("\n" not in message for message in caplog.messages)
+    if value != 4711 or table != "trials":  # a trial of nothing is met by nothing
+        assert len(caplog.messages) == 1
+        assert caplog.messages[0].startswith(f"left out {'problems' if value == 4711 else table}:")
+    with Store.open(str(path)) as store:
+        store.forget(store.unreadable())
+        assert not store.unreadable()
+        assert store.add(begin(store), row(100.0, config=config(128)))
+        assert len(store.evidence()) == 1 + (table == "calibrations")
 
 
 def test_a_locked_database_is_one_line(path, monkeypatch):

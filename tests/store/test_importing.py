@@ -14,7 +14,7 @@ from places import PUBLISHED
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.store import csv_fields, importing
-from fp8tune.store.importing import COLUMNS, ImportReport, check_importable, import_file, read_published
+from fp8tune.store.importing import COLUMNS, ImportReport, import_file, load, read_published
 from fp8tune.store.results import Store
 
 GOOD = {
@@ -187,7 +187,7 @@ def test_a_missing_file_is_one_line(tmp_path, store, name):
     with pytest.raises(UsageError, match="cannot be read"):
         import_file(store, tmp_path / name)
     with pytest.raises(UsageError, match="cannot be read"):
-        check_importable(tmp_path / name)
+        load(tmp_path / name)
 
 
 def test_noise_is_no_database(tmp_path, store):
@@ -195,14 +195,14 @@ def test_noise_is_no_database(tmp_path, store):
     with pytest.raises(DatabaseError, match="no fp8tune database"):
         import_file(store, tmp_path / "noise.db")
     with pytest.raises(DatabaseError, match="no fp8tune database"):
-        check_importable(tmp_path / "noise.db")
+        load(tmp_path / "noise.db")
 
 
 def test_what_can_be_imported_passes_the_check(tmp_path, store):
-    check_importable(PUBLISHED)
+    load(PUBLISHED)
     with Store.open(str(tmp_path / "other.db"), create=True):
         pass
-    check_importable(tmp_path / "other.db")
+    load(tmp_path / "other.db")
 
 
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=40)))

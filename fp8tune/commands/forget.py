@@ -1,0 +1,39 @@
+"""``fp8tune forget``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.errors import UsageError
+
+
+def forget(
+    rows: Annotated[
+        list[str] | None,
+        typer.Argument(help="Rows as other commands name them, such as trials:17.", metavar="[ROW]..."),
+    ] = None,
+    unreadable: Annotated[bool, typer.Option("--unreadable", help="All rows that cannot be read.")] = False,
+    db: DatabaseOption = None,
+) -> None:
+    """Remove rows from the database, each with all rows that refer to it. Asks nothing, says what went.
+
+    Every command names rows that it cannot read and leaves them out; fp8tune doctor lists them.
+    """
+    from fp8tune.render import terminal as render
+    from fp8tune.store.results import Store
+    from fp8tune.store.unreadable import parse_name
+
+    if bool(rows) == unreadable:
+        raise UsageError("say what to forget: rows such as trials:17, or --unreadable for all that cannot be read")
+    named = [parse_name(text) for text in rows or ()]
+    db = database_to_write(db)
+    with Store.open(db) as store:
+        found = dict.fromkeys(named, "") if named else store.unreadable()
+        removed = store.forget(found)
+    for (table, id), reason in found.items():
+        render.notice(f"{table}:{id}" + (f": {reason}" if reason else ""))
+    gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)
+    print(f"{db}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")

@@ -1,0 +1,266 @@
+"""Rows that cannot be read: each is named once, left out of everything, and may be removed.
+
+A row is unreadable where a value is none that its column may hold (:mod:`fp8tune.store.columns`), or where a row that
+it refers to is missing. It comes from a damaged file, or from a database that something else wrote to. One such row
+must not keep all others from being read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    LargeBinary,
+    Select,
+    String,
+    Table,
+    delete,
+    func,
+    inspect,
+    or_,
+    select,
+    type_coerce,
+)
+from sqlalchemy.types import NullType, TypeDecorator
+
+from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.records import Status
+from fp8tune.store.columns import LONGEST_US
+from fp8tune.store.schema import METADATA, STAGES, Trials
+
+NAMED_AT_ONCE = 10
+"""Rows that are named one by one; of more only that there are more."""
+
+_NAME = re.compile(r"([a-z_]{1,40}):([0-9]{1,18})")
+_CHUNK = 500
+_PLAIN = ((Boolean, int), (Integer, int), (String, str), (LargeBinary, bytes))
+"""Types that check nothing themselves, and what a driver may give for them."""
+
+_logger = logging.getLogger(__name__)
+
+RowName = tuple[str, int]
+"""A table's name and a row's id."""
+
+
+class Unreadable:
+    """The rows of one open database that were found to be unreadable, each with the reason."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[RowName, str] = {}
+
+    def add(self, table: Table, id: int, reason: str) -> None:
+        """Note a row, and say so once on stderr (through :mod:`logging`)."""
+        if (table.name, id) in self.reasons:
+            return
+        self.reasons[table.name, id] = reason
+        if len(self.reasons) <= NAMED_AT_ONCE:
+            name = f"{table.name}:{id}"
+            _logger.warning(f"left out {name}, which cannot be read: {reason} (fp8tune forget {name} removes it)")
+        elif len(self.reasons) == NAMED_AT_ONCE + 1:
+            _logger.warning("left out more rows that cannot be read: fp8tune doctor says how many")
+
+
+def of(connection: Connection) -> Unreadable:
+    """What was found through this connection so far."""
+    found: Unreadable = connection.info.setdefault("unreadable", Unreadable())
+    return found
+
+
+class MissingRowError(DatabaseError):
+    """A row that others refer to is not there, or cannot be read."""
+
+
+class ById(dict[int, Any]):
+    """What the rows of a table say, by id. One that is not there is noted, and MissingRowError is raised."""
+
+    def __init__(self, connection: Connection, table: Table, items: Iterable[tuple[int, Any]]) -> None:
+        super().__init__(items)
+        self._connection, self._table = connection, table
+
+    def __missing__(self, id: int) -> Any:
+        of(self._connection).add(self._table, id, "it is missing, and rows refer to it")
+        raise MissingRowError(
+            f"{self._table.name}:{id} is missing, and rows refer to it: run fp8tune forget --unreadable"
+        )
+
+
+def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
+    """The rows of a query of table columns; those that cannot be read are noted and left out.
+
+    Looks at each value by itself only where reading them all fails.
+    """
+    try:
+        return connection.execute(query).all()
+    except DatabaseError:
+        return list(one_by_one(connection, query, of(connection).add))
+
+
+Note = Callable[[Table, int, str], None]
+"""Takes an unreadable row: its table, its id, the reason."""
+
+
+def stream(connection: Connection, query: Select[Any], by: Column[Any]) -> Iterator[Any]:
+    """Likewise, without holding all rows in memory: by a rising column of the query that no two rows share."""
+    last = None
+    try:
+        for row in connection.execute(query, execution_options={"yield_per": _CHUNK}):
+            last = getattr(row, by.name)
+            yield row
+    except DatabaseError:
+        rest = query if last is None else query.where(by > last)
+        yield from one_by_one(connection, rest, of(connection).add)
+
+
+def one_by_one(connection: Connection, query: Select[Any], note: Note) -> Iterator[Any]:
+    """The same, slowly: each value is looked at by itself."""
+    columns = list(query.selected_columns)
+    tables: list[Any] = list(dict.fromkeys(column.table for column in columns))
+    record: Any = namedtuple("Row", [column.name for column in columns])  # type: ignore[misc]
+    raw = query.with_only_columns(
+        *(type_coerce(column, NullType()) for column in columns),
+        *(table.c.id for table in tables),
+        maintain_column_froms=True,
+    )
+    with any_text(connection):
+        for row in connection.execute(raw, execution_options={"yield_per": _CHUNK}):
+            values = []
+            for column, value in zip(columns, row, strict=False):
+                try:
+                    values.append(_value(connection, column, value))
+                except DatabaseError as error:
+                    id = int(row[len(columns) + tables.index(column.table)] or 0)
+                    note(column.table, id, f"{column.name}: {error}")
+            if len(values) == len(columns):
+                yield record(*values)
+
+
+def _value(connection: Connection, column: Any, value: Any) -> Any:
+    """What a column makes of a driver's value. Raises DatabaseError for one that it may not hold."""
+    if isinstance(column.type, TypeDecorator):
+        return column.type.process_result_value(value, connection.dialect)
+    expected = next(type_ for kind, type_ in _PLAIN if isinstance(column.type, kind))
+    if isinstance(value, expected) or (value is None and column.nullable):
+        return value
+    raise DatabaseError(f"refused {str(value)[:80]!a}: that is no {expected.__name__}")
+
+
+@contextlib.contextmanager
+def any_text(connection: Connection) -> Iterator[None]:
+    """Read text that is not UTF-8, too: its column refuses it, where SQLite's driver would end the query."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.dbapi_connection
+    before, driver.text_factory = driver.text_factory, lambda text: text.decode("utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        driver.text_factory = before
+
+
+def find(connection: Connection) -> dict[RowName, str]:
+    """Every unreadable row of the database with the reason, and every missing row that others refer to."""
+    found: dict[RowName, str] = {}
+
+    def note(table: Table, id: int, reason: str) -> None:
+        found.setdefault((table.name, id), reason)
+
+    for table in _tables(connection):
+        query = select(*table.c)
+        if table is Trials:
+            query = query.where(_is_suspect(connection))
+        elif _can_be_read(connection, query):
+            continue
+        for _ in one_by_one(connection, query, note):
+            pass
+    for table in _tables(connection):
+        for column, parent in _references(table):
+            there = select(parent.c.id).where(parent.c.id == column).exists()
+            for id in connection.execute(select(type_coerce(column, NullType())).where(~there).distinct()).scalars():
+                if isinstance(id, int):  # what is no id was found above
+                    note(parent, id, "it is missing, and rows refer to it")
+    return found
+
+
+def first(connection: Connection, table: Table) -> str:
+    """The first row of a table that cannot be read and the reason, as one text; empty where all can be."""
+    found: list[str] = []
+    for _ in one_by_one(connection, select(*table.c), lambda of, id, reason: found.append(f"{of.name}:{id}: {reason}")):
+        if found:
+            break
+    return found[0] if found else ""
+
+
+def forget(connection: Connection, rows: Iterable[RowName]) -> dict[str, int]:
+    """Remove rows and all that refer to them. Returns how many rows went from which table."""
+    removed: dict[str, int] = {}
+    for name, id in rows:
+        _remove(connection, METADATA.tables[name], [id], removed)
+    return removed
+
+
+def parse_name(text: str) -> RowName:
+    """``trials:17`` -> the table and the id. Raises UsageError for any other text."""
+    match = _NAME.fullmatch(text)
+    if match is None or match[1] not in METADATA.tables or "id" not in METADATA.tables[match[1]].c:
+        raise UsageError(f"{text[:80]!r} names no row: write it as it was named, such as trials:17")
+    return match[1], int(match[2])
+
+
+def _remove(connection: Connection, table: Table, ids: Sequence[int], removed: dict[str, int]) -> None:
+    for start in range(0, len(ids), _CHUNK):
+        chunk = ids[start : start + _CHUNK]
+        for child in _tables(connection):
+            for column, parent in _references(child):
+                if parent is table:
+                    query = select(child.c.id).where(column.in_(chunk))
+                    _remove(connection, child, connection.execute(query).scalars().all(), removed)
+        gone = connection.execute(delete(table).where(table.c.id.in_(chunk))).rowcount
+        removed[table.name] = removed.get(table.name, 0) + gone
+
+
+def _tables(connection: Connection) -> list[Table]:
+    """Those with ids that the database has: an older one lacks some."""
+    there = inspect(connection)
+    return [table for table in METADATA.sorted_tables if "id" in table.c and there.has_table(table.name)]
+
+
+def _references(table: Table) -> list[tuple[Column[Any], Table]]:
+    """The columns that refer to other tables, with those."""
+    return [(column, foreign.column.table) for column in table.c for foreign in column.foreign_keys]
+
+
+def _can_be_read(connection: Connection, query: Select[Any]) -> bool:
+    try:
+        for _ in connection.execute(query, execution_options={"yield_per": _CHUNK}):
+            pass
+    except DatabaseError:
+        return False
+    return True
+
+
+def _is_suspect(connection: Connection) -> Any:
+    """The condition that a trial may be unreadable, on the columns of its index: samples would take far longer."""
+    time_us: Any = type_coerce(Trials.c.time_us, Double())  # the column's own type refuses a 0 to compare with
+    suspect = [
+        time_us <= 0,
+        time_us > LONGEST_US,
+        Trials.c.stage.not_in(STAGES),
+        Trials.c.status.not_in(list(map(str, Status))),
+    ]
+    if connection.dialect.name == "sqlite":  # which keeps what a column is not for
+        numbers = {"integer": ("candidate_id", "worker_id", "sweep_id", "round"), "real": ("created_at", "time_us")}
+        for kind, names in numbers.items():
+            suspect += [func.typeof(Trials.c[name]).not_in([kind, "integer"]) for name in names]
+        suspect[-1] = suspect[-1] & Trials.c.time_us.is_not(None)
+    return or_(*suspect)

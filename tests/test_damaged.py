@@ -1,0 +1,185 @@
+"""Databases of which any byte, or any one value, is another: the rest is read, and no command ends in a traceback.
+
+The values are what a damaged disk, another program or an adversary leaves: of another type, endless, out of any range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import random
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import typer
+from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
+
+from fp8tune import cli
+from fp8tune.check import doctor
+from fp8tune.check.doctor import Machine
+from fp8tune.compare import recorded
+from fp8tune.measure.device import Software
+from fp8tune.records import Code, Device, Facts, Kind
+from fp8tune.store.importing import import_file
+from fp8tune.store.results import Store
+from fp8tune.store.schema import METADATA
+
+MUTANTS = int(os.environ.get("FP8TUNE_MUTANTS", "16"))
+"""Damaged databases of each sort."""
+COMMANDS = (
+    ("show",),
+    ("show", "--conflicts"),
+    ("show", "--op", "grouped-mm"),
+    ("export", "--arch", "sm_90", "--output", "table.py"),
+    ("doctor",),
+    ("static-report",),
+    ("static-report", "--arch", "sm_90"),
+    ("compare", "HEAD..HEAD", "--from-db", "--repo", str(ROOT)),
+)
+JUNK = (
+    None,
+    0,
+    -1,
+    2**63 - 1,
+    1e308,
+    float("inf"),
+    "",
+    "x" * 3000,
+    "NaN",
+    b"\xff\xfe",
+    "[" * 100_000,
+    '[["a",[Infinity]]]',
+    '[["a",[1e400]]]',
+    '[["a",{"b":1}]]',
+    "M=9223372036854775807 K=9223372036854775807",
+    "unstated",
+    "K=1",
+)
+PLACES = [
+    (table.name, column.name, number)
+    for table in METADATA.sorted_tables
+    for column in table.columns
+    for number in range(len(JUNK))
+]
+random.Random(0).shuffle(PLACES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_command_line() -> Iterator[None]:
+    """Typer builds the whole command line anew for each call: half of the time of thousands of calls."""
+    with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A little of everything that a database may hold."""
+    path = tmp_path_factory.mktemp("filled") / "results.db"
+    with Store.open(str(path), create=True) as store:
+        finished_sweep(store, {problem(K=k): {config(b): 100.0 + b for b in (32, 64, 128)} for k in (1024, 2048)})
+        sweep = begin(store, request="finals")
+        for block, process, number in [(b, p, n) for b in (32, 64) for p in ("final 00", "final 01") for n in range(2)]:
+            for stage in ("final", "twin") if block == 64 else ("final",):
+                made = row(100.0 + block + number, of=problem(K=1024), config=config(block), process=process)
+                store.add(sweep, replace(made, stage=stage, round=number))
+        end_finals(store, sweep, problem(K=1024))
+        store.record_ceiling(sweep, H100, 3000.0)
+        compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8, programs=100, tile_bytes=4096, passes=2))
+        for block in (32, 64, 128):
+            static = row(None, of=problem(K=1024), config=config(block), kind=Kind.STATIC, facts=compiled)
+            store.add(sweep, replace(static, device=Device("sm_90", triton="3.7.1")))
+        import_file(store, PUBLISHED)
+        import_file(store, PUBLISHED_OPERATIONS)
+    return path
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a damaged copy goes; commands run beside it and read nothing of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "probe_machine", lambda: Machine(H100, Software(), ""))
+    monkeypatch.setattr(doctor, "current_hashes", dict)
+    monkeypatch.setattr(recorded, "declared_hashes", _declared)
+    logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
+    logging.getLogger("fp8tune").propagate = False
+    yield tmp_path / "results.db"
+    logging.getLogger("fp8tune").handlers, logging.getLogger("fp8tune").propagate = [], True
+
+
+def _declared(kernel: str, *_: object, required: bool) -> tuple[str, tuple[str | None, str | None]]:
+    """The planted rows' hash: to read the real ones of 13 kernels takes a second."""
+    return kernel, (KERNEL.source_hash, KERNEL.source_hash) if kernel == KERNEL.kernel else (None, None)
+
+
+def fp8tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with mock.patch.object(sys, "argv", ["fp8tune", *arguments]), pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+def run_all(capsys: pytest.CaptureFixture[str], database: Path, empty: Path) -> dict[tuple[str, ...], tuple[int, str]]:
+    """Every command's exit code and its stderr; any other exception than SystemExit fails the test."""
+    found = {}
+    for command in COMMANDS:
+        code, _, said = fp8tune(capsys, *command, "--db", str(database))
+        assert code in (0, 1, 2, 3), (command, said)
+        assert code != 2 or len([line for line in said.splitlines() if line.startswith("fp8tune: ")]) == 1
+        found[command] = code, said
+    with contextlib.suppress(FileNotFoundError):
+        empty.unlink()
+    code, _, said = fp8tune(capsys, "import", str(database), "--db", str(empty))
+    assert code in (0, 2)
+    found["import",] = code, said
+    return found
+
+
+@pytest.mark.parametrize("mutant", range(MUTANTS))
+def test_damaged_bytes_are_no_traceback(
+    mutant: int, filled: Path, damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = random.Random(mutant)
+    content = bytearray(filled.read_bytes())
+    for _ in range(generator.choice([1, 8, 64])):
+        at = generator.randrange(len(content))
+        content[at] = generator.choice([0, 255, content[at] ^ 1 << generator.randrange(8)])
+    damaged.write_bytes(content)
+    run_all(capsys, damaged, damaged.with_name("empty.db"))
+
+
+@pytest.mark.parametrize(("table", "column", "number"), PLACES[:MUTANTS])
+def test_one_value_of_junk_costs_no_more_than_its_row(
+    table: str, column: str, number: int, filled: Path, damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other rows are read, whatever stands in one; what cannot be read can be removed."""
+    if not planted(filled, damaged, table, column, JUNK[number]):
+        return
+    found = run_all(capsys, damaged, damaged.with_name("empty.db"))
+    if table == "meta":  # what the file is
+        return
+    assert all(code != 2 for command, (code, _) in found.items() if command != ("import",)), found
+    code, _, said = fp8tune(capsys, "forget", "--unreadable", "--db", str(damaged))
+    assert code == 0, said
+    assert fp8tune(capsys, "show", "--db", str(damaged))[0] == 0
+    assert "left out" not in fp8tune(capsys, "doctor", "--db", str(damaged))[1]
+
+
+def planted(source: Path, target: Path, table: str, column: str, value: object) -> bool:
+    """Make a copy with a value of our choice in one row; False where SQLite itself has no such value there."""
+    shutil.copy(source, target)
+    with contextlib.closing(sqlite3.connect(target)) as connection, connection:
+        where = f"rowid = (SELECT max(rowid) FROM {table})"
+        try:
+            connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (value,))
+        except sqlite3.Error:
+            return False
+    return True
