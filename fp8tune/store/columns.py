@@ -20,6 +20,7 @@ from sqlalchemy.types import TypeDecorator
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
+from fp8tune.redaction import redacted
 
 UNSTATED = "unstated"
 """What a publication does not say: a routing, a scale mode, an FP8 dtype or a whole config."""
@@ -229,3 +230,18 @@ class Duration(Finite):
         if time is None or time > 0:
             return time
         raise DatabaseError(f"refused {str(value)[:80]!r}: that is no time above 0")
+
+
+class CommandLine(TypeDecorator[str]):
+    """A command as it was typed, without the passwords of database URLs: neither written nor read with one."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Store no password, wherever the command comes from."""
+        return None if value is None else redacted(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        """Read none either: old versions stored them."""
+        return None if value is None else redacted(str(value))
