@@ -17,7 +17,7 @@ _SHORTEST = 3  # characters: shorter ones cannot be told from the words around t
 
 _OPTION = re.compile(r"(?=\s--[a-z])")
 _URL = re.compile(r"\w[\w+.\-]*://")
-_USER_INFO = re.compile(r"(://[^:/@?\s]*:).*@", re.DOTALL)  # to the last @: an unquoted password may hold some
+_USER_INFO = re.compile(r"(://[^:/@?\s]*:)(.*)@", re.DOTALL)  # to the last @: an unquoted password may hold some
 _PARAMETER = re.compile(r"([?&])([^=&?\s]+)=([^&]*)")
 _SECRET_NAME = re.compile(r"pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
@@ -39,7 +39,8 @@ def command_line(arguments: Iterable[str]) -> str:
 
 def passwords(url: str) -> frozenset[str]:
     """Every spelling of the passwords in a URL by which a driver may name them."""
-    found = [match[0].partition("://")[2].partition(":")[2][:-1] for match in _USER_INFO.finditer(url)]
+    found = [match[2] for match in _USER_INFO.finditer(url)]
+    found += [part for password in found for part in password.split("@")]  # the rest counts as the host's name
     query = url.partition("?")[2]
     found += [match[3] for match in _PARAMETER.finditer(f"?{query}") if _is_secret(match[2])]
     found += [value for name, value in parse_qsl(query) if _is_secret(name)]
