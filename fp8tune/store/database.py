@@ -120,7 +120,7 @@ def connect(url: str, *, create: bool, writable: bool) -> Connection:
 
 def label(url: str) -> str:
     """What messages call a database: its path, or its URL without the password."""
-    path = sqlite_path(_parse(url))
+    path = path_of(url)
     return redacted(url) if path is None else str(path)
 
 
@@ -145,14 +145,15 @@ def close(connection: Connection, *, wrote: bool) -> None:
     with contextlib.suppress(DatabaseError):  # of a connection that is lost already
         connection.rollback()
     try:
+        if wrote:
+            _check_still_there(connection)
+    finally:
         if wrote and connection.dialect.name == "sqlite":
             raw: Any = connection.connection.dbapi_connection
-            _check_still_there(connection)
             with contextlib.suppress(sqlite3.Error):  # another process still has it open: that one will do it
                 raw.execute("PRAGMA busy_timeout=0")
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 raw.execute("PRAGMA journal_mode=DELETE")
-    finally:
         connection.close()
         connection.engine.dispose()
 
@@ -207,6 +208,11 @@ def sqlite_path(url: URL) -> Path | None:
     if not _is_sqlite(url) or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
+
+
+def path_of(url: str) -> Path | None:
+    """The file of a plain path or URL; None for a server and for a database in memory."""
+    return sqlite_path(_parse(url))
 
 
 def exists(url: str) -> bool:
