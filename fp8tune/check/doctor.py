@@ -23,6 +23,7 @@ from fp8tune.export import table as export
 from fp8tune.measure import device
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Evidence, Kind, Telemetry
+from fp8tune.redaction import redacted
 from fp8tune.store import database, logs
 from fp8tune.store.database import ForeignLogError
 from fp8tune.store.results import Store
@@ -179,7 +180,9 @@ def check_store(db: str, store: Store) -> list[Finding]:
     if damage:
         return [Finding(Level.ERROR, f"{db} is damaged: {damage[0]}", way_back(db))]
     rows = [f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items()] + _of_operations(store)
-    findings = [Finding(Level.OK, f"{db}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")]
+    findings = [
+        Finding(Level.OK, f"{redacted(db)}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")
+    ]
     if "://" not in db and not os.access(db, os.W_OK):
         fix = f"make it writable (chmod u+w {db}), or give sweep another file with --db"
         findings.append(Finding(Level.WARNING, f"{db} cannot be written", fix))

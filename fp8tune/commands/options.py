@@ -20,7 +20,16 @@ KernelOption = Annotated[
         show_default="all",
     ),
 ]
-DatabaseOption = Annotated[str, typer.Option("--db", help="Results database: a path or any SQLAlchemy URL.")]
+DatabaseOption = Annotated[
+    str,
+    typer.Option(
+        "--db",
+        help=(
+            "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other "
+            "is). A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
+        ),
+    ),
+]
 ArchOption = Annotated[str | None, typer.Option("--arch", help="A GPU arch such as sm_90 or gfx942.")]
 
 SeedOption = Annotated[int, typer.Option("--seed", help="Seeds values and group layouts.")]

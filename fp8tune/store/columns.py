@@ -94,8 +94,8 @@ class Text(TypeDecorator[str]):
     impl = String
     cache_ok = True
 
-    def __init__(self, what: str, pattern: re.Pattern[str], length: int = 500) -> None:
-        super().__init__(length)
+    def __init__(self, what: str, pattern: re.Pattern[str]) -> None:
+        super().__init__()
         self.what, self.pattern = what, pattern
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:

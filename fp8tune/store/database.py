@@ -51,21 +51,27 @@ _SQLITE_LINES = {
     "no such table": "is an SQLite file but not a results database: give another file with --db",
     "no such column": _FOREIGN,
 }
+_LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
+_UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
 _POSTGRESQL_LINES = {
-    "lock timeout": _LOCKED,
+    "55p03": _LOCKED,
+    "42p01": _FOREIGN,  # no such table
+    "42703": _FOREIGN,  # no such column
+    "42501": "may not be used by this user: ask the server's administrator for the right to",
+    "25006": "cannot be written: ask the server's administrator for the right to, or give another one with --db",
+    "53100": "could not grow, the server's disk is full: every row stored before is kept",
+    "57p": _LOST,
+    "08": _LOST,
     "password": "refused the login: put the password into PGPASSWORD or ~/.pgpass, and check the user's name",
-    "connection failed": "cannot be reached: check the host, the port, the name, and that the server runs",
-    "connection timeout": "cannot be reached: check the host and the port, and that the server runs",
-    "permission denied": "may not be used by this user: ask the server's administrator for the right to",
-    "read-only transaction": "cannot be written: give the user the right to, or another database with --db",
-    "no space left": "could not grow, the server's disk is full: every row stored before is kept",
-    "server closed": "was lost, the server ended the connection: run this again; every row stored before is kept",
-    "terminating connection": "was lost, the server ended the connection: run this again; stored rows are kept",
-    "connection is lost": "was lost, the server ended the connection: run this again; stored rows are kept",
-    "connection is closed": "was lost, the server ended the connection: run this again; stored rows are kept",
-    "undefined": _FOREIGN,
-    "relation": _FOREIGN,
+    "does not exist": "is not there: make the database with createdb, and check the user's name",
+    "connection is lost": _LOST,
+    "connection is closed": _LOST,
+    "server closed": _LOST,
+    "connection failed": _UNREACHABLE,
+    "connection timeout": _UNREACHABLE,
+    "resolve host": _UNREACHABLE,
 }
+"""SQLSTATE, or its beginning, of what the server says; of what the driver says, which has none, a part."""
 _LINES = {"sqlite": _SQLITE_LINES, "postgresql": _POSTGRESQL_LINES}
 
 TESTED = "tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
@@ -307,9 +313,10 @@ def _map_errors(engine: Engine, label: str, secrets: Collection[str]) -> None:
             raise original
         if not isinstance(original, Exception):  # Ctrl-C
             return
-        text = str(original).lower()
+        state = getattr(original, "sqlstate", None)  # a server may speak another language than English
+        text = (state or str(original)).lower()
         for part, line in _LINES[engine.dialect.name].items():
-            if part in text:
+            if text.startswith(part) if state else part in text:
                 raise DatabaseError(f"{label} {line}") from None
         raise DatabaseError(f"{label} cannot be used: {without(secrets, _first_line(original))}") from None
 

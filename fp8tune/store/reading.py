@@ -226,7 +226,7 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
         .where(Trials.c.candidate_id.in_(chosen(kernel, arch, None)))
         .order_by(Trials.c.id)
     )
-    for found in connection.execution_options(yield_per=_YIELD).execute(query):
+    for found in connection.execute(query, execution_options={"yield_per": _YIELD}):
         yield _row(found, shared, known_codes.get(found.candidate_id))
 
 

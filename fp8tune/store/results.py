@@ -353,7 +353,7 @@ class Store:
         if not inspect(self._connection).has_table(table.name):  # a database from before this table
             return
         query = select(*table.c).order_by(table.c.id)
-        for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
+        for row in self._connection.execute(query, execution_options={"yield_per": _YIELD}).mappings():
             yield dict(row)
 
     def _check_schema(self, label: str, *, create: bool) -> None:
