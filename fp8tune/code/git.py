@@ -42,8 +42,8 @@ def show(repository: Path, commit: str, path: str) -> str | None:
 
 
 def versions(file: Path, number: int) -> Iterator[bytes]:
-    """What was committed of a file on any branch: the newest versions, the newest first."""
-    log = _output(file.parent, "log", "--all", f"--max-count={number}", "--format=%H", "--", file.name)
+    """What was committed of a file, on any branch or on none by now: the newest versions, the newest first."""
+    log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
     for commit in log.split():
         blob = ["git", "-C", str(file.parent), "cat-file", "blob", f"{commit}:./{file.name}"]
         answer = subprocess.run(blob, capture_output=True, stdin=subprocess.DEVNULL, check=False)

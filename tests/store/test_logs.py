@@ -29,9 +29,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 def add(path: Path, *processes: str) -> None:
     with Store.open(str(path), create=True) as store:
-        sweep = begin(store)
-        for process in processes:
-            store.add(sweep, row(process=process))
+        store.add_many(begin(store), (row(process=process) for process in processes))
 
 
 def commit(path: Path, message: str) -> None:
@@ -114,6 +112,15 @@ def test_a_replaced_file_beside_the_log_of_a_killed_writer(path: Path, how: str)
     assert (left / path.name).read_bytes() == replaced
     assert (left / f"{path.name}-wal").stat().st_size > 0
     assert not logs.beside(path)
+
+
+def test_rows_come_back_where_the_file_was_committed_on_what_is_no_branch_any_more(path: Path) -> None:
+    add(path, *(f"more {number}" for number in range(100)))
+    commit(path, "three")
+    kill_a_writer(path)
+    git(path.parent, "reset", "-q", "--hard", "HEAD~1")
+    assert [found.level for found in repair(str(path))] == [Level.OK, Level.OK]
+    assert processes(path) >= {"first", "second", "more 99", *KILLED}
 
 
 def test_rows_of_a_log_whose_file_is_nowhere_are_kept_aside(path: Path) -> None:
