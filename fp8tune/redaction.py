@@ -16,8 +16,8 @@ HIDDEN = "***"
 _SHORTEST = 3  # characters: shorter ones cannot be told from the words around them
 
 _OPTION = re.compile(r"(?=\s--[a-z])")
-_URL = re.compile(r"\w[\w+.\-]*://")
-_USER_INFO = re.compile(r"(://[^:/@?\s]*:)(.*)@", re.DOTALL)  # to the last @: an unquoted password may hold some
+_URL = re.compile(r"\w[\w+.\-]*:/")  # a path made of a URL has one slash left
+_USER_INFO = re.compile(r"(:/+[^:/@?\s]*:)(.*)@", re.DOTALL)  # to the last @: an unquoted password may hold some
 _PARAMETER = re.compile(r"([?&])([^=&?\s]+)=([^&]*)")
 _SECRET_NAME = re.compile(r"pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
@@ -27,7 +27,7 @@ def redacted(text: str) -> str:
 
     Hides too much rather than too little: up to the last ``@`` and to the end, but not beyond the next ``--option``.
     """
-    if "://" not in text:
+    if ":/" not in text:
         return text
     return "".join(_redacted_argument(part) for part in _OPTION.split(text))
 

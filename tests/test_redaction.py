@@ -81,6 +81,7 @@ def test_what_the_driver_is_given_is_among_the_passwords(url: tuple[str, str]) -
         "fp8tune sweep --db results.db",
         "postgresql://user@host:5432/db?sslmode=require",
         "sqlite:////tmp/a:b/results.db",
+        "C:/a/b:c@d/results.db",
         "https://github.com/pytorch/ao --kernel mine@2",
         "postgresql://host/db?passfile=/home/me/.pgpass",
     ],
@@ -128,8 +129,9 @@ def test_an_old_row_is_read_without_its_password_and_cleaned_when_written_to(tmp
     stored_with(path, OLD)
     with Store.open(str(path), writable=False) as store:
         (shown,) = store.unfinished_sweeps()
+        findings = doctor.check_store(str(path), store)
     assert shown == "fp8tune sweep --db postgresql://me:***@host/db?sslpassword=*** --json"
-    assert not any("hunter2" in f"{finding.what} {finding.fix}" for finding in doctor.check_database(str(path)))
+    assert not any("hunter2" in f"{finding.what} {finding.fix}" for finding in findings)
     assert b"hunter2" in path.read_bytes()  # who only reads changes nothing
     Store.open(str(path)).close()
     assert b"hunter2" not in path.read_bytes()
@@ -154,6 +156,10 @@ def test_an_import_takes_over_no_password(tmp_path: Path) -> None:
         ["sweep", "--timer", "simulated:1", "--db", "postgresql://me:hunter2@127.0.0.1:x1/db"],
         ["export", "--arch", "sm_90", "--db", "nosuch://me:hunter2@h/db"],
         ["show", "--seed=postgresql://me:hunter2@h/db"],
+        ["import", "postgresql://me:hunter2@h/db"],
+        ["export", "--arch", "gfx942", "--db", "none.db", "--output", "postgresql://me:hunter2@h/db"],
+        ["sweep", "--kernel", "postgresql://me:hunter2@h/db.py:SPEC"],
+        ["sweep", "--timer", "simulated:1", "--shapes", "postgresql://me:hunter2@h/db.toml"],
     ],
 )
 def test_no_command_prints_a_password(
