@@ -120,7 +120,7 @@ def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_conde
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, process_group=0)
     wait_until(lambda: said.stat().st_size > 0)
     os.killpg(process.pid, signal.SIGTERM)
-    _, progress = process.communicate(timeout=60)  # workers have the pipe too
+    _, progress = process.communicate(timeout=300)  # workers have the pipe too
     assert process.returncode == 143, progress
     assert not Path(f"{path}-wal").exists()
     with Store.open(str(path), writable=False) as store:
@@ -130,7 +130,7 @@ def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_conde
 
 
 def wait_until(is_time: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300  # on a machine with much else to do
     while not is_time():
         assert time.monotonic() < until
         time.sleep(0.005)
