@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from typing import Annotated, Any, cast
@@ -23,6 +24,8 @@ from fp8tune.commands import (
     sweep,
 )
 from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.redaction import redacted
+from fp8tune.stopping import Stopped, stopping_cleanly
 
 app = typer.Typer(
     name="fp8tune",
@@ -34,6 +37,9 @@ app = typer.Typer(
 
 COMMAND_LINE_ERRORS: tuple[type[Exception], ...] = cast(Any, typer.BadParameter.__mro__[1:3])
 """UsageError and ClickException, of the click that this typer uses: newer ones bring their own."""
+
+GOES_ON = "what a sweep has finished is stored, and the same command goes on from there"
+"""What to know after a command was stopped."""
 
 
 @app.callback(invoke_without_command=True)
@@ -64,13 +70,16 @@ def main() -> None:
     """The console script: one place where errors become a line and an exit code."""
     gc.set_threshold(100_000)  # at Python's own, a short command spends a tenth of its time looking for garbage
     try:
-        code = app(standalone_mode=False)
+        with stopping_cleanly():
+            code = app(standalone_mode=False)
     except Fp8tuneError as error:
         _fail(str(error), error.exit_code)
     except COMMAND_LINE_ERRORS as error:
         _fail(f"{' '.join(str(error).split())} (see fp8tune --help)", UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped; what a sweep has finished is stored, and the same command goes on from there", 130)
+        _fail(f"stopped; {GOES_ON}", 130)
+    except Stopped as stopped:
+        _fail(f"stopped by {stopped.name}; {GOES_ON}", stopped.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; nothing more to say
         sys.exit(0)
@@ -78,7 +87,9 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"fp8tune: {message if message.isprintable() else ascii(message)[1:-1]}", file=sys.stderr)
+    line = redacted(message if message.isprintable() else ascii(message)[1:-1])
+    with contextlib.suppress(OSError):  # a terminal that was closed takes no more lines
+        print(f"fp8tune: {line}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

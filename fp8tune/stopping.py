@@ -1,4 +1,8 @@
-"""How a command ends that is told to: by Ctrl-C, or by the SIGTERM of a time limit or of a CI job that is cancelled."""
+"""How a command ends that is told to: a time limit's or a cancelled job's SIGTERM, a closed terminal's SIGHUP.
+
+Both unwind the stack as Ctrl-C does, so that workers end, the database is left as one plain file and temporary folders
+go. One place for all commands: :func:`fp8tune.cli.main`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,53 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+TOLD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that tell a command to end; Windows knows no SIGHUP."""
+
+
+class Stopped(SystemExit):
+    """A signal ended the command. The code is what a shell says of it: 143 for SIGTERM, 129 for SIGHUP."""
+
+    def __init__(self, number: int) -> None:
+        self.name, self.exit_code = signal.Signals(number).name, 128 + number
+        super().__init__(self.exit_code)
+
 
 @contextlib.contextmanager
 def stopping_cleanly() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does: a SystemExit with code 143. Does nothing outside the main thread."""
+    """Raise :class:`Stopped` at SIGTERM and SIGHUP. Does nothing outside the main thread.
+
+    Only the first counts: a second one would break off what the first one began. A signal that is ignored already
+    (``nohup``) stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        if not received:
+            received.append(number)
+            raise Stopped(number)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    heard = [number for number in TOLD if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in heard}
+    try:
+        yield
+    except BaseException:
+        if received:  # whatever met the unwinding, such as a terminal that is gone
+            raise Stopped(received[0]) from None
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def kept_from_signals() -> Iterator[None]:
+    """Processes begun in this block are deaf to :data:`TOLD`: whoever began them is told too, and ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

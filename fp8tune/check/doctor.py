@@ -25,6 +25,9 @@ from fp8tune.export import table as export
 from fp8tune.measure import device
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Kind, Telemetry
+from fp8tune.redaction import redacted
+from fp8tune.store import database, logs
+from fp8tune.store.database import ForeignLogError
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -166,6 +169,8 @@ def check_database(db: str) -> list[Finding]:
             findings += check_rows(store.unreadable())
             findings += check_tables(store)
             timed = store.timed_sources()
+    except ForeignLogError as error:
+        return [_failed(error)]
     except DatabaseError as error:
         return [_failed(error, way_back(db) if is_damaged(db) else "")]
     return [*findings, *check_sources(timed, current_hashes())]
@@ -187,10 +192,17 @@ def check_store(db: str, store: Store) -> list[Finding]:
     if damage:
         return [Finding(Level.ERROR, f"{db} is damaged: {damage[0]}", way_back(db))]
     rows = [f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items()] + _of_operations(store)
-    findings = [Finding(Level.OK, f"{db}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")]
+    findings = [
+        Finding(Level.OK, f"{redacted(db)}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")
+    ]
     if "://" not in db and not os.access(db, os.W_OK):
         fix = f"make it writable (chmod u+w {db}), or give sweep another file with --db"
         findings.append(Finding(Level.WARNING, f"{db} cannot be written", fix))
+    if (path := database.path_of(db)) is not None and (log := logs.unmerged(path)) is not None:
+        fix = (
+            f"let the sweep that writes it end, or run fp8tune doctor --repair --db {db}, before you copy or commit it"
+        )
+        findings.append(Finding(Level.WARNING, f"{log} holds rows that are not in {db} itself yet", fix))
     for command in dict.fromkeys(store.unfinished_sweeps()):
         what = f"a sweep was not finished: {command or 'its command is not known'}"
         findings.append(Finding(Level.WARNING, what, "run the same command again: it continues where it stopped"))
@@ -209,8 +221,10 @@ def way_back(db: str) -> str:
     """What to do with a database that cannot be read any more."""
     if "://" in db:
         return "restore it from the server's backup"
+    away = [f"mv {db} {db}.damaged"]
+    away += [f"mv {log} {db}.damaged{log.name.removeprefix(Path(db).name)}" for log in logs.beside(Path(db))]
     return (
-        f"mv {db} {db}.damaged, then git checkout -- {db} for the rows committed last; fp8tune import COPY adds those "
+        f"{'; '.join(away)}; then git checkout -- {db} for the rows committed last; fp8tune import COPY adds those "
         "of any other copy, and the same sweep command again measures only what is still missing"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from fp8tune import errors
@@ -38,6 +39,16 @@ def show(repository: Path, commit: str, path: str) -> str | None:
     """The text of a file (path from the repository's root) as a commit has it; None where it has no such file."""
     answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")
     return None if answer.returncode else answer.stdout
+
+
+def versions(file: Path, number: int) -> Iterator[bytes]:
+    """What was committed of a file, on any branch or on none by now: the newest versions, the newest first."""
+    log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
+    for commit in log.split():
+        blob = ["git", "-C", str(file.parent), "cat-file", "blob", f"{commit}:./{file.name}"]
+        answer = subprocess.run(blob, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        if answer.returncode == 0:  # a commit may remove the file
+            yield answer.stdout
 
 
 def head(folder: Path) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fp8tune import scratch
 from fp8tune.code import git
-from fp8tune.stopping import stopping_cleanly
 
 LOCK = "fp8tune compare"
 """What git's lock of a checkout is there for: ``git worktree prune`` leaves locked ones alone."""
@@ -23,10 +22,11 @@ LOCK = "fp8tune compare"
 def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple[Path, ...]]:
     """A folder for each commit; for None, a copy of the working tree with what is tracked or could be added.
 
-    Raises MachineError where git refuses. All folders are gone afterwards, also after Ctrl-C and SIGTERM.
+    Raises MachineError where git refuses. All folders are gone afterwards, also after Ctrl-C, and a SIGTERM
+    that :mod:`fp8tune.stopping` turns into an exception.
     """
     remove_abandoned(repository)
-    with stopping_cleanly(), scratch.folder("compare") as whole:
+    with scratch.folder("compare") as whole:
         folders = tuple(whole / str(number) for number in range(len(commits)))
         try:
             for folder, commit in zip(folders, commits, strict=True):

@@ -17,7 +17,6 @@ from fp8tune.commands.options import (
     shapes_option,
 )
 from fp8tune.errors import UsageError
-from fp8tune.stopping import stopping_cleanly
 from fp8tune_kernels.catalog import KERNELS
 
 
@@ -83,15 +82,14 @@ def bench(
     render.notice(f"{len(request.problems)} problems of {len(wish.kernels)} kernels; compiling comes first")
     kernels, done = [], 0
     try:
-        with stopping_cleanly():
-            for event in benchmark.run(request):
-                if isinstance(event, benchmark.Row):
-                    done += 1
-                    render_bench.show_row(event, done, len(request.problems))
-                elif isinstance(event, benchmark.Kernel):
-                    kernels.append(event)
-                else:
-                    render_bench.show_compiled(event)
+        for event in benchmark.run(request):
+            if isinstance(event, benchmark.Row):
+                done += 1
+                render_bench.show_row(event, done, len(request.problems))
+            elif isinstance(event, benchmark.Kernel):
+                kernels.append(event)
+            else:
+                render_bench.show_compiled(event)
     finally:  # who stops it gets what it has
         if done < len(request.problems):
             render.notice(f"{len(request.problems) - done} problems left out")
@@ -133,13 +131,12 @@ def _bench_operation(
     published = [row for row in store_published.read(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
     rows: list[bench_grouped.Row] = []
     try:
-        with stopping_cleanly():
-            for event in bench_grouped.run(wish, laboratory, problems):
-                if isinstance(event, bench_grouped.Row):
-                    rows.append(event)
-                    render_grouped.show_row(event, len(rows), len(problems))
-                else:
-                    render_bench.show_compiled(event)
+        for event in bench_grouped.run(wish, laboratory, problems):
+            if isinstance(event, bench_grouped.Row):
+                rows.append(event)
+                render_grouped.show_row(event, len(rows), len(problems))
+            else:
+                render_bench.show_compiled(event)
     finally:  # who stops it gets what it has
         if len(rows) < len(problems):
             render.notice(f"{len(problems) - len(rows)} problems left out")

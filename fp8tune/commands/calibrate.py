@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.redaction import command_line
 
 
 def calibrate(
@@ -34,7 +35,7 @@ def calibrate(
         render.notice(line)
     with Store.open(db, create=True) as store:
         for event in calibrating.calibrate(
-            store, laboratory, session.calibration_batch(laboratory), command=" ".join(["fp8tune", *sys.argv[1:]])
+            store, laboratory, session.calibration_batch(laboratory), command=command_line(sys.argv[1:])
         ):
             if isinstance(event, calibrating.Calibration):
                 render_calibration.print_calibration(event, "json" if json else "table")

@@ -11,12 +11,22 @@ from fp8tune.commands.options import ReadDatabaseOption, database_to_read
 
 def doctor(
     db: ReadDatabaseOption = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Take in, or set aside, the log that a killed process left beside the file."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
     from fp8tune.render import terminal as render
 
-    findings = checking.diagnose(database_to_read(db))
+    path = database_to_read(db)
+    findings = []
+    if repair:
+        from fp8tune.check import repair as repairing
+
+        findings += repairing.repair(path)
+    findings += checking.diagnose(path)
     render.print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

@@ -26,15 +26,19 @@ KernelOption = Annotated[
         show_default="all",
     ),
 ]
+_DATABASE_HELP = (
+    "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
+    "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
+)
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--db", help="Results database: a path or any SQLAlchemy URL.", show_default=DATABASE),
+    typer.Option("--db", help=_DATABASE_HELP, show_default=DATABASE),
 ]
 ReadDatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--db",
-        help="Results database: a path or any SQLAlchemy URL.",
+        help=_DATABASE_HELP,
         show_default=f"{DATABASE} where there is one, else {COMMITTED_DATABASE}",
     ),
 ]

@@ -18,6 +18,7 @@ from fp8tune.commands.options import (
     database_to_write,
     shapes_option,
 )
+from fp8tune.redaction import command_line
 from fp8tune_kernels.catalog import KERNELS
 
 
@@ -77,7 +78,7 @@ def sweep(
         quick=quick,
         time_budget_s=time_budget,
         trial_timeout_s=trial_timeout,
-        command=" ".join(["fp8tune", *sys.argv[1:]]),
+        command=command_line(sys.argv[1:]),
     )
     job = session.take(wish)
     db = database_to_write(db)

@@ -8,6 +8,7 @@ moment the first worker starts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import multiprocessing
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -23,6 +25,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from fp8tune.errors import Fp8tuneError
+from fp8tune.stopping import TOLD, kept_from_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +46,8 @@ PRELOAD = [
 def start_server() -> None:
     """Start the server now, beside whatever this process does next: its imports take seconds."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    with kept_from_signals():
+        forkserver.ensure_running()
 
 
 def usable_cores() -> int:
@@ -73,6 +77,15 @@ class Poisoned(Exception):  # noqa: N818 - an answer, raised because nothing may
         self.value = value
 
 
+_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register  # before multiprocessing waits for them, politely: they hear no SIGTERM
+def _end_workers() -> None:
+    for worker in list(_WORKERS):
+        worker.end()
+
+
 class Worker:
     """One process that answers calls in turn. Restarted by the next call after it died."""
 
@@ -81,6 +94,8 @@ class Worker:
         self._context.set_forkserver_preload(PRELOAD)
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._ended = False
+        _WORKERS.add(self)
 
     def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a module-level function in the worker and return what it returned.
@@ -114,6 +129,11 @@ class Worker:
             self._process.kill()
         self._bury()
 
+    def end(self) -> None:
+        """End the process for good: also one that another thread is beginning in this moment."""
+        self._ended = True
+        self.kill()
+
     def close(self) -> None:
         """Let an idle process end by itself; kill it if it does not within two seconds."""
         if self._connection is not None:
@@ -123,13 +143,18 @@ class Worker:
         self.kill()
 
     def _running(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-        if self._process is None or self._connection is None:
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
             connection, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()  # known to kill() only from here on: a pool may be closed while its threads start workers
+            with kept_from_signals():  # it may begin the server
+                process.start()
             theirs.close()
             self._process, self._connection = process, connection
-        return self._process, self._connection
+            if self._ended:  # a pool may be closed while its threads start workers
+                self.kill()
+                raise WorkerDied("worker ended")
+        return process, connection
 
     def _bury(self) -> str:
         """Forget the dead process; say how it ended. A closing pool and a waiting thread may both come here."""
@@ -165,7 +190,7 @@ class Pool:
         """Drop what is queued, end every worker."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.kill()
+            worker.end()
 
     def _run(self, timeout_s: float | None, function: Callable[..., T], args: Any, kwargs: Any) -> T:
         worker = self._idle.get()
@@ -177,7 +202,8 @@ class Pool:
 
 def _serve(connection: Connection) -> None:
     """The worker's main loop: ends when the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, *TOLD):  # the parent's to handle, also where a whole group of processes is told
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
     while True:
         try:

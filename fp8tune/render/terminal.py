@@ -21,6 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fp8tune.redaction import redacted
+
 if TYPE_CHECKING:
     from fp8tune.check.doctor import Finding
     from fp8tune.sweep.loop import Event
@@ -39,7 +41,7 @@ def visible(text: str) -> str:
 
 def notice(text: str) -> None:
     """A line for the user that is not the result."""
-    print(visible(text), file=sys.stderr)
+    print(visible(redacted(text)), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -107,15 +109,15 @@ def _pairs(value: Mapping[str, object]) -> str:
 def print_findings(findings: Sequence[Finding], output_format: str) -> None:
     """Doctor's findings with what to do about each."""
     if output_format == "json":
-        print_json([{"level": str(f.level), "what": f.what, "fix": f.fix} for f in findings])
+        print_json([{"level": str(f.level), "what": redacted(f.what), "fix": redacted(f.fix)} for f in findings])
         return
     console = Console(highlight=False)
     style = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in findings:
         console.print(f"{finding.level:<8}", style=style[str(finding.level)], end="")
-        console.print(visible(finding.what), markup=False, soft_wrap=True)
+        console.print(visible(redacted(finding.what)), markup=False, soft_wrap=True)
         if finding.fix:
-            console.print(f"        -> {visible(finding.fix)}", markup=False, soft_wrap=True)
+            console.print(f"        -> {visible(redacted(finding.fix))}", markup=False, soft_wrap=True)
 
 
 class CountProgress:

@@ -21,6 +21,7 @@ from sqlalchemy.types import TypeDecorator
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
+from fp8tune.redaction import redacted
 
 UNSTATED = "unstated"
 """What a publication does not say: a routing, a scale mode, an FP8 dtype or a whole config."""
@@ -139,8 +140,8 @@ class Text(_Checked):
 
     cache_ok = True
 
-    def __init__(self, what: str, pattern: re.Pattern[str], length: int = 500) -> None:
-        super().__init__(length)
+    def __init__(self, what: str, pattern: re.Pattern[str]) -> None:
+        super().__init__()
         self.what, self.pattern = what, pattern
 
     def _holds(self, value: Any) -> bool:
@@ -306,3 +307,18 @@ class KeyNames(TypeDecorator[tuple[str, ...]]):
         if all(NAME.fullmatch(name) for name in names):
             return names
         raise DatabaseError(f"refused {_start_of(value)}: that is no list of key names")
+
+
+class CommandLine(TypeDecorator[str]):
+    """A command as it was typed, without the passwords of database URLs: neither written nor read with one."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Store no password, wherever the command comes from."""
+        return None if value is None else redacted(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        """Read none either: old versions stored them."""
+        return None if value is None else redacted(str(value))

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, Table, func, insert, inspect, select, update
+from sqlalchemy import Connection, Select, String, Table, func, insert, inspect, select, type_coerce, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
+from fp8tune.redaction import redacted
 from fp8tune.store import database, gathering, reading, unreadable, visits
 from fp8tune.store.schema import (
     METADATA,
@@ -53,18 +54,19 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, create: bool = False, writable: bool = True) -> Self:
-        """Open a plain path or any SQLAlchemy URL.
+        """Open a plain path or a database URL.
 
         ``create`` makes a missing database; ``writable=False`` works on a file and folder that may not be written.
         Raises DatabaseError where the database is missing, damaged, foreign, locked, read-only or of a newer schema.
         """
         store = cls(database.connect(url, create=create, writable=writable))
         try:
-            store._check_schema(url, create=create and writable)
+            store._check_schema(database.label(url), create=create and writable)
             if writable:
                 database.begin_writing(store._connection)
                 store._writable = True
                 store._add_missing_tables()
+                store._remove_passwords()
         except BaseException:
             store.close()
             raise
@@ -375,12 +377,25 @@ class Store:
             with self._transaction(write=True):
                 METADATA.create_all(self._connection)
 
+    def _remove_passwords(self) -> None:
+        """Old versions stored commands as they were typed."""
+        stored = select(Sweeps.c.id, type_coerce(Sweeps.c.command, String))
+        with self._transaction():
+            old = self._connection.execute(stored.where(Sweeps.c.command.contains("://"))).all()
+        changed = {id: redacted(command) for id, command in old if redacted(command) != command}
+        if not changed:
+            return
+        database.overwrite_what_is_removed(self._connection)
+        with self._transaction(write=True):
+            for id, command in changed.items():
+                self._connection.execute(update(Sweeps).where(Sweeps.c.id == id).values(command=command))
+
     def _stream(self, table: Table) -> Iterator[Mapping[str, Any]]:
         if not inspect(self._connection).has_table(table.name):  # a database from before this table
             return
         query = select(*table.c).order_by(table.c.id)
         try:
-            for row in self._connection.execution_options(yield_per=_YIELD).execute(query).mappings():
+            for row in self._connection.execute(query, execution_options={"yield_per": _YIELD}).mappings():
                 yield dict(row)
         except DatabaseError:
             if row_and_reason := unreadable.first(self._connection, table):
@@ -396,7 +411,7 @@ class Store:
                 METADATA.create_all(self._connection)
                 self._connection.execute(insert(Meta).values(name="schema_version", value=str(SCHEMA_VERSION)))
             elif not tables:
-                raise DatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
+                raise database.EmptyDatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
             elif "meta" not in tables or "trials" not in tables:
                 raise DatabaseError(f"{label} is not a results database of fp8tune: give another file with --db")
             version = self._read_version()

@@ -45,6 +45,7 @@ from fp8tune.store.columns import (
     NAME,
     WORD,
     AxesJson,
+    CommandLine,
     Count,
     Duration,
     Finite,
@@ -91,46 +92,46 @@ def _refers_to(name: str, table: str) -> Column[Any]:
 Meta = Table(
     "meta",
     METADATA,
-    Column("name", String(64), primary_key=True),
-    _column("value", String(200)),
+    Column("name", String, primary_key=True),
+    _column("value", String),
 )
 """One named fact about the file."""
 
 Devices = _table(
     "devices",
-    _column("arch", Text("arch", ARCH, 32)),
-    _column("name", Text("device name", LINE, 100)),
-    _column("uuid_hash", Text("UUID hash", WORD, 64)),
+    _column("arch", Text("arch", ARCH)),
+    _column("name", Text("device name", LINE)),
+    _column("uuid_hash", Text("UUID hash", WORD)),
     _column("multiprocessors", Whole),
-    _column("driver", Text("driver version", LINE, 64)),
-    _column("runtime", Text("runtime version", LINE, 64)),
-    _column("torch", Text("torch version", LINE, 64)),
-    _column("triton", Text("triton version", LINE, 64)),
+    _column("driver", Text("driver version", LINE)),
+    _column("runtime", Text("runtime version", LINE)),
+    _column("torch", Text("torch version", LINE)),
+    _column("triton", Text("triton version", LINE)),
     UniqueConstraint("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton"),
 )
 """:class:`fp8tune.records.Device`: rows may be compared only where all columns agree."""
 
 KernelVersions = _table(
     "kernel_versions",
-    _column("kernel", Text("kernel name", KERNEL, 64)),
-    _column("source_hash", Text("source hash", WORD, 64)),
-    _column("default", NamedIntsText(500)),
-    _column("axes", AxesJson(2000)),
-    _column("key", KeyNames(500)),
+    _column("kernel", Text("kernel name", KERNEL)),
+    _column("source_hash", Text("source hash", WORD)),
+    _column("default", NamedIntsText),
+    _column("axes", AxesJson),
+    _column("key", KeyNames),
     UniqueConstraint("kernel", "source_hash"),
 )
 """:class:`fp8tune.records.KernelVersion`. An empty source hash: another implementation (published rows)."""
 
 Problems = _table(
     "problems",
-    _column("kernel", Text("kernel name", KERNEL, 64)),
-    _column("canonical", String(300)),
-    _column("shape", ShapeText(300)),
-    _column("routing", Text("routing", WORD, 32)),
-    _column("input_layout", Text("input layout", WORD, 32)),
-    _column("in_dtype", Text("dtype", WORD, 32)),
-    _column("fp8_dtype", Text("dtype", WORD, 32)),
-    _column("scale_mode", Text("scale mode", WORD, 32)),
+    _column("kernel", Text("kernel name", KERNEL)),
+    _column("canonical", String),
+    _column("shape", ShapeText),
+    _column("routing", Text("routing", WORD)),
+    _column("input_layout", Text("input layout", WORD)),
+    _column("in_dtype", Text("dtype", WORD)),
+    _column("fp8_dtype", Text("dtype", WORD)),
+    _column("scale_mode", Text("scale mode", WORD)),
     _column("seed", Whole),
     UniqueConstraint("kernel", "canonical", "routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode", "seed"),
 )
@@ -138,28 +139,28 @@ Problems = _table(
 
 Configs = _table(
     "configs",
-    _column("canonical", String(500)),
-    _optional("items", NamedIntsText(500)),
+    _column("canonical", String),
+    _optional("items", NamedIntsText),
     UniqueConstraint("canonical"),
 )
 """A launch config; ``items`` is ``unstated`` for published rows that name none."""
 
 LookupKeys = _table(
     "lookup_keys",
-    _column("canonical", String(500)),
-    _optional("items", NamedIntsText(500)),
+    _column("canonical", String),
+    _optional("items", NamedIntsText),
     UniqueConstraint("canonical"),
 )
 """The key under which an exported table holds a problem; ``unstated`` where there is none."""
 
 Sweeps = _table(
     "sweeps",
-    _column("uid", Text("sweep uid", WORD, 64)),
+    _column("uid", Text("sweep uid", WORD)),
     _column("request", String),
     _refers_to("device_id", "devices"),
-    _column("command", String),
-    _column("commit", Text("commit", WORD, 64)),
-    _column("timer", Text("timer", LINE, 100)),
+    _column("command", CommandLine),
+    _column("commit", Text("commit", WORD)),
+    _column("timer", Text("timer", LINE)),
     _column("seed", Whole),
     _column("again", Boolean),
     _column("started_at", Finite),
@@ -170,8 +171,8 @@ Sweeps = _table(
 
 Workers = _table(
     "workers",
-    _column("process", Text("process", LINE, 100)),
-    _column("commit", Text("commit", WORD, 64)),
+    _column("process", Text("process", LINE)),
+    _column("commit", Text("commit", WORD)),
     UniqueConstraint("process", "commit"),
 )
 """One worker process, the unit of replication, and the commit its code was at."""
@@ -182,9 +183,9 @@ Candidates = _table(
     _refers_to("config_id", "configs"),
     _refers_to("version_id", "kernel_versions"),
     _refers_to("device_id", "devices"),
-    _column("kind", Text("kind", _KINDS, 16)),
-    _column("source", Text("source", LINE, 200)),
-    _column("note", Text("note", LINE, 500)),
+    _column("kind", Text("kind", _KINDS)),
+    _column("source", Text("source", LINE)),
+    _column("note", Text("note", LINE)),
     _refers_to("lookup_key_id", "lookup_keys"),
     _optional("bytes_moved", Count),
     _optional("registers", Count),
@@ -228,11 +229,11 @@ Trials = _table(
     "trials",
     _refers_to("candidate_id", "candidates"),
     _refers_to("sweep_id", "sweeps"),
-    _column("stage", Text("stage", _STAGES, 16)),
+    _column("stage", Text("stage", _STAGES)),
     _column("round", Whole),
     _refers_to("worker_id", "workers"),
     _column("position", Whole),
-    _column("status", Text("status", _STATUSES, 32)),
+    _column("status", Text("status", _STATUSES)),
     _column("reason", String),
     _optional("time_us", Duration),
     _optional("tick_us", Finite),
@@ -266,7 +267,7 @@ Judges = _table(
     "judges",
     _refers_to("sweep_id", "sweeps"),
     _refers_to("version_id", "kernel_versions"),
-    _column("reference", Text("reference hash", WORD, 64)),
+    _column("reference", Text("reference hash", WORD)),
     UniqueConstraint("sweep_id", "version_id"),
 )
 """The hash of the reference, inputs and edges that the outputs of a kernel version were held to in a sweep.
@@ -281,7 +282,7 @@ Finals = _table(
     _refers_to("version_id", "kernel_versions"),
     _refers_to("device_id", "devices"),
     _refers_to("problem_id", "problems"),
-    _column("replaces", Text("list of sweep uids", _UIDS, 2000)),
+    _column("replaces", Text("list of sweep uids", _UIDS)),
     _column("tie_band", Share),
     _column("keep_band", Share),
     _column("floor_us", Finite),
@@ -300,7 +301,7 @@ Calibrations = _table(
     "calibrations",
     _refers_to("sweep_id", "sweeps"),
     _refers_to("device_id", "devices"),
-    _column("name", Text("calibration name", NAME, 64)),
+    _column("name", Text("calibration name", NAME)),
     _column("value", Finite),
     _column("created_at", Finite),
     UniqueConstraint("sweep_id", "device_id", "name"),
@@ -311,9 +312,9 @@ PublishedOperations = _table(
     "published_operations",
     _refers_to("problem_id", "problems"),
     _refers_to("device_id", "devices"),
-    _column("recipe", Text("recipe", WORD, 32)),
-    _column("source", Text("source", LINE, 200)),
-    _column("note", Text("note", LINE, 500)),
+    _column("recipe", Text("recipe", WORD)),
+    _column("source", Text("source", LINE)),
+    _column("note", Text("note", LINE)),
     _column("bf16_fwd_us", Duration),
     _column("scaled_fwd_us", Duration),
     _column("bf16_fwd_bwd_us", Duration),

@@ -228,15 +228,11 @@ class Writer:
 
 
 def _insert_ignoring(table: Table, dialect: str) -> Insert:
-    match dialect:
-        case "sqlite":
-            return sqlite.insert(table).on_conflict_do_nothing()
-        case "postgresql":
-            from sqlalchemy.dialects import postgresql  # imports asyncio, which nobody else needs
+    if dialect == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    from sqlalchemy.dialects import postgresql  # imports asyncio, which nobody else needs
 
-            return postgresql.insert(table).on_conflict_do_nothing()
-        case _:  # MySQL and MariaDB
-            return insert(table).prefix_with("IGNORE")
+    return postgresql.insert(table).on_conflict_do_nothing()
 
 
 def _insert_once() -> Insert:

@@ -125,9 +125,12 @@ def is_stored(db: str, job: Job) -> bool:
     """
     if job.wish.again or job.wish.retry_failed or not database.exists(db):
         return False
-    with Store.open(db, writable=False) as store:
-        problems = finished_problems(store, job)
-        return bool(problems) and (job.wish.quick or not _disputed(store, job, problems))
+    try:
+        with Store.open(db, writable=False) as store:
+            problems = finished_problems(store, job)
+            return bool(problems) and (job.wish.quick or not _disputed(store, job, problems))
+    except database.EmptyDatabaseError:
+        return False
 
 
 def finished_problems(store: Store, job: Job) -> list[Problem]:

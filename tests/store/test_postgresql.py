@@ -1,0 +1,235 @@
+"""The store on a PostgreSQL server: what SQLite promises holds there too. Needs initdb and psycopg."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+
+from fp8tune.check import doctor
+from fp8tune.errors import DatabaseError
+from fp8tune.store.results import Store
+
+INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
+
+pytestmark = [
+    pytest.mark.skipif(not INITDB, reason="needs a PostgreSQL server: apt-get install postgresql"),
+    pytest.mark.skipif(importlib.util.find_spec("psycopg") is None, reason="needs psycopg"),
+]
+
+NOBODY = 65534
+
+
+def as_owner(command: list[str]) -> None:
+    """The server refuses to run as root."""
+    owner = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **owner)  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a server of this module's own, on loopback, that asks me for a password and trusts nobody else."""
+    folder = Path(tempfile.mkdtemp(prefix="fp8tune-postgresql-"))
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    secret = folder / "password"
+    secret.write_text("se cret/ü")
+    secret.chmod(0o644)
+    control = str(Path(INITDB).resolve().with_name("pg_ctl"))
+    data, options = str(folder / "data"), f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
+    as_owner([INITDB, "-D", data, "-U", "me", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--no-sync"])
+    as_owner([control, "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start"])
+    try:
+        yield f"postgresql://me:se%20cret%2F%C3%BC@127.0.0.1:{port}"
+    finally:
+        as_owner([control, "-D", data, "-m", "immediate", "stop"])
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def url(server: str, request: pytest.FixtureRequest) -> str:
+    """An empty database."""
+    import psycopg
+
+    name = f"t{time.monotonic_ns()}"
+    with contextlib.closing(psycopg.connect(f"{server}/postgres", autocommit=True)) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+    return f"{server}/{name}"
+
+
+def together(number: int, work: Callable[[int], None]) -> list[int]:
+    """Run in processes beside each other; their exit codes."""
+    children = []
+    for index in range(number):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work(index)
+                code = 0
+            except DatabaseError as error:
+                os.write(2, f"{error}\n".encode())
+                code = 2
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "results.db"), create=True) as local, Store.open(url, create=True) as remote:
+        finished_sweep(remote, {problem(): {config(32): 100.0, config(64): 110.0}, problem(K=2048): {config(): 5.0}})
+        sweep = begin(remote, request="finals")
+        remote.add_many(sweep, (row(99.5, stage="final", process=f"w{n}") for n in range(3)))
+        end_finals(remote, sweep)
+        remote.record_ceiling(sweep, H100, 3000.0)
+        assert local.merge(remote) == (6, 0)
+        assert remote.evidence() == local.evidence()
+        assert list(remote.rows()) == list(local.rows())
+        assert remote.counts() == local.counts()
+        assert remote.calibration(H100) == local.calibration(H100)
+        assert remote.unfinished_sweeps() == local.unfinished_sweeps()
+        assert not remote.has_rival_finals()
+        assert not remote.add(begin(remote, request="finals"), row(1.0, stage="final", process="w0"))
+
+
+def test_merging_a_file_doubles_nothing(url: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "results.db")
+    with Store.open(path, create=True) as local:
+        finished_sweep(local, {problem(): {config(32): 100.0, config(64): 110.0}})
+        expected = local.evidence()
+    with Store.open(url, create=True) as remote, Store.open(path, writable=False) as local:
+        assert remote.merge(local) == (2, 0)
+        assert remote.merge(local) == (0, 2)
+        assert remote.evidence() == expected
+
+
+def test_text_may_be_as_long_as_in_a_file(url: str) -> None:
+    names = row(1.0)
+    long = dict.fromkeys(("driver", "torch", "triton"), "x" * 64) | {"name": "é" * 400, "runtime": "r" * 300}
+    device = type(H100)("sm_90", uuid_hash="0" * 64, multiprocessors=132, **long)
+    values = {name: getattr(names, name) for name in names.__dataclass_fields__}
+    values |= {"device": device, "source": "s" * 500, "note": "n" * 500, "process": "p" * 400}
+    with Store.open(url, create=True) as store:
+        assert store.add(begin(store, device), type(names)(**values))
+        (found,) = store.rows()
+    assert (found.device, found.source, found.note, found.process) == (device, "s" * 500, "n" * 500, "p" * 400)
+
+
+def test_eight_sweeps_begun_at_once_in_an_empty_database_are_one(url: str) -> None:
+    def sweep(index: int) -> None:
+        with Store.open(url, create=True) as store:
+            id = begin(store)
+            for round in range(10):
+                store.add(id, row(100.0, round=round, process=f"w{index}"), once=True)
+            store.mark_complete(id, KERNEL, H100, problem(), 10)
+            end_finals(store, id)
+
+    assert together(8, sweep) == [0] * 8
+    with Store.open(url, writable=False) as store:
+        assert len(store.unfinished_sweeps()) == 1
+        assert [found.round for found in store.rows()] == list(range(10))
+
+
+def test_readers_beside_writers_see_one_moment(url: str) -> None:
+    Store.open(url, create=True).close()
+
+    def work(index: int) -> None:
+        until = time.monotonic() + 2
+        if index < 2:
+            with Store.open(url, create=True) as store:
+                sweep, number = begin(store), 0
+                while time.monotonic() < until:
+                    number += 1
+                    store.add(sweep, row(of=problem(K=number), config=config(32 + number), process=f"{index} {number}"))
+                    end_finals(store, sweep, problem(K=number))
+        while index >= 2 and time.monotonic() < until:
+            with Store.open(url, writable=False) as store:
+                assert len(store.evidence()) <= len(list(store.rows()))
+                store.has_rival_finals()
+
+    assert together(4, work) == [0] * 4
+
+
+def test_doctor_finds_nothing_wrong(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        finished_sweep(store, {problem(): {config(): 100.0}})
+    with Store.open(url, writable=False) as store:
+        (finding,) = doctor.check_store(url, store)
+    assert finding.level == "ok"
+    assert "sm_90 1 measured" in finding.what
+    assert "cret" not in finding.what
+
+
+def test_what_cannot_be_opened_is_one_line_without_the_password(server: str, url: str) -> None:
+    cases = {
+        f"{server}/missing": "is not there: make the database with createdb",
+        url: "is empty: run fp8tune sweep",
+        url.replace("cret", "kret"): "refused the login",
+        url.replace("127.0.0.1", "127.0.0.1:1/x?y="): "is no database URL|cannot be",
+        "postgresql://me:secret@127.0.0.1:1/db": "cannot be reached",
+    }
+    for text, expected in cases.items():
+        with pytest.raises(DatabaseError, match=expected) as raised:
+            Store.open(text, writable=False)
+        assert "\n" not in str(raised.value)
+        for secret in ("secret", "se cret", "se%20", "kret", "ü"):
+            assert secret not in str(raised.value)
+
+
+def test_a_foreign_database_is_refused(url: str) -> None:
+    import psycopg
+
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute("CREATE TABLE birds (name TEXT)")
+    for writable in (False, True):
+        with pytest.raises(DatabaseError, match="is not a results database"):
+            Store.open(url, create=writable, writable=writable)
+
+
+def test_a_lost_connection_is_one_line_and_what_was_stored_is_kept(url: str) -> None:
+    import psycopg
+
+    with Store.open(url, create=True) as store:
+        sweep = begin(store)
+        store.add(sweep, row())
+        with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='fp8tune'"
+            )
+        with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
+            store.add(sweep, row(process="w2"))
+    with Store.open(url) as store:
+        assert [found.process for found in store.rows()] == ["w1"]
+
+
+def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    from fp8tune.store import database
+
+    with Store.open(url, create=True) as store, contextlib.closing(psycopg.connect(url)) as other:
+        other.execute(f"SELECT pg_advisory_xact_lock({database._WRITERS_LOCK})")
+        begun = dict(database._BEGIN) | {
+            ("postgresql", True): ("SET LOCAL lock_timeout = '50ms'", *database._BEGIN["postgresql", True][1:])
+        }
+        monkeypatch.setattr(database, "_BEGIN", begun)
+        with pytest.raises(DatabaseError, match="is locked by another process"):
+            begin(store)
+        with Store.open(url, writable=False) as reader:
+            assert reader.evidence() == []
+        other.rollback()
+        assert store.add(begin(store), row())

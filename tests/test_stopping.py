@@ -1,0 +1,136 @@
+"""SIGTERM and SIGHUP end every command cleanly: a line, a code, one plain file, no process left, all rows kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from places import PLANTED, PUBLISHED
+from test_unbreakable import Forked
+
+from fp8tune import cli
+from fp8tune.stopping import Stopped, stopping_cleanly
+from fp8tune.store.results import Store
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+SWEEP = ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5", "--grid", "num_warps=1,2,4,8,16,32")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds_the_stack_once(number: int) -> None:
+    undone = []
+
+    @stopping_cleanly()
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # who asks twice does not break off what the first began
+            undone.append(True)
+
+    with pytest.raises(Stopped) as raised:
+        command()
+    assert (raised.value.code, undone) == (128 + number, [True])
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_what_fails_while_it_ends_does_not_hide_why_it_ends() -> None:
+    @stopping_cleanly()
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            raise OSError("the terminal is gone")
+
+    with pytest.raises(Stopped):
+        command()
+
+
+def test_nohup_is_heeded() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping_cleanly():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_are_left_alone() -> None:
+    failed: list[BaseException] = []
+
+    def inside() -> None:
+        try:
+            with stopping_cleanly():
+                pass
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert not failed
+
+
+def run(*arguments: str) -> Callable[[], None]:
+    def go() -> None:
+        with mock.patch("sys.argv", ["fp8tune", *arguments]):
+            cli.main()
+
+    return go
+
+
+COMMANDS = {
+    "sweep": SWEEP,
+    "calibrate": ("calibrate", "--timer", "simulated:3"),
+    "lint": ("lint", "colwise", "--timer", "simulated:3", "--shapes", "tiny"),
+    "import": ("import", str(PUBLISHED)),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_told_to_end(command: str, number: int, tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    running = Forked(run(*COMMANDS[command], "--db", str(path)))
+    wait_until((tmp_path / "results.db-wal").exists)
+    time.sleep(0.1)
+    os.kill(running.pid, number)
+    code, output = running.wait()  # ends only where nothing that it began still has the pipe
+    assert code == 128 + number, output
+    assert output.splitlines()[-1].startswith(f"fp8tune: stopped by {signal.Signals(number).name}; ")
+    assert "Traceback" not in output
+    assert [file.name for file in tmp_path.iterdir()] == ["results.db"]
+    assert path.read_bytes()[18] == 1  # not WAL
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_condemns_no_config(tmp_path: Path) -> None:
+    """As ``timeout``, Slurm and a closed terminal do it."""
+    path, said = tmp_path / "results.db", tmp_path / "said"
+    command = [sys.executable, "-m", "fp8tune.cli", *SWEEP, "--db", str(path), "--json"]
+    with said.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, process_group=0)
+    wait_until(lambda: said.stat().st_size > 0)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, progress = process.communicate(timeout=300)  # workers have the pipe too
+    assert process.returncode == 143, progress
+    assert not Path(f"{path}-wal").exists()
+    with Store.open(str(path), writable=False) as store:
+        stored = list(store.rows())
+    assert len(stored) >= len(said.read_text().splitlines())
+    assert {row.outcome.status for row in stored} == {"ok"}
+
+
+def wait_until(is_time: Callable[[], bool]) -> None:
+    until = time.monotonic() + 300  # on a machine with much else to do
+    while not is_time():
+        assert time.monotonic() < until
+        time.sleep(0.005)
