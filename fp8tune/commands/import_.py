@@ -26,7 +26,7 @@ def import_(
     importing.check_importable(file)
     with Store.open(db, create=True) as store:
         report = importing.import_file(store, file, lookup_key=session.lookup_key)
-        print(f"{file}: {report.added} rows added, {report.already_there} already there")
+        print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")

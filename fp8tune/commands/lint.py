@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, shapes_option
+from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, database, seconds, shapes_option
 
 
 def lint(
@@ -21,11 +21,20 @@ def lint(
     timer: TimerOption = None,
     time_budget: Annotated[
         float | None,
-        typer.Option("--time-budget", help="Screen no new problem after this many seconds; say what was left out."),
+        typer.Option(
+            "--time-budget",
+            parser=seconds,
+            help="Screen no new problem after this many seconds; say what was left out.",
+        ),
     ] = None,
     db: Annotated[
         str | None,
-        typer.Option("--db", help="Keep the rows there, and continue from them.", show_default="a temporary one"),
+        typer.Option(
+            "--db",
+            callback=database,
+            help="Keep the rows there, and continue from them.",
+            show_default="a temporary one",
+        ),
     ] = None,
     format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
 ) -> None:

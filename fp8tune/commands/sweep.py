@@ -16,8 +16,10 @@ from fp8tune.commands.options import (
     SeedOption,
     TimeBudgetOption,
     TimerOption,
+    seconds,
     shapes_option,
 )
+from fp8tune.errors import UsageError
 from fp8tune_kernels.catalog import KERNELS
 
 
@@ -46,7 +48,8 @@ def sweep(
     ] = False,
     time_budget: TimeBudgetOption = None,
     trial_timeout: Annotated[
-        float, typer.Option("--trial-timeout", help="Seconds after which a trial counts as hanging.", min=1)
+        float,
+        typer.Option("--trial-timeout", parser=seconds, help="Seconds after which a trial counts as hanging, at least 1."),
     ] = 120.0,
     db: DatabaseOption = DEFAULT_DATABASE,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one a trial, on stdout.")] = False,
@@ -56,6 +59,8 @@ def sweep(
     Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
     shapes on Triton's interpreter and times nothing.
     """
+    if trial_timeout < 1:
+        raise UsageError(f"--trial-timeout {trial_timeout:g} ends trials before they begin: give at least 1 second")
     from fp8tune.records import Problem
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners

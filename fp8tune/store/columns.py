@@ -20,6 +20,9 @@ from sqlalchemy.types import TypeDecorator
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
+from fp8tune.text import KERNEL_NAME
+from fp8tune.text import LINE as LINE
+from fp8tune.text import NAME as NAME
 
 UNSTATED = "unstated"
 """What a publication does not say: a routing, a scale mode, an FP8 dtype or a whole config."""
@@ -27,12 +30,9 @@ UNSTATED = "unstated"
 LARGEST = 2**63 - 1
 """The largest integer a name may have: what a 64-bit column and a kernel argument hold."""
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-KERNEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
+KERNEL = KERNEL_NAME
 ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
-LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]{0,500}")
-"""One line without control characters or marks that turn text around: safe on a terminal and in a JSON file."""
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 

@@ -32,6 +32,7 @@ from fp8tune.store.schema import (
     Trials,
 )
 from fp8tune.store.writing import Writer
+from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the calibration that ``ceiling_share`` is a share of: a device-to-device copy, read plus written."""
@@ -101,7 +102,7 @@ class Store:
             unfinished = select(Sweeps.c.id).where(*wanted, Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id.desc())
             if uid is None and (found := self._scalar(unfinished)) is not None:
                 return int(found)
-            values = {"request": request, "device_id": device_id, "command": command, "commit": commit}
+            values = {"request": request, "device_id": device_id, "command": visible(command), "commit": commit}
             values |= {"timer": timer, "seed": seed, "again": again, "started_at": time.time()}
             return self._writer.id(Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
 
