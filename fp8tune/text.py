@@ -10,6 +10,9 @@ KERNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What an axis or a dim may be called."""
 
+WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
+"""A mode, a layout, a dtype, a version."""
+
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 """Characters that control a terminal, end a line or turn text around."""
 

@@ -16,7 +16,12 @@ def export(
     kernel: KernelOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", callback=module_path, help="Write the module here.", show_default="fp8tune_kernels/tables/ARCH.py"),
+        typer.Option(
+            "--output",
+            callback=module_path,
+            help="Write the module here.",
+            show_default="fp8tune_kernels/tables/ARCH.py",
+        ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the table is stale.")] = False,
     db: DatabaseOption = DEFAULT_DATABASE,

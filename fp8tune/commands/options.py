@@ -64,7 +64,9 @@ KernelOption = Annotated[
         show_default="all",
     ),
 ]
-DatabaseOption = Annotated[str, typer.Option("--db", callback=database, help="Results database: a path or any SQLAlchemy URL.")]
+DatabaseOption = Annotated[
+    str, typer.Option("--db", callback=database, help="Results database: a path or any SQLAlchemy URL.")
+]
 ArchOption = Annotated[str | None, typer.Option("--arch", help="A GPU arch such as sm_90 or gfx942.")]
 
 SeedOption = Annotated[int, typer.Option("--seed", callback=seed, help="Seeds values and group layouts.")]

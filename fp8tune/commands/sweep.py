@@ -49,7 +49,9 @@ def sweep(
     time_budget: TimeBudgetOption = None,
     trial_timeout: Annotated[
         float,
-        typer.Option("--trial-timeout", parser=seconds, help="Seconds after which a trial counts as hanging, at least 1."),
+        typer.Option(
+            "--trial-timeout", parser=seconds, help="Seconds after which a trial counts as hanging, at least 1."
+        ),
     ] = 120.0,
     db: DatabaseOption = DEFAULT_DATABASE,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one a trial, on stdout.")] = False,

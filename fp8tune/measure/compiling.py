@@ -7,7 +7,9 @@ however many kernels a launch has. A stand-in driver names the target.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Any
 
 from fp8tune.code.loading import load_spec
 from fp8tune.compiled import facts
+from fp8tune.errors import in_spec
 from fp8tune.records import Facts, NamedInts, Problem, Status
 from fp8tune_kernels.arches import ARCHES
 
@@ -96,10 +99,16 @@ def distinct(reference: str, problems: Sequence[Problem], arch: str) -> list[Pro
 
 def _signature(reference: str, problem: Problem, arch: str) -> tuple[Hashable, int]:
     """What the code of a launch of the default is specialized on, and the programs of its smallest grid."""
-    inputs, outputs = _meta_tensors(reference, problem)
     spec = load_spec(reference)
-    with _recording(arch, compiles=False) as launches:
-        spec.launch(spec.default, inputs, outputs)
+    try:
+        inputs, outputs = _meta_tensors(reference, problem)
+    except Exception as error:
+        raise in_spec(spec.name, "inputs or outputs on meta tensors", spec.inputs, error) from error
+    try:
+        with _recording(arch, compiles=False) as launches, contextlib.redirect_stdout(sys.stderr):
+            spec.launch(spec.default, inputs, outputs)
+    except Exception as error:
+        raise in_spec(spec.name, "launch on meta tensors", spec.launch, error) from error
     return tuple(launch.kernel for launch in launches), min((launch.programs for launch in launches), default=0)
 
 

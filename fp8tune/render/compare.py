@@ -205,7 +205,10 @@ class CompareProgress:
 
     def __enter__(self) -> CompareProgress:
         if self._console.is_terminal:
-            self._bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), console=self._console,
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                console=self._console,
                 redirect_stdout=sys.stdout.isatty(),
             )
             self._bar.start()

@@ -15,7 +15,7 @@ _INPUT, _OUTPUT, _ERROR = range(3)
 """File descriptors."""
 
 
-class ReaderLeft(Fp8tuneError):
+class ReaderLeft(Fp8tuneError):  # noqa: N818 - no error of the user's
     """Whoever read the output has ended, as ``head`` does: nothing to say, and the exit code of a SIGPIPE."""
 
     exit_code = 141
@@ -61,7 +61,7 @@ def _check_open() -> None:
         raise MachineError("stdout is closed, and results go there: redirect it to a file or to /dev/null")
 
 
-def _opened(number: int, like: TextIO, name: str) -> TextIO:
+def _opened(number: int, like: Any, name: str) -> TextIO:
     raw = _Checked(os.dup(number), name)
     is_line_buffered = name == "stderr" or raw.isatty()
     return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, "backslashreplace", line_buffering=is_line_buffered)

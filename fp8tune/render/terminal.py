@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a progress line at most this often."""
 
+
 def notice(text: str) -> None:
     """A line for the user that is not the result."""
     print(visible(text), file=sys.stderr)

@@ -23,6 +23,7 @@ from fp8tune.records import NamedInts
 from fp8tune.text import KERNEL_NAME
 from fp8tune.text import LINE as LINE
 from fp8tune.text import NAME as NAME
+from fp8tune.text import WORD as WORD
 
 UNSTATED = "unstated"
 """What a publication does not say: a routing, a scale mode, an FP8 dtype or a whole config."""
@@ -32,7 +33,6 @@ LARGEST = 2**63 - 1
 
 KERNEL = KERNEL_NAME
 ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
-WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
