@@ -45,6 +45,7 @@ def lint(
     band, 3 where they leave that unclear.
     """
     from fp8tune.check import lint as linting
+    from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
 
@@ -69,7 +70,10 @@ def lint(
                 report = event
             else:
                 progress.show(event)
+        tallies = linting.tallies(store, job)
+    for line in render_tallies.failure_lines(tallies, db):
+        render.notice(line)
     if report.left_out:
         render.notice(f"{report.left_out} variations left out by the time budget")
     render_trust.print_lint(job, report, str(format))
-    raise typer.Exit(report.exit_code)
+    raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

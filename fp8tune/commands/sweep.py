@@ -59,11 +59,12 @@ def sweep(
     """Check and time every config of a kernel's grid on every shape; store each result as it comes.
 
     Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
-    shapes on Triton's interpreter and times nothing.
+    shapes on Triton's interpreter and times nothing. Exit code 1: a problem is left without any right config.
     """
     if trial_timeout < 1:
         raise UsageError(f"--trial-timeout {trial_timeout:g} ends trials before they begin: give at least 1 second")
-    from fp8tune.records import Problem
+    from fp8tune.records import Kind, Problem
+    from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
@@ -92,19 +93,26 @@ def sweep(
         render.notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
-        print_winners(winners, "table")
-        return
-    prepared = None if stored else session.prepare(job)
-    for line in (prepared or job).notices:
-        render.notice(line)
-    problems: dict[Problem, None] = {}
-    with Store.open(db, create=True) as store, render.SweepProgress() as progress:
-        for event in session.run(store, job, prepared):
-            progress.show(event)
-            if (row := session.row_of(event)) is not None:
-                problems[row.problem] = None
-                if json:
-                    render.print_json_line(row.as_json())
-        winners = [] if json else session.winners(store, job.laboratory, problems)
+            tallies = session.tallies(store, job)
+    else:
+        prepared = None if stored else session.prepare(job)
+        for line in (prepared or job).notices:
+            render.notice(line)
+        problems: dict[Problem, None] = {}
+        with Store.open(db, create=True) as store, render.SweepProgress() as progress:
+            for event in session.run(store, job, prepared):
+                progress.show(event)
+                if (row := session.row_of(event)) is not None:
+                    problems[row.problem] = None
+                    if json:
+                        render.print_json_line(row.as_json())
+            winners = [] if json else session.winners(store, job.laboratory, problems)
+            tallies = session.tallies(store, job, prepared)
     if winners:
         print_winners(winners, "table")
+    elif job.laboratory.kind is Kind.INTERPRETER and not json:
+        render_tallies.print_tallies(tallies, "table")
+    for line in render_tallies.failure_lines(tallies, db):
+        render.notice(line)
+    if not all(tally.has_right for tally in tallies):
+        raise typer.Exit(1)

@@ -19,6 +19,7 @@ from typing import Any
 from fp8tune.code.loading import load_spec
 from fp8tune.compiled import facts
 from fp8tune.errors import in_spec
+from fp8tune.measure import machine
 from fp8tune.records import Facts, NamedInts, Problem, Status
 from fp8tune_kernels.arches import ARCHES
 
@@ -50,6 +51,7 @@ def compile_config(
             programs = [launch.programs for launch in launches]
             worst = replace(worst, code=facts.code(kernels, found, programs, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
+        machine.raise_if_machine(error)
         return Compiled(Status.COMPILE_ERROR, one_line(error))
     if worst.shared_bytes is not None and worst.shared_bytes > shared_limit:
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"

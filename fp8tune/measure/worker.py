@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune.errors import Fp8tuneError
+from fp8tune.errors import Fp8tuneError, MachineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,7 +125,10 @@ class Worker:
         if self._process is None or self._connection is None:
             connection, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()  # known to kill() only from here on: a pool may be closed while its threads start workers
+            try:
+                process.start()  # known to kill() only from here on: a pool may be closed while its threads start some
+            except OSError as error:
+                raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
             theirs.close()
             self._process, self._connection = process, connection
         return self._process, self._connection
@@ -178,6 +181,8 @@ def _serve(connection: Connection) -> None:
     """The worker's main loop: ends when the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _die_with_parent()
+    sys.stdout = sys.stderr
+    os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves
     while True:
         try:
             function, args, kwargs = connection.recv()

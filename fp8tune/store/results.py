@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, Table, func, insert, inspect, select,
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
-from fp8tune.store import database, gathering, reading, visits
+from fp8tune.store import database, gathering, reading, tallies, visits
 from fp8tune.store.schema import (
     METADATA,
     SCHEMA_VERSION,
@@ -201,11 +201,22 @@ class Store:
         *,
         sweep: int | None = None,
         round: int | None = None,
-        stage: str = "screen",
+        stage: str | None = "screen",
     ) -> dict[NamedInts, Outcome]:
         """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them."""
         with self._transaction():
             return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage)
+
+    def tally(self, subject: tallies.Subject) -> tallies.Tally:
+        """What became of the configs of a problem that was tried."""
+        return tallies.Tally(
+            subject, self.tried(subject.version, subject.device, subject.kind, subject.problem, stage=None)
+        )
+
+    def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[tallies.Subject]:
+        """Every problem with the newest kernel version that was tried on it, on each device."""
+        with self._transaction():
+            return tallies.subjects(self._connection, kernel, arch)
 
     def finals(
         self, version: KernelVersion, device: Device, problem: Problem, sweep: int
