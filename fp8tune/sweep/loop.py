@@ -183,8 +183,8 @@ class _Screen:
         }
 
     def _is_settled(self, trial: Planned, outcome: Outcome) -> bool:
-        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried, and so has one
-        that a full disk or the like refused."""
+        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried; so has one
+        that a full disk refused."""
         if outcome.status is Status.PRUNED:
             return trial.pruned is not None
         if is_machines(outcome.reason):
