@@ -77,5 +77,5 @@ def test_a_cache_that_cannot_be_written_is_said_before_anything_is_compiled(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(name, str(tmp_path / "file" / "below"))
-    with pytest.raises(MachineError, match="cannot be written .*: make room or set TRITON_CACHE_DIR"):
+    with pytest.raises(MachineError, match=r"cannot be written .*: make room or set TRITON_CACHE_DIR"):
         machine.check_folders()
