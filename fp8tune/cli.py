@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -23,9 +24,11 @@ from fp8tune.commands import (
     static_report,
     sweep,
 )
-from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
+from fp8tune.render import streams
 from fp8tune.stopping import Stopped, stopping_cleanly
+from fp8tune.text import visible
 
 app = typer.Typer(
     name="fp8tune",
@@ -70,26 +73,38 @@ def main() -> None:
     """The console script: one place where errors become a line and an exit code."""
     gc.set_threshold(100_000)  # at Python's own, a short command spends a tenth of its time looking for garbage
     try:
-        with stopping_cleanly():
-            code = app(standalone_mode=False)
+        with stopping_cleanly(), streams.own_output():
+            code = _run(sys.argv[1:])
     except Fp8tuneError as error:
         _fail(str(error), error.exit_code)
     except COMMAND_LINE_ERRORS as error:
-        _fail(f"{' '.join(str(error).split())} (see fp8tune --help)", UsageError.exit_code)
+        said = cast(Any, error).format_message()  # names the option, which str() leaves out
+        _fail(f"{' '.join(said.split())} (see fp8tune --help)", UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail(f"stopped; {GOES_ON}", 130)
     except Stopped as stopped:
         _fail(f"stopped by {stopped.name}; {GOES_ON}", stopped.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left; nothing more to say
-        sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+    except OSError as error:  # a path that is too long, a folder where a file should be, no more processes
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        _fail(f"{where}{error.strerror or error}: check the path, its rights and the disk", MachineError.exit_code)
+    sys.exit(code)
 
 
-def _fail(message: str, code: int) -> None:
-    line = redacted(message if message.isprintable() else ascii(message)[1:-1])
-    with contextlib.suppress(OSError):  # a terminal that was closed takes no more lines
-        print(f"fp8tune: {line}", file=sys.stderr, flush=True)
+def _run(arguments: list[str]) -> int:
+    """One command. Not by typer's own ``main``, which answers Ctrl-C and a broken pipe itself, and without a word."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("fp8tune", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if message:
+        with contextlib.suppress(OSError):  # stderr may be what is broken, or a terminal that was closed
+            print(f"fp8tune: {visible(redacted(message))}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

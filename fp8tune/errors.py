@@ -12,7 +12,9 @@ failed trial is not an error: it is a row with a status.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class Fp8tuneError(Exception):
@@ -39,3 +41,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
     return UsageError(f"unknown {what} {name!r}: {hint}")
+
+
+def in_spec(kernel: str, name: str, function: Callable[..., Any], error: BaseException) -> UsageError:
+    """The error for what a function of somebody's spec raised: ``kernel.py:12: problems of my-kernel raised ...``.
+
+    The place is the last line of the function itself that was reached, or else the last line of all.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1] if frames else None)
+    where = f"{frame.filename}:{frame.lineno}: " if frame else ""
+    return UsageError(f"{where}{name} of {kernel} raised {one_line(error)}: mend the spec")
+
+
+def one_line(error: BaseException, longest: int = 300) -> str:
+    """An exception's type and message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:longest]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts, Problem
 
 __all__ = [
@@ -159,6 +160,10 @@ class Outcome:
     telemetry: Telemetry = Telemetry()
     process: str = ""
     """The worker process it ran in: the unit of replication."""
+
+    def __post_init__(self) -> None:
+        """A reason quotes kernels, compilers and old databases: it becomes one line that can be stored and shown."""
+        object.__setattr__(self, "reason", visible(self.reason))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fp8tune.choose.ranking import TIE_BAND, Contest, contests, usable
 from fp8tune.code import git
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError
+from fp8tune.measure import machine
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, Laboratory, OpenLaboratory
 from fp8tune.measure.worker import start_server
@@ -27,7 +28,9 @@ from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem
+from fp8tune.store import tallies as tried
 from fp8tune.store.results import Store
+from fp8tune.store.tallies import Tally
 from fp8tune.sweep import session
 from fp8tune.sweep.loop import Event, Request, sweep
 from fp8tune_kernels.arches import ARCHES
@@ -141,6 +144,8 @@ def prepare(wish: Wish) -> Job:
     fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
     problems = plan.problems(spec, rows, routing=wish.routing, fp8_dtype=fp8_dtype, seed=wish.seed)
     faults = dict.fromkeys(fault for problem in problems for fault in key_faults(spec, problem))
+    if laboratory.compiles:
+        machine.check_folders()
     subjects = () if faults else tuple(_subject(spec, problem) for problem in problems)
     start_server()
     request = Request(
@@ -196,6 +201,15 @@ def run(store: Store, job: Job) -> Iterator[Event | Report]:
     settled = dict(zip(suspects, _settled(job, suspects), strict=True))
     judged = tuple(settled.get(judgement, judgement) for judgement in screened)
     yield Report(judged, sum(len(subject.variations) for subject in job.subjects) - len(judged))
+
+
+def tallies(store: Store, job: Job) -> list[Tally]:
+    """What became of the configs of each problem and variation."""
+    request = job.request
+    subjects = [
+        tried.Subject(batch.version, job.device, request.laboratory.kind, batch.problem) for batch in request.batches
+    ]
+    return [store.tally(subject) for subject in subjects]
 
 
 def judge(subjects: Sequence[Subject], evidence: Sequence[Evidence]) -> list[Judgement]:

@@ -21,7 +21,7 @@ def toplevel(folder: Path) -> Path:
 def resolve(repository: Path, revision: str) -> str:
     """The full commit id of a revision. Raises UsageError naming near branches and tags for one that does not exist."""
     answer = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    if answer.returncode:
+    if answer.returncode or answer.stdout.startswith("^"):  # git takes ^A for what A does not reach
         names = _output(repository, "for-each-ref", "--format=%(refname:short)").split()
         raise errors.unknown("revision", revision, [*names, "HEAD"])
     return answer.stdout.strip()

@@ -6,21 +6,31 @@ module does not.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import hashlib
 import importlib
 import importlib.util
-import re
+import keyword
 import sys
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from fp8tune.errors import MachineError, UsageError, unknown
+from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
+from fp8tune.text import KERNEL_NAME, NAME, WORD
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec
 
-KERNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a kernel may be called: names reach paths, tables and terminals."""
+FUNCTIONS = ("bytes_moved", "scaled_down", "invalid", "edges", "lookup_key")
+"""What of a spec runs while a sweep is planned: it knows no tensors, and what it raises is no trial's failure.
+``problems`` too, whose KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
+
+LARGEST = 2**63 - 1
+"""The largest value an axis may have: what the database holds."""
 
 
 @cache
@@ -40,7 +50,10 @@ def load_spec(reference: str) -> KernelSpec:
         raise unknown(f"kernel spec in {module_text}", attribute, specs)
     if not isinstance(spec, KernelSpec):
         raise UsageError(f"{reference} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec")
-    return _usable(spec, module)
+    try:
+        return _usable(spec, module)
+    except (TypeError, ValueError, AttributeError) as error:  # a field of another type
+        raise UsageError(f"{reference} has a field that cannot be used: {one_line(error)}") from error
 
 
 def check_reference(reference: str) -> None:
@@ -55,13 +68,14 @@ def _declared(kernel: str) -> KernelSpec:
     try:
         return catalog.load(kernel)
     except ImportError as error:
-        raise MachineError(f"cannot import kernel {kernel}: {_one_line(error)}: install fp8tune again") from error
+        raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
 
 
 def _from_name(name: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:
-        return importlib.import_module(name)
+        with contextlib.redirect_stdout(sys.stderr):  # a file may print; results have stdout to themselves
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the module's own code runs here, and may raise anything
         raise _cannot_import(name, error) from error
 
@@ -78,7 +92,8 @@ def _from_file(path: Path) -> ModuleType:
     _make_importable(path.parent)
     module = sys.modules[name] = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):
+            found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _cannot_import(str(path), error) from error
@@ -92,17 +107,16 @@ def _make_importable(folder: Path) -> None:
 
 
 def _cannot_import(what: str, error: BaseException) -> UsageError:
-    return UsageError(f"cannot import {what!r}: {_one_line(error)}")
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return UsageError(f"cannot import {what!r}: {one_line(error)}")
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
-    """The spec of another repository, once its name and grid are what the rest of fp8tune relies on."""
-    if not KERNEL_NAME.fullmatch(spec.name):
-        raise UsageError(f"kernel name {spec.name!r} is refused: use up to 64 letters, digits, dots and dashes")
+    """The spec of another repository, once its names and grid are what the rest of fp8tune relies on."""
+    if not isinstance(spec.name, str) or not KERNEL_NAME.fullmatch(spec.name):
+        raise UsageError(
+            f"kernel name {spec.name!r} is refused: use up to 64 letters, digits, dots, underscores and dashes, "
+            "and begin with a letter or digit"
+        )
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
         raise UsageError(f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name")
     if set(spec.default) != set(spec.axes):
@@ -110,4 +124,49 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
         raise UsageError(f"kernel {spec.name!r} has the axes {axes}, but its default names {default}")
     if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
         raise UsageError(f"kernel {spec.name!r} has {spec.span}: name an axis, and a size that its key has exactly")
-    return spec
+    _check_names(spec, "axis", spec.axes)
+    _check_names(spec, "key", spec.key)
+    for axis, values in spec.axes.items():
+        for value in (*values, spec.default[axis]):
+            if type(value) is not int or not 0 <= value <= LARGEST:
+                raise UsageError(f"kernel {spec.name!r}: {axis} has the value {value!r}: use whole numbers from 0")
+    for name in ("scale_modes", "input_layouts"):
+        words = getattr(spec, name)
+        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
+            raise UsageError(f"kernel {spec.name!r}: {name} {words!r} is refused: name at least one, without blanks")
+    return _guarded(spec)
+
+
+def _check_names(spec: KernelSpec, what: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+            raise UsageError(f"kernel {spec.name!r}: {what} {name!r} is refused: use a name that Python takes")
+
+
+def _guarded(spec: KernelSpec) -> KernelSpec:
+    """A copy whose functions raise one line instead of whatever they raise, and print to stderr."""
+    guarded = copy.copy(spec)
+    for name in FUNCTIONS:
+        object.__setattr__(guarded, name, _one_line_raised(spec.name, name, getattr(spec, name)))
+    return guarded
+
+
+def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                found = function(*arguments, **named)
+                return tuple(found) if name == "edges" else found  # what a generator raises is the spec's as well
+        except Fp8tuneError:
+            raise
+        except KeyError as error:
+            if name == "lookup_key":
+                raise UsageError(
+                    f"key of kernel {kernel!r} names {error}, and its problems have no such size"
+                ) from error
+            raise in_spec(kernel, name, function, error) from error
+        except (Exception, SystemExit) as error:
+            raise in_spec(kernel, name, function, error) from error
+
+    return call

@@ -157,7 +157,10 @@ def _file_reference(file: Path, attribute: str) -> Reference:
 
 def _import_root(package: str) -> Path:
     """The folder a package is imported from, the current one last, as when its spec is loaded."""
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # __main__, and whatever a program put into sys.modules by hand
+        raise NoSuchKernel(f"{package} has no file of its own: name the kernel's file as path.py:ATTRIBUTE") from None
     if spec is None and any((Path.cwd() / path).is_file() for path in candidates(package)):
         return Path.cwd()
     if spec is None:

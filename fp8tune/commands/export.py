@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import KernelOption, ReadDatabaseOption, database_to_read
+from fp8tune.commands.options import KernelOption, ReadDatabaseOption, database_to_read, module_path
 from fp8tune.errors import UsageError
 
 
@@ -18,6 +18,7 @@ def export(
         Path | None,
         typer.Option(
             "--output",
+            callback=module_path,
             help="Write the module here.",
             show_default="fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES",
         ),

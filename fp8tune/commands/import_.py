@@ -30,7 +30,7 @@ def import_(
     loaded = importing.load(file, session.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
         report = loaded.store(store, render.CountProgress("rows stored"))
-        print(f"{file}: {report.added} rows added, {report.already_there} already there")
+        print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")

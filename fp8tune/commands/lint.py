@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, shapes_option
+from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, database, seconds, shapes_option
 
 
 def lint(
@@ -21,11 +21,20 @@ def lint(
     timer: TimerOption = None,
     time_budget: Annotated[
         float | None,
-        typer.Option("--time-budget", help="Screen no new problem after this many seconds; say what was left out."),
+        typer.Option(
+            "--time-budget",
+            parser=seconds,
+            help="Screen no new problem after this many seconds; say what was left out.",
+        ),
     ] = None,
     db: Annotated[
         str | None,
-        typer.Option("--db", help="Keep the rows there, and continue from them.", show_default="a temporary one"),
+        typer.Option(
+            "--db",
+            callback=database,
+            help="Keep the rows there, and continue from them.",
+            show_default="a temporary one",
+        ),
     ] = None,
     format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
 ) -> None:
@@ -36,6 +45,7 @@ def lint(
     band, 3 where they leave that unclear.
     """
     from fp8tune.check import lint as linting
+    from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
 
@@ -60,7 +70,10 @@ def lint(
                 report = event
             else:
                 progress.show(event)
+        tallies = linting.tallies(store, job)
+    for line in render_tallies.failure_lines(tallies, db):
+        render.notice(line)
     if report.left_out:
         render.notice(f"{report.left_out} variations left out by the time budget")
     render_trust.print_lint(job, report, str(format))
-    raise typer.Exit(report.exit_code)
+    raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

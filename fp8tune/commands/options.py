@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,47 @@ DATABASE = "fp8tune.db"
 COMMITTED_DATABASE = "results.db"
 """Of a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
 
+LARGEST_SEED = 2**63 - 1
+"""What the database and torch hold."""
+
+LONGEST_S = 1e7
+"""A time of more than sixteen weeks is a typing error."""
+
+
+def seconds(text: str | float) -> float:
+    """What an option takes that is a time. Refuses one that is negative, endless or no number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= LONGEST_S:  # also false for what is no number
+        raise typer.BadParameter(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
+    return value
+
+
+def seed(value: int) -> int:
+    """A seed that can be stored."""
+    if abs(value) > LARGEST_SEED:
+        raise typer.BadParameter(f"{value} is too large for a seed: keep it below 2^63")
+    return value
+
+
+def module_path(path: Path | None) -> Path | None:
+    """Where a table may be written. Raises UsageError for a folder, and where the JSON beside it would replace it."""
+    if path is not None and (path.is_dir() or not path.name):
+        raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
+    if path is not None and path.suffix == ".json":
+        raise UsageError(f"{path} is where the JSON beside the module goes: name the module, {path.with_suffix('.py')}")
+    return path
+
+
+def database(url: str | None) -> str | None:
+    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
+    if url is not None and (url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")):
+        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
+    return url
+
+
 KernelOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,19 +74,20 @@ _DATABASE_HELP = (
 )
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--db", help=_DATABASE_HELP, show_default=DATABASE),
+    typer.Option("--db", callback=database, help=_DATABASE_HELP, show_default=DATABASE),
 ]
 ReadDatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--db",
+        callback=database,
         help=_DATABASE_HELP,
         show_default=f"{DATABASE} where there is one, else {COMMITTED_DATABASE}",
     ),
 ]
 ArchOption = Annotated[str | None, typer.Option("--arch", help="A GPU arch such as sm_90 or gfx942.")]
 
-SeedOption = Annotated[int, typer.Option("--seed", help="Seeds values and group layouts.")]
+SeedOption = Annotated[int, typer.Option("--seed", callback=seed, help="Seeds values and group layouts.")]
 RoutingOption = Annotated[
     str,
     typer.Option("--routing", help="How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged."),
@@ -60,7 +103,9 @@ TimerOption = Annotated[
 ]
 TimeBudgetOption = Annotated[
     float | None,
-    typer.Option("--time-budget", help="Start no new problem after this many seconds; say what was left out."),
+    typer.Option(
+        "--time-budget", parser=seconds, help="Start no new problem after this many seconds; say what was left out."
+    ),
 ]
 
 

@@ -16,6 +16,9 @@ from fp8tune.commands.options import (
 )
 from fp8tune.errors import UsageError
 
+INTERPRETER = "interpreter"
+"""The arch of what was checked without a GPU: nothing is timed there, so that nothing is best."""
+
 
 class Format(enum.StrEnum):
     """What ``show`` prints."""
@@ -35,6 +38,9 @@ def show(
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
     ] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="How many configs of each problem failed and why, instead.")
+    ] = False,
     db: ReadDatabaseOption = None,
     format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
@@ -43,11 +49,14 @@ def show(
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
 
     With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
-    others published of a whole operation, the rows that cannot be right marked.
+    others published of a whole operation, the rows that cannot be right marked. With --arch interpreter what was
+    checked without a GPU.
     """
     if op is not None:
-        if kernel or conflicts:
-            raise UsageError("--op shows published rows of a whole operation: leave out --kernel and --conflicts")
+        if kernel or conflicts or failed:
+            raise UsageError(
+                "--op shows published rows of a whole operation: leave out --kernel, --conflicts and --failed"
+            )
         _show_operation(op, arch, database_to_read(db), str(format))
         return
     from fp8tune.choose import conflicts as contradicting
@@ -59,6 +68,11 @@ def show(
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
+    if failed or arch == INTERPRETER:
+        if conflicts:
+            raise UsageError("--conflicts shows published rows: leave out --failed and --arch interpreter")
+        _show_tallies(kernel, arch, failed, database_to_read(db), str(format))
+        return
     if conflicts and format is Format.CSV:
         raise UsageError("--conflicts prints a table or JSON: use --format json")
     db = database_to_read(db)
@@ -95,3 +109,22 @@ def _show_operation(op: OperationName, arch: str | None, db: str, output_format:
     if not rows and output_format == "table":
         render.notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
     render_published.print_published(rows, output_format)
+
+
+def _show_tallies(kernels: list[str] | None, arch: str | None, failed: bool, db: str, output_format: str) -> None:
+    from fp8tune.render import tallies as render_tallies
+    from fp8tune.render import terminal as render
+    from fp8tune.store import names
+    from fp8tune.store.results import Store
+
+    with Store.open(db, writable=False) as store:
+        wanted = names.stored_kernels(kernels, store)
+        if arch is not None and arch != INTERPRETER:
+            names.check_arch(arch, store)
+        subjects = [subject for name in wanted for subject in store.tried_subjects(name, arch)]
+        tallies = [store.tally(subject) for subject in subjects]
+    shown = [tally for tally in tallies if tally.failures or not failed]
+    if not shown and output_format == "table":
+        render.notice(f"nothing failed of what is in {db}" if tallies else f"nothing was tried of this in {db}")
+        return
+    render_tallies.print_tallies(shown, output_format)

@@ -16,8 +16,10 @@ from fp8tune.commands.options import (
     TimeBudgetOption,
     TimerOption,
     database_to_write,
+    seconds,
     shapes_option,
 )
+from fp8tune.errors import UsageError
 from fp8tune.redaction import command_line
 from fp8tune_kernels.catalog import KERNELS
 
@@ -47,7 +49,10 @@ def sweep(
     ] = False,
     time_budget: TimeBudgetOption = None,
     trial_timeout: Annotated[
-        float, typer.Option("--trial-timeout", help="Seconds after which a trial counts as hanging.", min=1)
+        float,
+        typer.Option(
+            "--trial-timeout", parser=seconds, help="Seconds after which a trial counts as hanging, at least 1."
+        ),
     ] = 120.0,
     db: DatabaseOption = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one a trial, on stdout.")] = False,
@@ -55,9 +60,12 @@ def sweep(
     """Check and time every config of a kernel's grid on every shape; store each result as it comes.
 
     Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
-    shapes on Triton's interpreter and times nothing.
+    shapes on Triton's interpreter and times nothing. Exit code 1: a problem is left without any right config.
     """
-    from fp8tune.records import Problem
+    if trial_timeout < 1:
+        raise UsageError(f"--trial-timeout {trial_timeout:g} ends trials before they begin: give at least 1 second")
+    from fp8tune.records import Kind, Problem
+    from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
@@ -87,19 +95,26 @@ def sweep(
         render.notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
-        print_winners(winners, "table")
-        return
-    prepared = None if stored else session.prepare(job)
-    for line in (prepared or job).notices:
-        render.notice(line)
-    problems: dict[Problem, None] = {}
-    with Store.open(db, create=True) as store, render.SweepProgress() as progress:
-        for event in session.run(store, job, prepared):
-            progress.show(event)
-            if (row := session.row_of(event)) is not None:
-                problems[row.problem] = None
-                if json:
-                    render.print_json_line(row.as_json())
-        winners = [] if json else session.winners(store, job.laboratory, problems)
+            tallies = session.tallies(store, job)
+    else:
+        prepared = None if stored else session.prepare(job)
+        for line in (prepared or job).notices:
+            render.notice(line)
+        problems: dict[Problem, None] = {}
+        with Store.open(db, create=True) as store, render.SweepProgress() as progress:
+            for event in session.run(store, job, prepared):
+                progress.show(event)
+                if (row := session.row_of(event)) is not None:
+                    problems[row.problem] = None
+                    if json:
+                        render.print_json_line(row.as_json())
+            winners = [] if json else session.winners(store, job.laboratory, problems)
+            tallies = session.tallies(store, job, prepared)
     if winners:
         print_winners(winners, "table")
+    elif job.laboratory.kind is Kind.INTERPRETER and not json:
+        render_tallies.print_tallies(tallies, "table")
+    for line in render_tallies.failure_lines(tallies, db):
+        render.notice(line)
+    if not all(tally.has_right for tally in tallies):
+        raise typer.Exit(1)

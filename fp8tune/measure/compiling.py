@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from typing import Any
 
 from fp8tune.code.loading import load_spec
 from fp8tune.compiled import facts
-from fp8tune.measure import edges
+from fp8tune.errors import in_spec
+from fp8tune.measure import edges, machine
 from fp8tune.records import Facts, NamedInts, Problem, Status
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import Edge
@@ -51,6 +53,7 @@ def compile_config(
             programs = [launch.programs for launch in launches]
             worst = replace(worst, code=facts.code(kernels, found, programs, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
+        machine.raise_if_machine(error)
         return Compiled(Status.COMPILE_ERROR, one_line(error))
     if worst.shared_bytes is not None and worst.shared_bytes > shared_limit:
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"
@@ -126,10 +129,16 @@ def alike(reference: str, problems: Sequence[Problem], arch: str) -> list[list[P
 
 def _signature(reference: str, problem: Problem, arch: str) -> tuple[Hashable, int]:
     """What the code of a launch of the default is specialized on, and the programs of its smallest grid."""
-    inputs, outputs = _meta_tensors(reference, problem)
     spec = load_spec(reference)
-    with _recording(arch, compiles=False) as launches:
-        spec.launch(spec.default, inputs, outputs)
+    try:
+        inputs, outputs = _meta_tensors(reference, problem)
+    except Exception as error:
+        raise in_spec(spec.name, "inputs or outputs on meta tensors", spec.inputs, error) from error
+    with _recording(arch, compiles=False) as launches, contextlib.redirect_stdout(sys.stderr):
+        try:
+            spec.launch(spec.default, inputs, outputs)
+        except Exception:  # compiling it will fail the same way, and say so in a row
+            return problem, 0
     return tuple(launch.kernel for launch in launches), min((launch.programs for launch in launches), default=0)
 
 

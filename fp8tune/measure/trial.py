@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 
 from fp8tune.code.loading import load_spec
-from fp8tune.measure import checking, device, memory
+from fp8tune.measure import checking, device, machine, memory
 from fp8tune.measure.checking import Bench, difference
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import one_line
@@ -211,7 +211,10 @@ def trial_of(spec: KernelSpec, problem: Problem, config: NamedInts, number: int 
 
 
 def failure(error: Exception) -> Outcome:
-    """The status an exception stands for. A device error poisons the GPU context, so it counts as ``crashed``."""
+    """The status an exception stands for. A device error poisons the GPU context, so it counts as ``crashed``.
+
+    Raises MachineError for what is none of the config's: see :mod:`fp8tune.measure.machine`.
+    """
     import torch
     from triton.runtime.errors import OutOfResources
 
@@ -220,6 +223,7 @@ def failure(error: Exception) -> Outcome:
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         _forget()
         return Outcome(Status.OUT_OF_MEMORY, reason=one_line(error))
+    machine.raise_if_machine(error)
     text = one_line(error)
     if any(sign in text for sign in ("CUDA error", "HIP error", "AcceleratorError", "illegal memory access")):
         return Outcome(Status.CRASHED, reason=text)

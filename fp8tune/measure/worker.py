@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune.errors import Fp8tuneError
+from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.stopping import TOLD, kept_from_signals
 
 P = ParamSpec("P")
@@ -147,8 +147,11 @@ class Worker:
         if process is None or connection is None:
             connection, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            with kept_from_signals():  # it may begin the server
-                process.start()
+            try:
+                with kept_from_signals():  # it may begin the server
+                    process.start()
+            except OSError as error:
+                raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
             theirs.close()
             self._process, self._connection = process, connection
             if self._ended:  # a pool may be closed while its threads start workers
@@ -205,6 +208,8 @@ def _serve(connection: Connection) -> None:
     for number in (signal.SIGINT, *TOLD):  # the parent's to handle, also where a whole group of processes is told
         signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
+    sys.stdout = sys.stderr
+    os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves
     while True:
         try:
             function, args, kwargs = connection.recv()

@@ -5,13 +5,17 @@ Knows kernels only through their KernelSpec, and so needs neither torch nor trit
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import keyword
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.errors import UsageError, unknown
+from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.plan.shapes import DIMS
 from fp8tune.records import NamedInts, Problem
+from fp8tune.text import NAME
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, LAYOUT_FLAG, ROUTINGS, DeviceLimits, KernelSpec
 
 Axes = Mapping[str, tuple[int, ...]]
@@ -134,13 +138,37 @@ def _known(what: str, name: str, names: Sequence[str]) -> None:
         raise unknown(what, name, names)
 
 
-def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out."""
+def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> list[NamedInts]:
+    """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out.
+
+    Raises UsageError for a key that no row has, whatever else ``problems`` raises, and what is no shape.
+    """
+    found: list[NamedInts] = []
     try:
-        yield from spec.problems(row)
+        with contextlib.redirect_stdout(sys.stderr):  # it may print; results have stdout to themselves
+            for shape in spec.problems(row):
+                found.append(_checked(spec, shape))
     except KeyError as error:
         if error.args not in [(dim,) for dim in DIMS if dim not in row]:
-            raise
+            known = f"a row has {', '.join(DIMS)}"
+            raise UsageError(
+                f"problems of kernel {spec.name!r} asks for {error} in the row {NamedInts(row)}: {known}"
+            ) from error
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise in_spec(spec.name, "problems", spec.problems, error) from error
+    return found
+
+
+def _checked(spec: KernelSpec, shape: object) -> NamedInts:
+    """A shape that can be stored. Raises UsageError for any other."""
+    if not isinstance(shape, NamedInts) or not shape:
+        raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of at least one size")
+    for name, size in shape.items():
+        if not NAME.fullmatch(name) or keyword.iskeyword(name) or type(size) is not int or not 0 <= size < 2**63:
+            raise UsageError(f"problems of kernel {spec.name!r} gives the size {name}={size!r:.40}: use whole numbers")
+    return shape
 
 
 def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> list[Planned]:
@@ -173,6 +201,13 @@ def interpreter_plan(spec: KernelSpec, full_size: Iterable[Problem], axes: Axes)
 
     The interpreter ignores launch options, so they take the default's values. It has no limits, so nothing is pruned.
     """
-    small = dict.fromkeys(spec.scaled_down(problem) for problem in full_size)
+    small = dict.fromkeys(_scaled_down(spec, problem) for problem in full_size)
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
     return [planned for problem in small for planned in trials(spec, problem, block_sizes, limits=None)]
+
+
+def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:
+    small = spec.scaled_down(problem)
+    if not isinstance(small, Problem):
+        raise UsageError(f"scaled_down of kernel {spec.name!r} gives {small!r:.80}: return a Problem")
+    return small

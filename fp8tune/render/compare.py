@@ -211,7 +211,12 @@ class CompareProgress:
 
     def __enter__(self) -> CompareProgress:
         if self._console.is_terminal:
-            self._bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), console=self._console)
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                console=self._console,
+                redirect_stdout=sys.stdout.isatty(),
+            )
             self._bar.start()
             self._task = self._bar.add_task("", total=None)
         return self

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fp8tune.redaction import redacted
+from fp8tune.text import quoted_formula
+from fp8tune.text import visible as visible
 
 if TYPE_CHECKING:
     from fp8tune.check.doctor import Finding
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a progress line at most this often."""
-
-
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-
-
-def visible(text: str) -> str:
-    """The text on one line with what controls a terminal or turns text around written out: ``\\x1b[2J``."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def notice(text: str) -> None:
@@ -99,7 +92,13 @@ def print_csv(rows: Sequence[Mapping[str, object]]) -> None:
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _pairs(value) if isinstance(value, dict) else value for name, value in row.items()})
+        writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, dict):
+        return _pairs(value)
+    return quoted_formula(value) if isinstance(value, str) else value
 
 
 def _pairs(value: Mapping[str, object]) -> str:
@@ -157,6 +156,7 @@ class SweepProgress:
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
                 console=self._console,
+                redirect_stdout=sys.stdout.isatty(),  # rich would print JSON that goes to a pipe above the bar
             )
             self._bar.start()
             self._task = self._bar.add_task("planning", total=None)

@@ -22,6 +22,10 @@ from sqlalchemy.types import TypeDecorator
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
 from fp8tune.redaction import redacted
+from fp8tune.text import KERNEL_NAME
+from fp8tune.text import LINE as LINE
+from fp8tune.text import NAME as NAME
+from fp8tune.text import WORD as WORD
 
 UNSTATED = "unstated"
 """What a publication does not say: a routing, a scale mode, an FP8 dtype or a whole config."""
@@ -29,12 +33,8 @@ UNSTATED = "unstated"
 LARGEST = 2**63 - 1
 """The largest integer a name may have: what a 64-bit column and a kernel argument hold."""
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-KERNEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
+KERNEL = KERNEL_NAME
 ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
-WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
-LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]{0,500}")
-"""One line without control characters or marks that turn text around: safe on a terminal and in a JSON file."""
 LARGEST_DIM = 2**31 - 1
 """Group ends (``offs``) are int32."""
 LARGEST_NUMBER = 1e18

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts
 from fp8tune.store.columns import LINE, check_sizes, parse_named_ints
+from fp8tune.text import unquoted_formula
 
 SHORTEST_US, LONGEST_US = 1e-3, 1e9
 """A published time below 1 ns or above 1,000 s is a typing error."""
@@ -103,6 +104,7 @@ def microseconds(name: str, text: str) -> float:
 
 def line(what: str, text: str) -> str:
     """Plain text, which may be empty."""
+    text = unquoted_formula(text)
     if not LINE.fullmatch(text):
         raise ValueError(f"{what} {text[:80]!r} is too long or holds control characters: write plain text on one line")
     return text

@@ -268,7 +268,7 @@ def _sqlite_url(path: Path, *, create: bool, writable: bool) -> URL:
     query = {"uri": "true", "mode": ("rwc" if create else "rw") if writable else "ro"}
     if not writable and _is_stranded(path):
         query["immutable"] = "1"
-    return URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query=query)
+    return URL.create("sqlite", database=f"file:{quote(os.fsencode(path.absolute()))}", query=query)
 
 
 def _is_stranded(path: Path) -> bool:

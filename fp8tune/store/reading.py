@@ -124,7 +124,7 @@ def tried(
     problem: Problem,
     sweep: int | None,
     round: int | None,
-    stage: str,
+    stage: str | None,
     reference: str,
 ) -> dict[NamedInts, Outcome]:
     """Config -> what became of it; the median time of its trials, and the reason of the last that failed."""
@@ -142,9 +142,11 @@ def tried(
         .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
         .where(KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash)
         .where(Candidates.c.device_id.in_(device_ids(device)), Candidates.c.problem_id.in_(problem_ids(problem)))
-        .where(Candidates.c.kind == str(kind), Trials.c.stage == stage)
+        .where(Candidates.c.kind == str(kind))
         .order_by(Trials.c.created_at, Trials.c.id)
     )
+    if stage is not None:
+        query = query.where(Trials.c.stage == stage)
     if sweep is not None:
         query = query.where(Trials.c.sweep_id == sweep)
     if round is not None:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Select, String, Table, func, insert, inspect,
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Outcome, Problem, Published, Row
 from fp8tune.redaction import redacted
-from fp8tune.store import database, gathering, reading, unreadable, visits
+from fp8tune.store import database, gathering, reading, tallies, unreadable, visits
 from fp8tune.store.schema import (
     METADATA,
     SCHEMA_VERSION,
@@ -36,6 +36,7 @@ from fp8tune.store.schema import (
 )
 from fp8tune.store.unreadable import RowName
 from fp8tune.store.writing import Writer
+from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
@@ -106,7 +107,7 @@ class Store:
             unfinished = select(Sweeps.c.id).where(*wanted, Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id.desc())
             if uid is None and (found := self._scalar(unfinished)) is not None:
                 return int(found)
-            values = {"request": request, "device_id": device_id, "command": command, "commit": commit}
+            values = {"request": request, "device_id": device_id, "command": visible(command), "commit": commit}
             values |= {"timer": timer, "seed": seed, "again": again, "started_at": time.time()}
             return self._writer.id(Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
 
@@ -211,7 +212,7 @@ class Store:
         *,
         sweep: int | None = None,
         round: int | None = None,
-        stage: str = "screen",
+        stage: str | None = "screen",
         reference: str = "",
     ) -> dict[NamedInts, Outcome]:
         """Configs of a problem that have a row (in any sweep and round, unless given), with what became of them.
@@ -220,6 +221,17 @@ class Store:
         """
         with self._transaction():
             return reading.tried(self._connection, version, device, kind, problem, sweep, round, stage, reference)
+
+    def tally(self, subject: tallies.Subject) -> tallies.Tally:
+        """What became of the configs of a problem that was tried."""
+        return tallies.Tally(
+            subject, self.tried(subject.version, subject.device, subject.kind, subject.problem, stage=None)
+        )
+
+    def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[tallies.Subject]:
+        """Every problem with the newest kernel version that was tried on it, on each device."""
+        with self._transaction():
+            return tallies.subjects(self._connection, kernel, arch)
 
     def finals(
         self, version: KernelVersion, device: Device, problem: Problem, sweep: int

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.choose.decision import Protocol
 from fp8tune.measure.laboratory import Batch, CompileProgress, Laboratory, OpenLaboratory
+from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import Planned
 from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.stats import median
@@ -185,9 +186,12 @@ class _Screen:
         }
 
     def _is_settled(self, trial: Planned, outcome: Outcome) -> bool:
-        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried."""
+        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried; so has one
+        that a full disk refused."""
         if outcome.status is Status.PRUNED:
             return trial.pruned is not None
+        if is_machines(outcome.reason):
+            return False
         return outcome.status is Status.OK or not self.request.retry_failed
 
     def unknown(self) -> list[Planned]:

@@ -22,7 +22,7 @@ from fp8tune.choose.ranking import Winner
 from fp8tune.code import git, source
 from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure import device, rocm
+from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.compiling import alike, distinct
 from fp8tune.measure.laboratory import TRIAL_TIMEOUT_S, Batch, Laboratory
 from fp8tune.measure.worker import start_server, usable_cores
@@ -31,6 +31,7 @@ from fp8tune.plan import shapes
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Row
 from fp8tune.store import database, names
 from fp8tune.store.results import Store
+from fp8tune.store.tallies import Subject, Tally
 from fp8tune.sweep.loop import Event, Request, TrialDone, recall, sweep
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -128,7 +129,10 @@ def is_stored(db: str, job: Job) -> bool:
     try:
         with Store.open(db, writable=False) as store:
             problems = finished_problems(store, job)
-            return bool(problems) and (job.wish.quick or not _disputed(store, job, problems))
+            failures = [outcome for tally in tallies(store, job) for outcome in tally.failures.values()]
+            if not problems or any(machine.is_machines(outcome.reason) for outcome in failures):
+                return False
+            return job.wish.quick or not _disputed(store, job, problems)
     except database.EmptyDatabaseError:
         return False
 
@@ -136,6 +140,18 @@ def is_stored(db: str, job: Job) -> bool:
 def finished_problems(store: Store, job: Job) -> list[Problem]:
     """The problems of a job whose rows are all there."""
     return [problem for _, problem in store.finished_sweep(job.key, job.laboratory.device) or []]
+
+
+def tallies(store: Store, job: Job, prepared: Prepared | None = None) -> list[Tally]:
+    """What became of the configs of each problem of a job, in this sweep and before."""
+    laboratory = job.laboratory
+    pairs = (
+        [(batch.version, batch.problem) for batch in prepared.request.batches]
+        if prepared is not None
+        else store.finished_sweep(job.key, laboratory.device) or []
+    )
+    subjects = [Subject(version, laboratory.device, laboratory.kind, problem) for version, problem in pairs]
+    return [tally for subject in subjects if (tally := store.tally(subject)).outcomes]
 
 
 def disputes(store: Store) -> list[Winner]:
@@ -158,6 +174,8 @@ def prepare(job: Job) -> Prepared:
     wish, laboratory, notices = job.wish, job.laboratory, job.notices
     if laboratory.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
+    if laboratory.compiles:
+        machine.check_folders()
     start_server()  # it imports torch beside this process, which does so for the specs
     batches: list[Batch] = []
     for reference in wish.kernels:
@@ -188,6 +206,8 @@ def prepare(job: Job) -> Prepared:
 
 def calibration_batch(laboratory: Laboratory) -> Batch:
     """What ``fp8tune calibrate`` times (imports torch and the kernel)."""
+    if laboratory.compiles:
+        machine.check_folders()
     start_server()
     spec = load_spec(calibrate.KERNEL)
     problem = Problem(spec.name, calibrate.SHAPE, "balanced")
@@ -407,6 +427,7 @@ def compile_published(
             for batch in _published_batches(kernel, [e for e in published if e.device.arch == arch], arch)
         ]
         if batches:
+            machine.check_folders()
             yield from sweep(store, Request(tuple(batches), laboratory, "published", command=command))
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError
+from fp8tune.records import NamedInts, Problem
+from fp8tune.store import columns, names
 
 SPEC = """
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
@@ -104,6 +106,14 @@ def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
     [
         ("name='../../etc/x'", "kernel name '../../etc/x' is refused"),
         ("name='two\\nlines'", "is refused"),
+        ("name=7", "kernel name 7 is refused"),
+        ("name='\\x1b[31m'", r"kernel name '\\x1b\[31m' is refused"),
+        ("axes={'lambda': (1,)}, default=NamedInts({'lambda': 1})", "axis 'lambda' is refused"),
+        ("axes={'BLOCK_SIZE': (True,)}", "BLOCK_SIZE has the value True"),
+        ("default=NamedInts(BLOCK_SIZE=-1)", "BLOCK_SIZE has the value -1"),
+        ("key=('a b',)", "key 'a b' is refused"),
+        ("scale_modes=()", "scale_modes .* is refused"),
+        ("axes=None", "has a field that cannot be used"),
         ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
         ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
@@ -120,3 +130,30 @@ def test_a_file_gives_the_same_module_name_in_every_process(folder):
     )
     names = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
     assert len(names) == 1
+
+
+def test_a_name_that_loads_can_be_stored(folder):
+    (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
+    assert columns.KERNEL.fullmatch(load_spec("mine.py:SPEC").name)
+    assert names.declared_name("mine.py:SPEC") == "2d-cast"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "complaint"),
+    [
+        ("bytes_moved", ({},), r"doubling_spec.py:\d+: bytes_moved of doubling raised NotImplementedError"),
+        ("scaled_down", (None,), "scaled_down of doubling raised NotImplementedError"),
+        ("lookup_key", (Problem("doubling", NamedInts(K=1)),), "key of kernel 'doubling' names 'M'"),
+    ],
+)
+def test_what_a_spec_raises_while_it_is_planned_is_one_line(folder, function, arguments, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        getattr(load_spec("doubling_spec.py:DOUBLING"), function)(*arguments)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_edges_are_the_specs_own_to_raise_too(folder):
+    text = "def edges(problem):\n    yield problem\n    raise OSError('gone')\nSPEC = spec(edges=edges)\n"
+    (folder / "mine.py").write_text(SPEC + text)
+    with pytest.raises(UsageError, match=r"mine.py:\d+: edges of doubling raised OSError: gone"):
+        load_spec("mine.py:SPEC").edges(Problem("doubling", NamedInts(M=1)))

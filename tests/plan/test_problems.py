@@ -1,4 +1,5 @@
 import itertools
+import sys
 from dataclasses import replace
 
 import pytest
@@ -165,8 +166,26 @@ def test_a_key_error_that_is_the_specs_own_fault_is_not_hidden(dim):
         raise KeyError(dim)
         yield
 
-    with pytest.raises(KeyError):
+    with pytest.raises(UsageError, match=f"problems of kernel 'planned' asks for '{dim}' in the row M=64 K=32"):
         plan.problems(replace(SPEC, problems=broken), [ROW])
+
+
+@pytest.mark.parametrize(
+    ("problems", "complaint"),
+    [
+        (lambda row: iter([1 / 0]), r"test_problems.py:\d+: problems of planned raised ZeroDivisionError"),
+        (lambda row: None, "problems of planned raised TypeError"),
+        (lambda row: sys.exit(3), r"test_problems.py:\d+: problems of planned raised SystemExit: 3"),
+        (lambda row: iter([dict(row)]), "yield NamedInts"),
+        (lambda row: iter([NamedInts(M=-1)]), "the size M=-1"),
+        (lambda row: iter([NamedInts({"lambda": 1})]), "the size lambda=1"),
+        (lambda row: iter([NamedInts(M=2**63)]), "the size M="),
+    ],
+)
+def test_problems_that_fail_are_one_line(problems, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        plan.problems(replace(SPEC, problems=problems), [ROW])
+    assert len(str(caught.value).splitlines()) == 1
 
 
 # trials

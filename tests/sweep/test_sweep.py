@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -145,6 +146,27 @@ def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
     first, _ = run(store, shapes=one_shape, timer="simulated:7")
     new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
     assert (len(new), len(kept)) == (len(first), 0)
+
+
+def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
+    with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
+        run(store, kernels=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
+    assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
+
+
+def test_what_was_stored_of_a_full_disk_is_tried_again(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+    path, few = tmp_path / "results.db", {"shapes": one_shape, "grid": ("FAULT=0",)}
+    with Store.open(str(path), create=True) as store:
+        run(store, **few)
+        assert session.is_stored(str(path), session.take(wish(**few)))
+    with sqlite3.connect(path) as connection:
+        stored = ("compile_error", "OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'")
+        connection.execute("UPDATE trials SET status = ?, reason = ?", stored)
+    assert not session.is_stored(str(path), session.take(wish(**few)))
+    with Store.open(str(path)) as store:
+        new, _ = run(store, **few)
+        assert [row.outcome.status for row in new] == [Status.OK]
+    assert session.is_stored(str(path), session.take(wish(**few)))
 
 
 def test_gpu_that_cannot_copy_is_one_line() -> None:

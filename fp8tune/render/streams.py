@@ -1,0 +1,84 @@
+"""Standard output and error as the program has them: results go to the one, whatever else is printed to the other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from fp8tune.errors import Fp8tuneError, MachineError
+
+_INPUT, _OUTPUT, _ERROR = range(3)
+"""File descriptors."""
+
+
+class ReaderLeft(Fp8tuneError):  # noqa: N818 - no error of the user's
+    """Whoever read the output has ended, as ``head`` does: nothing to say, and the exit code of a SIGPIPE."""
+
+    exit_code = 141
+
+
+@contextlib.contextmanager
+def own_output() -> Iterator[None]:
+    """Keep stdout to this program: what specs, kernels in C and child processes print goes to stderr.
+
+    Results get a descriptor of their own. Does nothing more where stdout was replaced already, as tests do. Raises
+    ReaderLeft or MachineError where the output cannot be written.
+    """
+    _check_open()
+    if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
+        yield
+        return
+    before = sys.stdout, sys.stderr
+    results, notices = _opened(_OUTPUT, sys.stdout, "stdout"), _opened(_ERROR, sys.stderr, "stderr")
+    os.dup2(_ERROR, _OUTPUT)
+    sys.stdout, sys.stderr = results, notices
+    try:
+        yield
+        results.flush()
+    finally:
+        sys.stdout, sys.stderr = before
+        os.dup2(results.fileno(), _OUTPUT)
+        for stream in (results, notices):
+            with contextlib.suppress(Fp8tuneError):  # raised before
+                stream.close()
+
+
+def _check_open() -> None:
+    """Open what was closed: the next file to be opened, such as the database, would take its place."""
+    is_closed = sys.stdout is None
+    for stream, number in ((sys.stdin, _INPUT), (sys.stdout, _OUTPUT), (sys.stderr, _ERROR)):
+        if stream is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+    sys.stderr = sys.stderr or open(_ERROR, "w", closefd=False)  # noqa: SIM115 - for the rest of the process
+    if is_closed:
+        sys.stdout = open(_OUTPUT, "w", closefd=False)  # noqa: SIM115
+        raise MachineError("stdout is closed, and results go there: redirect it to a file or to /dev/null")
+
+
+def _opened(number: int, like: Any, name: str) -> TextIO:
+    raw = _Checked(os.dup(number), name)
+    is_line_buffered = name == "stderr" or raw.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, "backslashreplace", line_buffering=is_line_buffered)
+
+
+class _Checked(io.FileIO):
+    """A descriptor whose errors are told from those of all other files."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(descriptor, "wb")
+        self._said = name
+
+    def write(self, data: Any, /) -> int:
+        """Raises ReaderLeft or MachineError."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise ReaderLeft from None
+        except OSError as error:
+            raise MachineError(f"{self._said} cannot be written: {error.strerror}; redirect it elsewhere") from None

@@ -1,0 +1,44 @@
+"""What names and lines of text may hold: one definition for what is loaded, stored and shown."""
+
+from __future__ import annotations
+
+import re
+
+KERNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
+"""What a kernel may be called: names reach paths, tables and terminals."""
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""What an axis or a dim may be called."""
+
+WORD = re.compile(r"[A-Za-z0-9_.:+\-]{0,64}")
+"""A mode, a layout, a dtype, a version."""
+
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+"""Characters that control a terminal, end a line or turn text around."""
+
+_UNENCODABLE = r"\ud800-\udfff"
+
+LINE = re.compile(rf"[^{_CONTROLS}{_UNENCODABLE}]{{0,500}}")
+"""One line without such characters: safe on a terminal and in a JSON file."""
+
+_UNSEEN = re.compile(rf"[{_CONTROLS}{_UNENCODABLE}]")
+
+
+def visible(text: str) -> str:
+    """The text on one line, with controls and what no encoding has (lone surrogates) written out: ``\\x1b[2J``."""
+    if text.isprintable():  # fast, and refuses all that is written out here
+        return text
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_FORMULA = re.compile(r"'*[=+\-@]")
+
+
+def quoted_formula(cell: str) -> str:
+    """A text of a CSV file with a quote before it where a spreadsheet would calculate it (``=1+1``)."""
+    return f"'{cell}" if _FORMULA.match(cell) else cell
+
+
+def unquoted_formula(cell: str) -> str:
+    """What :func:`quoted_formula` was given."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell

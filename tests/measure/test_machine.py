@@ -1,0 +1,81 @@
+"""What the machine refuses is told from what a compiler does, and ends the command instead of becoming a row."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from triton.runtime.errors import PTXASError
+
+from fp8tune.errors import MachineError
+from fp8tune.measure import compiling, machine
+from fp8tune.measure.compiling import one_line
+from fp8tune.measure.trial import failure
+from fp8tune.records import NamedInts, Problem, Status
+
+
+def refused(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "/cache/x")
+
+
+def behind(cause: Exception) -> Exception:
+    try:
+        raise ValueError("while compiling") from cause
+    except ValueError as error:
+        return error
+
+
+MACHINES = [
+    *map(refused, (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.EAGAIN)),
+    behind(refused(errno.EDQUOT)),
+    RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
+    RuntimeError("Cannot find ptxas"),
+    PTXASError("`ptxas` stderr: ptxas fatal: No space left on device"),
+    subprocess.CalledProcessError(1, ["gcc", "launcher.c"]),
+]
+CONFIGS = [
+    ValueError("shape mismatch"),
+    FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/no/such"),
+    PTXASError("`ptxas` failed with error code 255: Registers are full"),
+    RuntimeError("PassManager::run failed"),
+]
+
+
+@pytest.mark.parametrize("error", MACHINES, ids=str)
+def test_a_machines_failure_is_no_outcome(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_it(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compiling, "record_launches", compile_it)
+    with pytest.raises(MachineError, match="no config is to blame"):
+        compiling.compile_config("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(), "sm_90", 1)
+    with pytest.raises(MachineError):
+        failure(error)
+
+
+@pytest.mark.parametrize("error", CONFIGS, ids=str)
+def test_a_configs_failure_stays_one(error: Exception) -> None:
+    assert failure(error).status is Status.COMPILE_ERROR
+    assert not machine.is_machines(one_line(error))
+
+
+@pytest.mark.parametrize("error", [error for error in MACHINES if not isinstance(error, PTXASError)], ids=str)
+def test_what_older_versions_stored_of_it_is_known_again(error: Exception) -> None:
+    assert machine.is_machines(one_line(error))
+
+
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_compiled(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "new"))
+    machine.check_folders()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(name, str(tmp_path / "file" / "below"))
+    with pytest.raises(MachineError, match=r"cannot be written .*: make room or set TRITON_CACHE_DIR"):
+        machine.check_folders()
