@@ -225,8 +225,9 @@ class _Gathering:
 
 def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str, most_gb_per_s: float) -> float:
     """The highest rate of a config on these devices that is not above ``most_gb_per_s``, by the mean of its blocks."""
-    mean_us = func.avg(Trials.c.time_us).label("mean_us")
-    blocks = select(Trials.c.candidate_id, mean_us).where(Trials.c.status == str(Status.OK), Trials.c.time_us > 0)
+    time_us = type_coerce(Trials.c.time_us, Double())  # its own type refuses the 0 it is compared with
+    blocks = select(Trials.c.candidate_id, func.avg(time_us).label("mean_us"))
+    blocks = blocks.where(Trials.c.status == str(Status.OK), time_us > 0)
     means = blocks.group_by(Trials.c.candidate_id).subquery()
     rate = type_coerce(Candidates.c.bytes_moved, Double()) / means.c.mean_us  # MB/s
     query = select(func.max(rate)).join_from(means, Candidates, Candidates.c.id == means.c.candidate_id)
