@@ -8,7 +8,7 @@ which a database row cannot say.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,6 +135,7 @@ class _Run:
             self._rows += alone
         changed, same = yield from self._sorted(kernels, contests)
         changed = yield from self._right(changed)
+        same = yield from self._right_on_edges(same, {kernel.name for kernel in kernels if not kernel.same_source})
         if changed:
             yield from self._timed(changed, same)
         else:
@@ -161,11 +162,18 @@ class _Run:
 
     def _right(self, contests: list[Contest]) -> Generator[Event, None, list[Contest]]:
         """Rows whose bytes are right on both sides; the others end here."""
-        if self._match.laboratory.torch_device != "cuda":
+        if self._match.laboratory.kind is Kind.SIMULATED or not contests:
             return contests
         ended = yield from pairing.wrong_bytes(self._match, contests)
         self._rows += [row for row in ended if row is not None]
         return [contest for contest, row in zip(contests, ended, strict=True) if row is None]
+
+    def _right_on_edges(
+        self, same: Sequence[Contest], edited: Collection[str]
+    ) -> Generator[Event, None, list[Contest]]:
+        """Rows that launch the same, less those whose edited kernel is wrong: an edge may have a binary of its own."""
+        right = yield from self._right([contest for contest in same if contest.problem.kernel in edited])
+        return [contest for contest in same if contest.problem.kernel not in edited or contest in right]
 
     def _timed(self, changed: Sequence[Contest], same: Sequence[Contest]) -> Iterator[Event]:
         free, spared = same[:FREE_CONTROLS], same[FREE_CONTROLS:]

@@ -79,7 +79,7 @@ def quantize_colwise_transpose_3d(
     NaN. Zeroes about ``4*E*(K + N)`` bytes of scratch and launches once, with the config that the exported table has
     for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
 
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``; on a GPU, too, where N is 1.
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -147,6 +147,6 @@ _operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.T
     SPEC,
     "quantize_colwise_transpose_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
-    transpose_3d.arguments,
+    weights.arguments,
     weights.key,
 )

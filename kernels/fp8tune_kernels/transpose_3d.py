@@ -20,13 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import panels, weights
+from fp8tune_kernels import panels
 from fp8tune_kernels.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.launching import launch_kernel
 from fp8tune_kernels.panels import quantize_columns
 
-__all__ = ["arguments", "edges", "launch_columns", "outputs", "reference"]
+__all__ = ["edges", "launch_columns", "outputs", "reference"]
 
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
@@ -97,18 +97,11 @@ def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> t
     return q, torch.empty(E, 1, K, dtype=torch.float32, device=w.device)
 
 
-def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
-    """As :func:`fp8tune_kernels.weights.arguments`; refuses, too, what Triton cannot compile."""
-    if w.dim() == 3 and w.shape[2] == 1 and w.device.type != "cpu":  # Triton makes a constant of 1, which has no .to()
-        raise ValueError("w has experts of one row (N = 1), wanted two or more on a GPU")
-    return weights.arguments(w, float8_dtype, power_of_two)
-
-
 edges = declared(
     edge("a block and 16 more, NaN", "nan", E=2, N=272, K=80),
     edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
     edge("zeros", "zeros", E=1, N=16, K=48),
-    edge("two rows, huge values", "huge", E=3, N=2, K=37),
+    edge("one row, huge values", "huge", E=3, N=1, K=37),
     edge("one column, tiny values", "tiny", E=2, N=272, K=1),
     edge("a block and one more past an aligned address", offset=1, E=2, N=129, K=65),
 )

@@ -14,7 +14,7 @@ import torch
 from fp8tune_kernels import panels, weights
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
-from fp8tune_kernels.transpose_3d import arguments, edges, launch_columns, outputs, reference
+from fp8tune_kernels.transpose_3d import edges, launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
@@ -29,7 +29,7 @@ def quantize_transpose_3d_atomic(
     that the exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
     the plain torch reference.
 
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``; on a GPU, too, where N is 1.
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -74,6 +74,6 @@ SPEC = KernelSpec(
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
     SPEC,
     "quantize_transpose_3d_atomic(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    arguments,
+    weights.arguments,
     weights.key,
 )

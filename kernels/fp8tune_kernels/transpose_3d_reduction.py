@@ -17,7 +17,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
-from fp8tune_kernels.transpose_3d import arguments, launch_columns, outputs, reference
+from fp8tune_kernels.transpose_3d import launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 
@@ -31,7 +31,7 @@ def quantize_transpose_3d_reduction(
     an expert makes its scale and codes NaN. Launches once, with the config that the exported table has for these
     sizes, and waits for nothing. On a CPU without Triton's interpreter it runs the plain torch reference.
 
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``; on a GPU, too, where N is 1.
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -97,7 +97,7 @@ SPEC = KernelSpec(
         edge("a block and 16 more, NaN", "nan", E=3, N=past_half("N", 16), K=48),
         edge("a few columns more than a block, infinity", "infinite", E=1, N=past_half("N", 16), K=144),
         edge("zeros", "zeros", E=1, N=past_half("N", 16), K=16),
-        edge("two rows, huge values", "huge", E=3, N=2, K=37),
+        edge("one row, huge values", "huge", E=3, N=1, K=37),
         edge("one column, tiny values", "tiny", E=2, N=272, K=1),
         edge("a block and one more past an aligned address", offset=1, E=2, N=past_half("N"), K=17),
     ),
@@ -106,6 +106,6 @@ SPEC = KernelSpec(
 _operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
     SPEC,
     "quantize_transpose_3d_reduction(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    arguments,
+    weights.arguments,
     weights.key,
 )

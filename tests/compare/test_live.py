@@ -19,7 +19,7 @@ from places import PLANTED, hear_interrupts
 
 from fp8tune.code import worktrees
 from fp8tune.compare import live, pairing, side, verdicts
-from fp8tune.compare.comparison import Comparison
+from fp8tune.compare.comparison import Comparison, Revision
 from fp8tune.compare.duel import Arm, Contest, Played
 from fp8tune.compare.pairing import Configs
 from fp8tune.compare.side import Side
@@ -247,6 +247,21 @@ def test_each_side_is_held_to_the_edges_it_declares(match: pairing.Match) -> Non
     assert [row and row.verdict for row in ended] == [Verdict.NEWLY_WRONG, Verdict.NEW, None, Verdict.INCONCLUSIVE]
     assert "8 of 264 elements differ" in ended[0].reason
     assert "a block and one more" in ended[0].reason
+
+
+def test_a_fault_in_the_binary_of_an_edge_alone_is_found(match: pairing.Match) -> None:
+    """What is timed is the same on both sides. The text of ``edited`` is not, so its bytes are checked."""
+    for name in ("edited", "untouched"):
+        for of, is_partial in zip(match.sides, (False, True), strict=True):
+            (of.folder / f"{name}.py").write_text(edged(name, partial=is_partial))
+    same = [
+        dataclasses.replace(contest(match, name), problem=Problem(name, NamedInts(M=64, K=8)))
+        for name in ("edited", "untouched")
+    ]
+    run = live._Run(match, Comparison(Revision("one", ""), Revision("two", ""), ()), blind=False)
+    _, left = drained(run._right_on_edges(same, {"edited"}))
+    assert left == same[1:]
+    assert [row.verdict for row in run._rows] == [Verdict.NEWLY_WRONG]
 
 
 def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:

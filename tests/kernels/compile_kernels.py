@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.jit import JITFunction
 
+from fp8tune.measure.edges import meta_inputs
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
@@ -81,6 +82,20 @@ def compile_for(arch: str) -> dict[str, Any]:
             texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]
             binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
             found[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
+            if arch == "sm_90":  # one arch: what fails here is Triton's reading of the code, not a back end
+                found[label]["edges"] = edges_that_fail(spec, problem, config)
+    return found
+
+
+def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> list[str]:
+    """The declared edges that do not compile, each with its reason."""
+    found = []
+    for edge in spec.edges(problem):
+        inputs = meta_inputs(spec, edge)
+        try:
+            spec.launch(config, inputs, spec.outputs(*inputs))
+        except Exception as error:
+            found.append(f"{edge.name}: {error}")
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 from cases import assert_same_bits, poisoned
 
 import fp8tune_kernels
-from fp8tune_kernels import catalog, transpose_3d, weights
+from fp8tune_kernels import catalog, weights
 from fp8tune_kernels.spec import NamedInts, Problem
 
 KERNELS = ("colwise-3d", "transpose-3d-atomic", "transpose-3d-reduction")
@@ -82,12 +82,6 @@ def test_wrong_w_is_refused(kernel: str, wrong: torch.Tensor, named: str, device
     moved = torch.empty_strided(wrong.shape, wrong.stride(), dtype=wrong.dtype, device=device)
     with pytest.raises(ValueError, match=f"^{named}.*wanted" if "wanted" not in named else f"^{named}"):
         function(kernel)(moved)
-
-
-def test_experts_of_one_row_are_refused_where_transposing_kernels_would_not_compile() -> None:
-    one_row = torch.empty(E, 1, K, dtype=torch.bfloat16, device="meta").transpose(1, 2)
-    with pytest.raises(ValueError, match="experts of one row"):
-        transpose_3d.arguments(one_row, torch.float8_e4m3fn, True)
 
 
 @pytest.mark.parametrize("kernel", [*KERNELS, "colwise-transpose-3d"], indirect=True)
