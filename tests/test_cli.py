@@ -62,7 +62,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert list(line) == TRIAL_FIELDS
         assert (line["kind"], line["status"], line["arch"]) == ("simulated", "ok", "simulated")
         assert line["time_us"] > 0
-    imported = fp8tune("import", PUBLISHED, "--db", path)
+    imported = fp8tune("import", "--compile", PUBLISHED, "--db", path)
     assert imported.returncode == 0, imported.stderr
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -91,15 +92,30 @@ COMMANDS = {
     "sweep": SWEEP,
     "calibrate": ("calibrate", "--timer", "simulated:3"),
     "lint": ("lint", "colwise", "--timer", "simulated:3", "--shapes", "tiny"),
-    "import": ("import", str(PUBLISHED)),
+    "import": ("import",),
 }
+
+
+def many_rows(folder: Path) -> Path:
+    """Published rows that take seconds to store."""
+    header, first, *_ = PUBLISHED.read_text().splitlines()
+    fields = dict(zip(header.split(","), next(csv.reader([first])), strict=True))
+    path = folder / "many.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows({**fields, "us": f"{1 + number / 1000}"} for number in range(20_000))
+    return path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_is_told_to_end(command: str, number: int, tmp_path: Path) -> None:
+def test_a_command_that_is_told_to_end(
+    command: str, number: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path / "results.db"
-    running = Forked(run(*COMMANDS[command], "--db", str(path)))
+    files = [str(many_rows(tmp_path_factory.mktemp("rows")))] if command == "import" else []
+    running = Forked(run(*COMMANDS[command], *files, "--db", str(path)))
     wait_until((tmp_path / "results.db-wal").exists)
     time.sleep(0.1)
     os.kill(running.pid, number)

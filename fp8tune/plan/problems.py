@@ -116,15 +116,21 @@ def problems(
     return list(found)
 
 
-def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
-    """Raise UsageError for a shape that lacks a dim of the kernel, or is beyond what any memory holds."""
+def check_shape(spec: KernelSpec, shape: Mapping[str, int]) -> None:
+    """Raise UsageError for a shape that lacks a dim of the kernel's key, or that :func:`check_size` refuses."""
     named = {name.removesuffix("_bucket") for name in spec.key} - {LAYOUT_FLAG}
+    if missing := sorted(named - {*shape}):
+        raise UsageError(f"{spec.name} needs {missing[0]}, which the shape {shape} lacks")
+    check_size(spec, shape)
+
+
+def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
+    """Raise UsageError for a shape that lacks a dim which is moved, or is beyond what any memory holds."""
     try:
-        missing, bytes_moved = next(iter(sorted(named - {*shape})), ""), spec.bytes_moved(shape)
+        bytes_moved = spec.bytes_moved(shape)
     except KeyError as error:
-        missing, bytes_moved = str(error.args[0] if error.args else "a dim")[:80], 1
-    if missing:
-        raise UsageError(f"{spec.name} needs {missing}, which the shape {shape} lacks")
+        missing = str(error.args[0] if error.args else "a dim")[:80]
+        raise UsageError(f"{spec.name} needs {missing}, which the shape {shape} lacks") from None
     if bytes_moved < 1:
         raise UsageError(f"{spec.name} {shape} moves nothing: give each dim a size of at least 1")
     if bytes_moved > LARGEST_BYTES:

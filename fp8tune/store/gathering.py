@@ -14,7 +14,20 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Double, Select, and_, false, func, not_, or_, select, tuple_, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Select,
+    and_,
+    false,
+    func,
+    not_,
+    or_,
+    select,
+    tuple_,
+    type_coerce,
+)
 
 from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
@@ -225,7 +238,8 @@ class _Gathering:
 
 def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str, most_gb_per_s: float) -> float:
     """The highest rate of a config on these devices that is not above ``most_gb_per_s``, by the mean of its blocks."""
-    time_us = type_coerce(Trials.c.time_us, Double())  # its own type refuses the 0 it is compared with
+    # not as the type it has, which refuses the 0 it is compared with
+    time_us: ColumnElement[float] = type_coerce(Trials.c.time_us, Double())
     blocks = select(Trials.c.candidate_id, func.avg(time_us).label("mean_us"))
     blocks = blocks.where(Trials.c.status == str(Status.OK), time_us > 0)
     means = blocks.group_by(Trials.c.candidate_id).subquery()

@@ -409,7 +409,7 @@ def lookup_key(problem: Problem) -> NamedInts | None:
     if problem.kernel not in KERNELS:
         return None
     spec = load_spec(problem.kernel)
-    plan.check_size(spec, problem.shape)
+    plan.check_shape(spec, problem.shape)
     return spec.lookup_key(problem)
 
 
@@ -438,7 +438,7 @@ def _compilable(item: Evidence) -> bool:
 def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
     """Whether the kernel has such a problem; where it has not, says so and why."""
     try:
-        plan.check_size(spec, problem.shape)
+        plan.check_shape(spec, problem.shape)
     except UsageError as error:
         _logger.warning(f"left out: {error}")
         return False

@@ -20,10 +20,10 @@ from benchmarks.simulation import AXES, CONFIGS, World, finals, sweep
 from fp8tune.choose import calibration
 from fp8tune.choose.decision import Block, Decision, Protocol, Verdict, decide, process_values
 from fp8tune.choose.ranking import winners
+from fp8tune.measure.checking import is_constant
 from fp8tune.measure.clock import Trial
 from fp8tune.measure.simulated import Noise, SimulatedTimer
 from fp8tune.measure.timing import tick
-from fp8tune.measure.trial import is_constant
 from fp8tune.records import Problem
 from fp8tune_kernels import catalog
 

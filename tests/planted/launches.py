@@ -53,7 +53,7 @@ def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ..
         case 2:
             largest = torch.maximum(largest, out[0])
         case 3:
-            scratch = torch.empty(len(x))
+            scratch = torch.empty(len(x), device=x.device)
             largest = torch.where(scratch > 1e30, scratch, largest)
         case 4 | 5:
             largest = largest + (launches[fault] > (1 if fault == 4 else 4))
