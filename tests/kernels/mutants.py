@@ -191,7 +191,10 @@ FAULTS = {
         }.items()
     },
     "mxfp8-dim1-3d-via-2d, mxfp8_dim1: rows of a block in another order": ("at % BLOCKS * 32 + at // BLOCKS", "at"),
-    "mxfp8-dim1-3d-via-2d: codes of another expert": ("q.copy_(together[0]", "q.copy_(together[0].view(torch.uint8).roll(32, 0).view(q.dtype)"),
+    "mxfp8-dim1-3d-via-2d: codes of another expert": (
+        "q.copy_(together[0]",
+        "q.copy_(together[0].view(torch.uint8).roll(32, 0).view(q.dtype)",
+    ),
     "mxfp8-dim1-3d-via-2d: scales of all experts in one piece": (
         "scales.copy_(together[1].unflatten(1, (E, blocks)).transpose(0, 1))",
         "scales.copy_(together[1].view(scales.shape))",
