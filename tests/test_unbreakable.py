@@ -43,7 +43,7 @@ from fp8tune.sweep import session
 
 assert measure, scipy.stats  # imported here once, instead of in every worker
 
-MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "50"))
+MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "36"))
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 WISH = session.Wish(
     kernels=(FAULTS,),
