@@ -150,18 +150,40 @@ def close(connection: Connection, *, wrote: bool) -> None:
     """
     with contextlib.suppress(DatabaseError):  # of a connection that is lost already
         connection.rollback()
+    is_ours = False
     try:
         if wrote:
             _check_still_there(connection)
+            is_ours = connection.dialect.name == "sqlite"
     finally:
+        left = ""
         if wrote and connection.dialect.name == "sqlite":
             raw: Any = connection.connection.dbapi_connection
-            with contextlib.suppress(sqlite3.Error):  # another process still has it open: that one will do it
-                raw.execute("PRAGMA busy_timeout=0")
-                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                raw.execute("PRAGMA journal_mode=DELETE")
+            try:
+                _leave_one_file(raw)
+            except sqlite3.Error:
+                left = _path_of(raw) if is_ours else ""
         connection.close()
         connection.engine.dispose()
+        if left:  # a statement that a signal broke off keeps a connection from changing the mode; a new one has none
+            with contextlib.suppress(sqlite3.Error):  # another process still has it open: that one will do it
+                again = sqlite3.connect(f"file:{quote(left)}?mode=rw", isolation_level=None, uri=True)
+                with contextlib.closing(again):
+                    _leave_one_file(again)
+
+
+def _leave_one_file(raw: sqlite3.Connection) -> None:
+    """Take the log in, and go back from WAL."""
+    raw.execute("PRAGMA busy_timeout=0")
+    raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    raw.execute("PRAGMA journal_mode=DELETE")
+
+
+def _path_of(raw: sqlite3.Connection) -> str:
+    """The file behind a connection; empty in memory."""
+    with contextlib.suppress(sqlite3.Error):
+        return str(raw.execute("PRAGMA database_list").fetchone()[2])
+    return ""
 
 
 @contextlib.contextmanager
