@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 
 from fp8tune.compare import verdicts
 from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.compare.verdicts import ChangeVerdict, Effect
 from fp8tune.measure.simulated import MEASURED, Noise
 
 ROWS = 20
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 class Run:
     """How one simulated comparison ended."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ChangeVerdict, ...]
     quiet: bool
     overall: Effect
 
@@ -182,12 +182,12 @@ def print_common(runs: int, random: Generator) -> None:
 
 def is_alarm(ended: Run) -> bool:
     """Whether a run of unchanged rows called one a regression, or an improvement."""
-    return bool({Verdict.REGRESSION, Verdict.IMPROVEMENT} & set(ended.verdicts))
+    return bool({ChangeVerdict.REGRESSION, ChangeVerdict.IMPROVEMENT} & set(ended.verdicts))
 
 
 def is_found(ended: Run) -> bool:
     """Whether the slowed row was called a regression."""
-    return ended.verdicts[0] is Verdict.REGRESSION
+    return ended.verdicts[0] is ChangeVerdict.REGRESSION
 
 
 def share(hits: int, runs: int) -> str:
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     slowed: list[Run] = []
     for noise in grid:
         same_here, slowed_here = false_alarms(noise, each, random), injections(noise, each, random)
-        settled = sum(ended.quiet and set(ended.verdicts) == {Verdict.CLEAR} for ended in same_here)
+        settled = sum(ended.quiet and set(ended.verdicts) == {ChangeVerdict.CLEAR} for ended in same_here)
         print(
             f"| {100 * noise.process_sd:.1f} % | {100 * noise.drift_sd:.1f} % | {100 * noise.bimodal_share:.0f} % | "
             f"{share(sum(map(is_alarm, same_here)), each)} | {100 * settled / each:.0f} % | "
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         same, slowed = same + same_here, slowed + slowed_here
     alarms, found = sum(map(is_alarm, same)), sum(map(is_found, slowed))
-    settled = sum(ended.quiet and set(ended.verdicts) == {Verdict.CLEAR} for ended in same)
+    settled = sum(ended.quiet and set(ended.verdicts) == {ChangeVerdict.CLEAR} for ended in same)
     print(f"| all | | | {share(alarms, len(same))} | {100 * settled / len(same):.0f} % | {share(found, len(slowed))} |")
 
 

@@ -36,7 +36,7 @@ def triton_autotune(course: Course) -> Search:
     """``triton.autotune`` as it is: a config after the other, compiled and timed by ``do_bench`` (25 ms + 100 ms)."""
     import triton
 
-    from fp8tune_kernels.colwise import colwise_kernel
+    from fp8tune_kernels.quantize.colwise import colwise_kernel
 
     return _by_launching(course, triton.autotune(_triton_configs(course), key=["M", "K", "G"])(colwise_kernel))
 
@@ -104,7 +104,7 @@ def libtuner(course: Course) -> Search:
     os.environ["FLAGGEMS_CACHE_DIR"] = tempfile.mkdtemp()  # else it answers from its database
     from flag_gems.utils.libentry import libtuner as decorate
 
-    from fp8tune_kernels.colwise import colwise_kernel
+    from fp8tune_kernels.quantize.colwise import colwise_kernel
 
     return _by_launching(course, decorate(_triton_configs(course), key=["M", "K", "G"])(colwise_kernel))
 
@@ -124,7 +124,7 @@ def compile_in_threads(course: Course, threads: int) -> None:
     """``warmup`` calls in Triton's asynchronous mode. A config that fails to compile is left to its launch."""
     import triton
 
-    from fp8tune_kernels.colwise import colwise_kernel
+    from fp8tune_kernels.quantize.colwise import colwise_kernel
 
     with ThreadPoolExecutor(threads) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
         for config in course.configs:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fp8tune.code.loading import load_spec
 from fp8tune.measure import device
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec
 
@@ -71,7 +71,7 @@ class Course:
     @cached_property
     def arguments(self) -> tuple[Any, ...]:
         """What ``launch`` gives ``colwise_kernel`` besides the config. A test holds the two together."""
-        from fp8tune_kernels.arithmetic import FP8_MAX
+        from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 
         x, offs, fp8_dtype, power_of_two = self.inputs
         unused = x  # without panels nothing counts in it
@@ -79,7 +79,7 @@ class Course:
 
     def grid(self, config: Mapping[str, Any]) -> tuple[int]:
         """The programs that ``launch`` starts: one a block of columns of each group, and of the rows after the last."""
-        from fp8tune_kernels import panels
+        from fp8tune_kernels.quantize import panels
 
         x, offs, *_ = self.inputs
         rows, columns = x.shape
@@ -87,7 +87,7 @@ class Course:
 
     def settings(self, config: Mapping[str, int]) -> dict[str, int]:
         """What ``launch`` makes of a config: the kernel's constants and the launch options."""
-        from fp8tune_kernels import panels
+        from fp8tune_kernels.quantize import panels
 
         return panels.options(config)
 

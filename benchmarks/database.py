@@ -56,7 +56,7 @@ class Run:
 def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random) -> list[Row]:
     """A screen of all configs, two more rounds of those within 1.3x, and finals in 6 processes of 6 rounds.
 
-    In the finals are the default with its twin and the fastest.
+    In the finals are the default with its duplicate and the fastest.
     """
     slowdowns = {config: 1 + 0.6 * generator.random() for config in CONFIGS}
     ranked = sorted(CONFIGS, key=slowdowns.__getitem__)

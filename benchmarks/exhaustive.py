@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.repeats import measured
-from fp8tune.choose.decision import Verdict
+from fp8tune.choose.decision import PickVerdict
 from fp8tune.choose.incumbents import COMMITTED, NO_INCUMBENTS
-from fp8tune.choose.ranking import Contest
+from fp8tune.choose.ranking import Candidates
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, Laboratory, OpenLaboratory
@@ -116,13 +116,13 @@ def _visit(lab: OpenLaboratory, truth: Truth, process: int) -> None:
             truth.times_us.setdefault(config, []).append(outcome.time_us)
 
 
-def regrets(truths: Sequence[Truth], picks: Mapping[Problem, Contest]) -> list[Regret]:
+def regrets(truths: Sequence[Truth], picks: Mapping[Problem, Candidates]) -> list[Regret]:
     """Of every problem that has a pick. Raises UsageError where none has."""
     found = []
     for truth in truths:
-        contest = picks.get(truth.batch.problem)
-        if contest is not None and truth.medians_us and contest.winner().verdict is not Verdict.UNRESOLVABLE:
-            medians_us, pick = truth.medians_us, contest.pick.config or NamedInts()
+        candidates = picks.get(truth.batch.problem)
+        if candidates is not None and truth.medians_us and candidates.winner().verdict is not PickVerdict.UNRESOLVABLE:
+            medians_us, pick = truth.medians_us, candidates.pick.config or NamedInts()
             best = min(medians_us, key=medians_us.__getitem__)
             share = medians_us.get(pick, math.inf) / medians_us[best] - 1
             found.append(Regret(truth.batch.problem, pick, best, medians_us[best], share, len(truth.times_us[best])))

@@ -28,7 +28,7 @@ from fp8tune import scratch
 from fp8tune.choose import ranking
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import Contest, contests, usable
+from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.render.terminal import notice, print_json
@@ -46,7 +46,7 @@ class Outcome:
     """One sweep: the table it gave, and what it measured."""
 
     table: bytes
-    found: Mapping[Problem, Contest]
+    found: Mapping[Problem, Candidates]
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class Desk:
             )
 
 
-def measured(database: Path, arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Mapping[Problem, Contest]:
+def measured(database: Path, arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Mapping[Problem, Candidates]:
     """Every problem that was swept to the end, with the pick that it comes to from scratch or against a table."""
     kind = Kind.SIMULATED if arch == "simulated" else Kind.MEASURED
     with Store.open(str(database), writable=False) as store:
-        found = usable(contests(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing), incumbents))
-    return {contest.problem: contest for contest in found}
+        found = usable(all_candidates(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing), incumbents))
+    return {candidates.problem: candidates for candidates in found}
 
 
 def check_calibration(database: str, device: Device) -> None:
@@ -177,7 +177,7 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
     """
     for problem, mine in one.found.items():
         if theirs := other.found.get(problem):
-            picks: list[NamedInts] = [contest.pick.config or NamedInts() for contest in (mine, theirs)]
+            picks: list[NamedInts] = [candidates.pick.config or NamedInts() for candidates in (mine, theirs)]
             if picks[0] == picks[1]:
                 yield None
             else:

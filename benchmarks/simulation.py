@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.choose.decision import Block, Decision, Protocol, decide, needs_more, process_values
+from fp8tune.choose.decision import Block, Decision, MeasuringPlan, decide, needs_more, process_values
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.simulated import Noise, log_slowdown, near_share
 from fp8tune.records import NamedInts
@@ -85,7 +85,9 @@ class Process:
         return times_us
 
 
-def sweep(world: World, incumbent: NamedInts | None, random: Generator, protocol: Protocol = Protocol()) -> Decision:
+def sweep(
+    world: World, incumbent: NamedInts | None, random: Generator, protocol: MeasuringPlan = MeasuringPlan()
+) -> Decision:
     """Screen, finals in as many processes as it takes, pick."""
     keepers = [config for config in (incumbent, world.default) if config is not None]
     chosen = finalists(screen(world, random, protocol), AXES, keepers, protocol)
@@ -100,7 +102,7 @@ def sweep(world: World, incumbent: NamedInts | None, random: Generator, protocol
     return decision
 
 
-def screen(world: World, random: Generator, protocol: Protocol) -> Mapping[NamedInts, Sequence[float]]:
+def screen(world: World, random: Generator, protocol: MeasuringPlan) -> Mapping[NamedInts, Sequence[float]]:
     """All configs once, then those that may be the best, in one process."""
     process = Process(world, random)
     places = np.arange(len(CONFIGS))
@@ -114,7 +116,7 @@ def screen(world: World, random: Generator, protocol: Protocol) -> Mapping[Named
 
 
 def finals(
-    world: World, chosen: Sequence[NamedInts], name: str, random: Generator, protocol: Protocol
+    world: World, chosen: Sequence[NamedInts], name: str, random: Generator, protocol: MeasuringPlan
 ) -> Iterator[Block]:
     """One fresh process' blocks."""
     process = Process(world, random)

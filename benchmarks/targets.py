@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.simulation import World, sweep
-from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, protocol_of
-from fp8tune.choose.decision import Protocol
+from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, measuring_plan_of
+from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.simulated import MEASURED, Noise
 from fp8tune.measure.worker import usable_cores
 
@@ -63,7 +63,7 @@ def main() -> int:
     given = {name: value for name in NOISES if (value := getattr(arguments, name)) is not None}
     noise = replace(MEASURED[arguments.device] if arguments.device else Noise(), **given)
     spreads = {PROCESS_SD: noise.process_sd, BLOCK_SD: noise.block_sd}
-    protocol = protocol_of(spreads) if arguments.device else Protocol()
+    protocol = measuring_plan_of(spreads) if arguments.device else MeasuringPlan()
     seeds = [(arguments.seed, number) for number in range(arguments.tables)]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         tables = list(pool.map(partial(table, noise=noise, protocol=protocol), seeds, chunksize=4))
@@ -78,13 +78,13 @@ def main() -> int:
     return 0 if all(target.is_met for target in targets) else 1
 
 
-def table(seed: Sequence[int], noise: Noise, rows: int = ROWS, protocol: Protocol = Protocol()) -> list[Row]:
+def table(seed: Sequence[int], noise: Noise, rows: int = ROWS, protocol: MeasuringPlan = MeasuringPlan()) -> list[Row]:
     """The rows of one table: as many independent problems."""
     random = np.random.default_rng(seed)
     return [row(World.draw(random, noise), random, protocol) for _ in range(rows)]
 
 
-def row(world: World, random: np.random.Generator, protocol: Protocol) -> Row:
+def row(world: World, random: np.random.Generator, protocol: MeasuringPlan) -> Row:
     """Sweep a problem three times and compare with its true times."""
     first, second = (sweep(world, None, random, protocol) for _ in range(2))
     again = sweep(world, first.config, random, protocol)

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fp8tune.choose import ranking
-from fp8tune.choose.ranking import Contest, contests, usable
-from fp8tune.code.loading import load_spec
+from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.terminal import microseconds, notice, print_json, table
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
-from fp8tune_kernels import lookup
 from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.spec import KernelSpec
 from fp8tune_kernels.tables import Table
 
@@ -73,25 +73,27 @@ class Verdict:
         return 0 if mean <= TARGET and all(judged.slowdown for judged in self.judged) else 1
 
 
-def judge(found: Iterable[Contest], specs: Mapping[str, KernelSpec], exported: Table) -> Verdict:
+def judge(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], exported: Table) -> Verdict:
     """Every problem that was swept to the end, by what was exported."""
     keys = {(kernel, key) for kernel, _, key, _ in exported.rows}
     judged, seen = [], 0
-    for contest in usable(found):
-        spec = specs[contest.problem.kernel]
-        if (spec.name, tuple(sorted(spec.lookup_key(contest.problem).items()))) in keys:
+    for candidates in usable(found):
+        spec = specs[candidates.problem.kernel]
+        if (spec.name, tuple(sorted(spec.lookup_key(candidates.problem).items()))) in keys:
             seen += 1
         else:
-            judged.append(_judged(contest, spec, exported))
+            judged.append(_judged(candidates, spec, exported))
     return Verdict(tuple(judged), seen)
 
 
-def _judged(contest: Contest, spec: KernelSpec, exported: Table) -> Judged:
-    config = NamedInts(lookup.pick(spec, spec.lookup_key(contest.problem), exported, contest.device.name))
-    best = contest.named[0].config or NamedInts()
-    times_us = contest.times_us
-    slowdown = contest.slowdown(config) if config in times_us else None
-    return Judged(contest.problem, contest.device.name, config, best, times_us[best], times_us.get(config), slowdown)
+def _judged(candidates: Candidates, spec: KernelSpec, exported: Table) -> Judged:
+    config = NamedInts(lookup.pick(spec, spec.lookup_key(candidates.problem), exported, candidates.device.name))
+    best = candidates.named[0].config or NamedInts()
+    times_us = candidates.times_us
+    slowdown = candidates.slowdown(config) if config in times_us else None
+    return Judged(
+        candidates.problem, candidates.device.name, config, best, times_us[best], times_us.get(config), slowdown
+    )
 
 
 def show(verdict: Verdict) -> None:
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
     with Store.open(given.db, writable=False) as store:
-        found = contests(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
+        found = all_candidates(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
     verdict = judge([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
     if given.json:

@@ -11,21 +11,21 @@ from fp8tune_kernels.spec import NamedInts, Problem
 
 __all__ = [
     "Code",
+    "ComparableRows",
     "Device",
     "Evidence",
     "Facts",
+    "FinalsRun",
     "KernelVersion",
     "Kind",
     "NamedInts",
     "Outcome",
-    "Pool",
     "Problem",
+    "ProcessTimes",
     "Published",
     "Row",
-    "Session",
     "Status",
     "Telemetry",
-    "Visit",
 ]
 
 
@@ -80,7 +80,7 @@ class KernelVersion:
 
     kernel: str
     source_hash: str
-    """Hash of the code on the timed path; see :mod:`fp8tune.code.source`."""
+    """Hash of the code on the timed path; see :mod:`fp8tune.revisions.source`."""
     default: NamedInts = field(default_factory=NamedInts)
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The declared grid in declaration order: breaks ties canonically."""
@@ -217,7 +217,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ComparableRows:
     """Rows that may be compared with each other: of one problem, kernel version, device and kind."""
 
     problem: Problem
@@ -232,7 +232,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Session:
+class FinalsRun:
     """The finals of one problem in one sweep, run to their end, with the numbers that the sweep went by."""
 
     sweep: str
@@ -246,10 +246,10 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Visit:
+class ProcessTimes:
     """One config in one worker process of the finals: a block a round."""
 
-    session: Session
+    session: FinalsRun
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""
@@ -290,9 +290,9 @@ class Evidence:
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
     screen_us: float | None = None
     """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
-    finals: tuple[Visit, ...] = ()
+    finals: tuple[ProcessTimes, ...] = ()
     """Of the sessions that count, in a fixed order; none where the stage is ``screen``."""
-    twin: tuple[Visit, ...] = ()
+    duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
     newest: float = 0.0
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
@@ -349,7 +349,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Progress:
     """How far something is that takes a while."""
 
     done: int

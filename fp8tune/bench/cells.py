@@ -19,7 +19,6 @@ from fp8tune.bench.checking import Checked
 from fp8tune.bench.counterparts import Contender, compiled, counterpart
 from fp8tune.bench.plain import expression
 from fp8tune.bench.warming import run_once, tune_in_short_blocks
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import memory
 from fp8tune.measure.host import host_us
@@ -28,6 +27,7 @@ from fp8tune.measure.trial import copy_ceiling_gb_per_s, failure
 from fp8tune.measure.worker import Poisoned
 from fp8tune.plan.problems import problems
 from fp8tune.records import NamedInts, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec
@@ -196,7 +196,7 @@ def _exported_config(spec: KernelSpec, problem: Problem, torch_device: str) -> N
     """What the public wrapper launches on a problem: the table's config, else the declared default."""
     import torch
 
-    from fp8tune_kernels.lookup import config_for
+    from fp8tune_kernels.runtime.lookup import config_for
 
     key = tuple(spec.lookup_key(problem).values())
     return NamedInts(config_for(spec, key, torch.device(torch_device)))

@@ -1,4 +1,4 @@
-"""The FP8 grouped GEMM as ``fp8tune bench --op grouped-mm`` times it: see :mod:`fp8tune_kernels.grouped_mm`."""
+"""The FP8 grouped GEMM as ``fp8tune bench --op grouped-mm`` times it: see :mod:`fp8tune_kernels.gemm.grouped_mm`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _ours(given: Operands, keep_fp8: tuple[str, ...] = ()) -> GroupedMM:
 
 
 def _transposed(B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    from fp8tune_kernels import grouped_mm
+    from fp8tune_kernels.gemm import grouped_mm
 
     codes, scales = grouped_mm.quantize_transposed(B_t)
     return codes, scales
@@ -50,7 +50,7 @@ def _multiplication(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
 ) -> Call:
     """A GEMM on reciprocals that are there already."""
-    from fp8tune_kernels.scaled_gemm import multiply
+    from fp8tune_kernels.gemm.scaled_gemm import multiply
 
     inverse_a, inverse_b = scale_a.reciprocal(), scale_b.reciprocal()
     return lambda: multiply(a, b, inverse_a, inverse_b, offs)

@@ -210,7 +210,7 @@ def _captured(call: Call) -> Call:
 
 def part_call(operation: Operation, part: str, given: Operands) -> Call:
     """What runs one of :func:`parts_of`, on operands padded as the step pads them."""
-    from fp8tune_kernels import token_groups
+    from fp8tune_kernels.gemm import token_groups
 
     multiple, offs = operation.multiple, given.offs
     if part == "pad A":
@@ -226,7 +226,7 @@ def part_call(operation: Operation, part: str, given: Operands) -> Call:
 
 def _padded(given: Operands, multiple: int) -> Operands:
     """What the kernels are launched on: no gradient is asked of it."""
-    from fp8tune_kernels import token_groups
+    from fp8tune_kernels.gemm import token_groups
 
     A, grad, offs = given.A.detach(), given.grad, given.offs
     if given.pad:

@@ -25,7 +25,7 @@ def torchao_fp8(given: Operands) -> GroupedMM:
 
 def torchao_mxfp8(given: Operands) -> GroupedMM:
     """In MXFP8 with ``rceil`` scales, as ours; emulated in plain torch where ours is emulated too."""
-    from fp8tune_kernels.grouped_mxfp8 import mxfp8_path
+    from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
 
     _refuse_padding(given, 32)
     multiply = _of_torchao("mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm")

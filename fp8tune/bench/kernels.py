@@ -17,13 +17,13 @@ from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
 from fp8tune.bench.rounds import in_rounds
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import ceiling_gb_per_s, gb_per_s
-from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, unknown
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Kind, Problem
+from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import geomean
 from fp8tune_kernels.arches import ARCHES
 

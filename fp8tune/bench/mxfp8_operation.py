@@ -1,4 +1,4 @@
-"""The MXFP8 grouped GEMM as ``fp8tune bench --op mxfp8-grouped-mm`` times it: :mod:`fp8tune_kernels.grouped_mxfp8`.
+"""The MXFP8 grouped GEMM as ``fp8tune bench --op mxfp8-grouped-mm`` times it.
 
 Between quantizing and each GEMM stands a part named for the scales. Natively it lays them out in blocks; where the GEMM
 is emulated it multiplies them into the codes, to bfloat16 operands of a bfloat16 GEMM.
@@ -41,7 +41,7 @@ def _dim1_3d(B_t: torch.Tensor) -> Quantized:
 
 
 def _quantized(kernel: Callable[..., Quantized], x: torch.Tensor) -> Quantized:
-    from fp8tune_kernels.grouped_mxfp8 import quantize
+    from fp8tune_kernels.gemm.grouped_mxfp8 import quantize
 
     return quantize(kernel, x)
 
@@ -62,7 +62,7 @@ def _scales_input_gradient(given: Operands) -> Prepare:
 
 
 def _scales_weight_gradient(given: Operands) -> Prepare:
-    from fp8tune_kernels.grouped_mxfp8 import operands_of_groups
+    from fp8tune_kernels.gemm.grouped_mxfp8 import operands_of_groups
 
     q_grad, scales_grad = _dim1(given.grad)
     q_A, scales_A = _dim1(given.A)
@@ -70,7 +70,7 @@ def _scales_weight_gradient(given: Operands) -> Prepare:
 
 
 def _rows_times_experts(rows: Quantized, experts: Quantized, offs: torch.Tensor) -> Prepare:
-    from fp8tune_kernels.grouped_mxfp8 import operands_of_rows
+    from fp8tune_kernels.gemm.grouped_mxfp8 import operands_of_rows
 
     return lambda: operands_of_rows(*rows, *experts, offs)
 
@@ -79,7 +79,7 @@ def _gemm(scales: Callable[[Operands], Prepare]) -> Callable[[Operands], Call]:
     """The GEMM on what a part named for scales makes."""
 
     def prepare(given: Operands) -> Call:
-        from fp8tune_kernels.grouped_mxfp8 import multiply
+        from fp8tune_kernels.gemm.grouped_mxfp8 import multiply
 
         operands = scales(given)()
         return lambda: multiply(operands, given.offs)

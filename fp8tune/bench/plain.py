@@ -37,7 +37,7 @@ def _colwise_dual(x: Any, y: Any, offs: Any, dtype: Any, power_of_two: bool) -> 
 
 
 def _rowwise_colwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    from fp8tune_kernels import rowwise_2d
+    from fp8tune_kernels.quantize import rowwise_2d
 
     return *rowwise_2d.reference(x, dtype, power_of_two), *_colwise(x, offs, dtype, power_of_two)
 
@@ -46,7 +46,7 @@ def _by_group_of_rows(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tens
     """``(M, K)`` -> codes of the same shape, in no layout in particular, and scales ``(G * K,)``."""
     import torch
 
-    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+    from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
 
     (M, K), G = x.shape, offs.shape[0]
     rows = torch.arange(M, dtype=torch.int32, device=x.device)
@@ -59,14 +59,14 @@ def _by_group_of_rows(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tens
 
 
 def _colwise_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+    from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
 
     scale = reference_scale(w.abs().amax(1, keepdim=True).float(), dtype, power_of_two)
     return reference_cast(w, scale, dtype).mT.contiguous().mT, scale
 
 
 def _transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    from fp8tune_kernels.arithmetic import reference_cast, reference_scale
+    from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
 
     scale = reference_scale(w.abs().amax(2, keepdim=True).float(), dtype, power_of_two)
     return reference_cast(w, scale, dtype).contiguous().mT, scale.mT
@@ -77,20 +77,20 @@ def _colwise_transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
 
 
 def _mxfp8_dim0(x: Any, dtype: Any, scale_mode: str) -> Tensors:
-    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+    from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
 
     return reference_codes(x, dtype, scale_mode)
 
 
 def _mxfp8_dim1(x: Any, dtype: Any, scale_mode: str) -> Tensors:
-    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+    from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
 
     codes, scales = reference_codes(x.t(), dtype, scale_mode)
     return _column_major(codes.t()), scales
 
 
 def _mxfp8_dim1_3d(w: Any, dtype: Any, scale_mode: str) -> Tensors:
-    from fp8tune_kernels.mxfp8_arithmetic import reference_codes
+    from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
 
     codes, scales = reference_codes(w.mT, dtype, scale_mode)
     return codes.contiguous().mT, scales

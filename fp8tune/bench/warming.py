@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from typing import Any
 
-from fp8tune.measure.worker import Pool, usable_cores
-from fp8tune.records import Pace
+from fp8tune.measure.worker import WorkerPool, usable_cores
+from fp8tune.records import Progress
 
 WARMUP_MS, TUNING_MS = 5, 25
 """Of an autotuner, for each of its configs."""
@@ -24,14 +24,14 @@ Cell = tuple[Callable[..., object], tuple[object, ...]]
 """A function of a worker, which calls :func:`run_once`, and its arguments."""
 
 
-class Compiled(Pace):
+class Compiled(Progress):
     """A cell has run."""
 
 
 def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> Iterator[Compiled]:
     """Run all cells, each in at most ``timeout_s``. What fails here fails again where it is timed."""
     begun = time.monotonic()
-    pool = Pool(min(workers, usable_cores()))
+    pool = WorkerPool(min(workers, usable_cores()))
     try:
         running = [pool.submit(timeout_s, function, *arguments) for function, arguments in cells]
         for done, _ in enumerate(as_completed(running), start=1):

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8tune.calibrate import probing
-from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, TICK_US, protocol_of
-from fp8tune.choose.decision import Block, Protocol, process_values
+from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, TICK_US, measuring_plan_of
+from fp8tune.choose.decision import Block, MeasuringPlan, process_values
 from fp8tune.errors import MachineError
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, Laboratory, OpenLaboratory
@@ -46,7 +46,7 @@ class Calibration:
 
     device: Device
     values: dict[str, float]
-    protocol: Protocol
+    protocol: MeasuringPlan
 
 
 @dataclass
@@ -113,7 +113,7 @@ def calibrate(
             yield Progress(process + 1, PROCESSES)
     values |= spread.values()
     _keep(store, laboratory, values, command, commit)
-    yield Calibration(laboratory.device, values, protocol_of(values))
+    yield Calibration(laboratory.device, values, measuring_plan_of(values))
 
 
 def _time(lab: OpenLaboratory, batch: Batch, configs: Sequence[NamedInts], process: int, spread: _Spread) -> None:

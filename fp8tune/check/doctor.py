@@ -18,7 +18,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fp8tune.choose import incumbents
-from fp8tune.code import source
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.export import merging, selecting
 from fp8tune.export import table as export
@@ -26,6 +25,7 @@ from fp8tune.measure import device
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Kind, Telemetry
 from fp8tune.redaction import redacted
+from fp8tune.revisions import source
 from fp8tune.store import database, logs
 from fp8tune.store.database import ForeignLogError
 from fp8tune.store.results import Store

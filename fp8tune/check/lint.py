@@ -16,9 +16,7 @@ from statistics import fmean
 
 from fp8tune import scratch
 from fp8tune.choose.decision import Block, process_values
-from fp8tune.choose.ranking import TIE_BAND, Contest, contests, usable
-from fp8tune.code import git
-from fp8tune.code.loading import check_reference, load_spec
+from fp8tune.choose.ranking import TIE_BAND, Candidates, all_candidates, usable
 from fp8tune.errors import MachineError
 from fp8tune.measure import machine
 from fp8tune.measure.clock import Slot
@@ -28,6 +26,8 @@ from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem
+from fp8tune.revisions import git
+from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.store import tallies as tried
 from fp8tune.store.results import Store
 from fp8tune.store.tallies import Tally
@@ -214,7 +214,7 @@ def tallies(store: Store, job: Job) -> list[Tally]:
 
 def judge(subjects: Sequence[Subject], evidence: Sequence[Evidence]) -> list[Judgement]:
     """Each pick on each variation, from evidence of one device; a problem not swept to its end is left out."""
-    found = {contest.problem: contest for contest in usable(contests(evidence))}
+    found = {candidates.problem: candidates for candidates in usable(all_candidates(evidence))}
     return [
         _judgement(subject, variation, found[subject.problem], found[variation.problem])
         for subject in subjects
@@ -223,7 +223,7 @@ def judge(subjects: Sequence[Subject], evidence: Sequence[Evidence]) -> list[Jud
     ]
 
 
-def _judgement(subject: Subject, variation: Variation, picked: Contest, other: Contest) -> Judgement:
+def _judgement(subject: Subject, variation: Variation, picked: Candidates, other: Candidates) -> Judgement:
     pick = picked.pick.config or NamedInts()
     return Judgement(
         subject=subject,

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fp8tune.check.doctor import Finding, Level
-from fp8tune.code import git
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
+from fp8tune.revisions import git
 from fp8tune.store import database, logs
 from fp8tune.store.results import Store
 

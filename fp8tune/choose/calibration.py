@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fp8tune.choose.decision import Protocol
+from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.stats import t_quantile
 
 PROCESS_SD = "process_sd"
@@ -45,7 +45,7 @@ def is_calibrated(measured: Mapping[str, float]) -> bool:
     return PROCESS_SD in measured and BLOCK_SD in measured
 
 
-def protocol_of(measured: Mapping[str, float], standard: Protocol = Protocol()) -> Protocol:
+def measuring_plan_of(measured: Mapping[str, float], standard: MeasuringPlan = MeasuringPlan()) -> MeasuringPlan:
     """The protocol for a device; ``standard`` where it was not calibrated.
 
     With ``p`` and ``b`` the spreads of a config from process to process and from block to block, as shares:
@@ -67,7 +67,7 @@ def protocol_of(measured: Mapping[str, float], standard: Protocol = Protocol()) 
     processes = next(enough, PROCESSES[1])
     keep_band = max(standard.keep_band, _bound(one_process, MORE[-1] * processes, standard) / SPARE)
     in_screen = math.sqrt(2 * (process**2 + block**2 / standard.screen_rounds))
-    return Protocol(
+    return MeasuringPlan(
         screen_band=max(standard.screen_band, standard.screen_sigmas * in_screen),
         processes=processes,
         rounds=rounds,
@@ -88,6 +88,6 @@ def floor_us(measured: Mapping[str, float], tick_us: float | None) -> float:
     return max(0.0, by_host, min(ticks, default=0.0) / TICK_SHARE)
 
 
-def _bound(one_process: float, processes: int, protocol: Protocol) -> float:
+def _bound(one_process: float, processes: int, protocol: MeasuringPlan) -> float:
     alpha = protocol.alpha / ((protocol.finalists - 1) * protocol.looks)
     return t_quantile(1 - alpha, processes - 1) * one_process / math.sqrt(processes)

@@ -24,7 +24,7 @@ Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True)
-class Protocol:
+class MeasuringPlan:
     """How much is measured and how sure a pick must be; a device's calibration may say otherwise."""
 
     screen_rounds: int = 3
@@ -55,7 +55,7 @@ class Protocol:
         return 1 + len(self.more_processes)
 
 
-class Verdict(StrEnum):
+class PickVerdict(StrEnum):
     """What is known of a pick."""
 
     CERTIFIED = "certified"
@@ -86,7 +86,7 @@ class Decision:
     """The pick of one problem, with its bounds. Slowdowns are shares: 0.01 is one percent slower."""
 
     config: NamedInts
-    verdict: Verdict
+    verdict: PickVerdict
     time_us: float
     """Geometric mean over processes."""
     runner_up: NamedInts | None = None
@@ -131,7 +131,7 @@ def decide(
     default: NamedInts | None,
     axes: Axes,
     looks: int | None = None,
-    protocol: Protocol = Protocol(),
+    protocol: MeasuringPlan = MeasuringPlan(),
 ) -> Decision:
     """The pick from one value a process and config (:func:`process_values`), and how sure it is.
 
@@ -156,7 +156,7 @@ def decide(
 
 def needs_more(decision: Decision) -> bool:
     """Whether more processes could settle the row: the caller knows how many it has had."""
-    return decision.verdict is Verdict.AMBIGUOUS or decision.contested
+    return decision.verdict is PickVerdict.AMBIGUOUS or decision.contested
 
 
 def canonical_order(config: NamedInts, axes: Axes) -> tuple[object, ...]:
@@ -236,7 +236,7 @@ class _Finals:
         time_us, count = math.exp(self.logs[pick].mean()), self.logs.shape[1]
         rivals = [number for number in range(len(self.configs)) if number != pick]
         if not rivals:
-            return Decision(self.configs[pick], Verdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
+            return Decision(self.configs[pick], PickVerdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
         runner_up = min(rivals, key=lambda rival: self.mean[rival, pick])
         upper = float(self.upper[pick, rivals].max())
         return Decision(
@@ -251,13 +251,13 @@ class _Finals:
         )
 
 
-def _verdict(upper: float, is_fresh: bool, keep_band: float) -> Verdict:
+def _verdict(upper: float, is_fresh: bool, keep_band: float) -> PickVerdict:
     """What an upper bound of the pick's log slowdown against every rival allows to say."""
     if upper <= 0:
-        return Verdict.CERTIFIED
+        return PickVerdict.CERTIFIED
     if upper > keep_band:
-        return Verdict.AMBIGUOUS
-    return Verdict.NEAR_TIE if is_fresh else Verdict.KEPT_INCUMBENT
+        return PickVerdict.AMBIGUOUS
+    return PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT
 
 
 def _complete(cells: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:

@@ -1,7 +1,7 @@
 """What a shape loses that nobody measured: each is left out in turn, and judges what a lookup gives without it.
 
 A lookup can give the row for any shape, or the row of the nearest key: both are judged. The measured problems play the
-unseen ones, so nothing new is timed. Pure functions on contests.
+unseen ones, so nothing new is timed. Pure functions on all_candidates.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from fp8tune.choose.decision import Protocol
-from fp8tune.choose.ranking import KEEP_BAND, Contest, Shared, choose, usable
+from fp8tune.choose.decision import MeasuringPlan
+from fp8tune.choose.ranking import KEEP_BAND, Candidates, Shared, choose, usable
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import geomean, t_quantile
 from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.nearest import nearest
+from fp8tune_kernels.runtime.nearest import nearest
 from fp8tune_kernels.tables import Key, Row
 
 
@@ -68,7 +68,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class _Losses:
-    """One config on all contests, made once and not for every shape again."""
+    """One config on all all_candidates, made once and not for every shape again."""
 
     config: NamedInts
     logs: Sequence[float]
@@ -80,15 +80,15 @@ class _Losses:
     untimed: frozenset[int]
 
     @classmethod
-    def of(cls, config: NamedInts, contests: Sequence[Contest]) -> _Losses:
+    def of(cls, config: NamedInts, all_candidates: Sequence[Candidates]) -> _Losses:
         """All that is needed of a config."""
-        places = {place: c.slowdown(config) for place, c in enumerate(contests) if config in c.times_us}
-        logs = [math.log(places.get(place, 1.0)) for place in range(len(contests))]
+        places = {place: c.slowdown(config) for place, c in enumerate(all_candidates) if config in c.times_us}
+        logs = [math.log(places.get(place, 1.0)) for place in range(len(all_candidates))]
         largest = sorted(((slowdown, place) for place, slowdown in places.items()), reverse=True)
-        return cls(config, logs, _exact_sum(logs), largest, frozenset(range(len(contests))) - places.keys())
+        return cls(config, logs, _exact_sum(logs), largest, frozenset(range(len(all_candidates))) - places.keys())
 
     def without(self, left_out: frozenset[int]) -> Shared | None:
-        """What it loses on the other contests; None unless it has a time on all of them."""
+        """What it loses on the other all_candidates; None unless it has a time on all of them."""
         if not self.untimed <= left_out:
             return None
         total = math.fsum([*self.total, *(-self.logs[place] for place in left_out)])  # exact: the sum of the others
@@ -100,52 +100,55 @@ class _Losses:
 class _Known:
     """All that a kernel's lookups can rest on."""
 
-    contests: Sequence[Contest]
+    all_candidates: Sequence[Candidates]
     keys: Sequence[Key]
-    """Of the contests."""
+    """Of the all_candidates."""
     losses: Sequence[_Losses]
     rows: Sequence[Row]
 
     @classmethod
-    def of(cls, contests: Sequence[Contest], rows: Sequence[Row]) -> _Known:
-        """The contests with what every config loses on them, and the rows that have a key."""
-        configs = dict.fromkeys(config for contest in contests for config in contest.times_us)
-        losses = [_Losses.of(config, contests) for config in configs]
-        return cls(contests, [_key(contest) for contest in contests], losses, rows)
+    def of(cls, all_candidates: Sequence[Candidates], rows: Sequence[Row]) -> _Known:
+        """The all_candidates with what every config loses on them, and the rows that have a key."""
+        configs = dict.fromkeys(config for candidates in all_candidates for config in candidates.times_us)
+        losses = [_Losses.of(config, all_candidates) for config in configs]
+        return cls(all_candidates, [_key(candidates) for candidates in all_candidates], losses, rows)
 
-    def judge_without(self, own: Sequence[Contest]) -> list[tuple[LeftOut, LeftOut]]:
+    def judge_without(self, own: Sequence[Candidates]) -> list[tuple[LeftOut, LeftOut]]:
         """The problems of one shape, by the row for any shape and by the nearest, both as the rest has them."""
-        own_keys = {_key(contest) for contest in own}
+        own_keys = {_key(candidates) for candidates in own}
         left_out = frozenset(place for place, key in enumerate(self.keys) if key in own_keys)
-        if len(left_out) == len(self.contests):
+        if len(left_out) == len(self.all_candidates):
             return []
         robust = self._robust_without(left_out) or _default(own[0])
         rows = [row for row in self.rows if row[2] not in own_keys]
-        return [(_judged(contest, robust), _judged(contest, _nearest(contest, rows) or robust)) for contest in own]
+        return [
+            (_judged(candidates, robust), _judged(candidates, _nearest(candidates, rows) or robust))
+            for candidates in own
+        ]
 
     def _robust_without(self, left_out: frozenset[int]) -> NamedInts | None:
-        rest = [contest for place, contest in enumerate(self.contests) if place not in left_out]
+        rest = [candidates for place, candidates in enumerate(self.all_candidates) if place not in left_out]
         candidates = (losses.without(left_out) for losses in self.losses)
         chosen = choose([candidate for candidate in candidates if candidate], rest)
         return chosen.config if chosen else None
 
 
 def leave_one_shape_out(
-    contests: Sequence[Contest], rows: Sequence[Row], others: Sequence[Contest] = ()
+    all_candidates: Sequence[Candidates], rows: Sequence[Row], others: Sequence[Candidates] = ()
 ) -> HeldOut | None:
     """Each shape is left out with all that share its lookup keys, and its problems (routings, layouts) are judged.
 
-    ``contests`` are of one kernel, and those that its row for any shape is chosen on; ``rows`` are its rows with a key;
+    ``all_candidates`` are of one kernel: its fallback row is chosen on them. ``rows`` are its rows with a key;
     ``others`` are problems of devices that take these rows without a say in the row for any shape. Where no config
     covers the other shapes, the lookup would give the declared default, and so that is judged. None where no shape can
     be left out: there is nothing to choose from without one.
     """
-    chosen_from = usable(contests)
+    chosen_from = usable(all_candidates)
     judged = [*chosen_from, *usable(others)]
     known = _Known.of(chosen_from, rows)
-    by_shape: dict[NamedInts, list[Contest]] = {}
-    for contest in judged:
-        by_shape.setdefault(contest.problem.shape, []).append(contest)
+    by_shape: dict[NamedInts, list[Candidates]] = {}
+    for candidates in judged:
+        by_shape.setdefault(candidates.problem.shape, []).append(candidates)
     pairs = [pair for own in by_shape.values() for pair in known.judge_without(own)]
     if not pairs:
         return None
@@ -177,19 +180,19 @@ def _is_proven(gains: Sequence[float]) -> bool:
     if len(gains) < 2:
         return False
     error = stdev(gains) / math.sqrt(len(gains))
-    return fmean(gains) - t_quantile(1 - Protocol().alpha, len(gains) - 1) * error > math.log1p(KEEP_BAND)
+    return fmean(gains) - t_quantile(1 - MeasuringPlan().alpha, len(gains) - 1) * error > math.log1p(KEEP_BAND)
 
 
-def _nearest(contest: Contest, rows: Sequence[Row]) -> NamedInts | None:
-    """What a lookup gives on the contest's device."""
-    comparable = [row for row in rows if row[1] in (contest.device.name, "")]
-    row = nearest(_key(contest), comparable, SPANS.get(contest.problem.kernel), _default(contest))
+def _nearest(candidates: Candidates, rows: Sequence[Row]) -> NamedInts | None:
+    """What a lookup gives on the candidates's device."""
+    comparable = [row for row in rows if row[1] in (candidates.device.name, "")]
+    row = nearest(_key(candidates), comparable, SPANS.get(candidates.problem.kernel), _default(candidates))
     return NamedInts(row[3]) if row else None
 
 
-def _judged(contest: Contest, config: NamedInts) -> LeftOut:
-    slowdown = contest.slowdown(config) if config in contest.times_us else None
-    return LeftOut(contest.problem, config, slowdown)
+def _judged(candidates: Candidates, config: NamedInts) -> LeftOut:
+    slowdown = candidates.slowdown(config) if config in candidates.times_us else None
+    return LeftOut(candidates.problem, config, slowdown)
 
 
 def _exact_sum(numbers: Sequence[float]) -> list[float]:
@@ -200,10 +203,10 @@ def _exact_sum(numbers: Sequence[float]) -> list[float]:
     return parts
 
 
-def _key(contest: Contest) -> Key:
-    return tuple(sorted((contest.pick.lookup_key or NamedInts()).items()))
+def _key(candidates: Candidates) -> Key:
+    return tuple(sorted((candidates.pick.lookup_key or NamedInts()).items()))
 
 
-def _default(contest: Contest) -> NamedInts:
-    version = contest.entries[0].version
+def _default(candidates: Candidates) -> NamedInts:
+    version = candidates.entries[0].version
     return version.default if version else NamedInts()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fp8tune.records import Device, NamedInts
+from fp8tune_kernels.runtime.user_tables import installed
 from fp8tune_kernels.tables import Table, table
-from fp8tune_kernels.user_tables import installed
 
 Place = tuple[str, str, tuple[tuple[str, int], ...] | None]
 """Kernel, device name or ``""``, sorted items of the lookup key or None."""

@@ -10,17 +10,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fp8tune.choose.decision import Axes, Block, Decision, Protocol, Verdict, decide, process_values
-from fp8tune.records import NamedInts, Session, Visit
+from fp8tune.choose.decision import Axes, Block, Decision, MeasuringPlan, PickVerdict, decide, process_values
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 
-Visits = Mapping[NamedInts, Sequence[Visit]]
+Visits = Mapping[NamedInts, Sequence[ProcessTimes]]
 """What the finals timed of each finalist."""
 
 _TWIN = "twin"
 
 
 @dataclass(frozen=True)
-class Judgement:
+class FinalsResult:
     """The outcome of a problem's finals."""
 
     decision: Decision
@@ -30,7 +30,7 @@ class Judgement:
     """Whether two sessions, made apart, come to different picks."""
 
 
-def judge(visits: Visits, *, incumbent: NamedInts | None, default: NamedInts | None, axes: Axes) -> Judgement:
+def judge(visits: Visits, *, incumbent: NamedInts | None, default: NamedInts | None, axes: Axes) -> FinalsResult:
     """The pick of all sessions in ``visits``. Raises ValueError where they hold none."""
     sessions = {visit.session.sweep: visit.session for of_config in visits.values() for visit in of_config}
     protocol = _protocol(sessions.values())
@@ -48,29 +48,29 @@ def judge(visits: Visits, *, incumbent: NamedInts | None, default: NamedInts | N
     if decision.time_us < floor_us:
         decision = _unresolvable(decision, next((c for c in (incumbent, default) if c in times_us), None), times_us)
     elif disputed:
-        decision = replace(decision, verdict=Verdict.AMBIGUOUS)
-    return Judgement(decision, times_us, disputed)
+        decision = replace(decision, verdict=PickVerdict.AMBIGUOUS)
+    return FinalsResult(decision, times_us, disputed)
 
 
-def noise_floor(default: Sequence[Visit], twin: Sequence[Visit]) -> float | None:
+def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
     """How far the default is from itself under its second name, as a share; None where it has none.
 
     Measured like any two finalists: no difference smaller than this means anything in this row.
     """
     twin_name = NamedInts({_TWIN: 1})
-    values = process_values(_blocks({NamedInts(): default, twin_name: twin}))
+    values = process_values(_blocks({NamedInts(): default, twin_name: duplicate}))
     first, second = values.get(NamedInts(), {}), values.get(twin_name, {})
     differences = [second[process] - first[process] for process in sorted(first) if process in second]
     return abs(math.expm1(_mean(differences))) if differences else None
 
 
-def _protocol(sessions: Iterable[Session]) -> Protocol:
+def _protocol(sessions: Iterable[FinalsRun]) -> MeasuringPlan:
     """The bands the sweep went by; of two, the wider."""
     known = list(sessions)
     if not known:
         raise ValueError("no finals")
     tie_band, keep_band = (max(getattr(session, band) for session in known) for band in ("tie_band", "keep_band"))
-    return Protocol(tie_band=tie_band, keep_band=keep_band)
+    return MeasuringPlan(tie_band=tie_band, keep_band=keep_band)
 
 
 def _blocks(visits: Visits) -> list[Block]:
@@ -96,7 +96,7 @@ def _unresolvable(decision: Decision, keeper: NamedInts | None, times_us: Mappin
     runner_up = min(rivals, key=lambda config: (times_us[config], config.canonical), default=None)
     return Decision(
         config=pick,
-        verdict=Verdict.UNRESOLVABLE,
+        verdict=PickVerdict.UNRESOLVABLE,
         time_us=times_us[pick],
         runner_up=runner_up,
         ratio=None if runner_up is None else times_us[runner_up] / times_us[pick],

@@ -1,7 +1,7 @@
 """Which config is best: pure functions from evidence to picks. The same evidence in any order gives the same picks.
 
-Everything that competes for one problem on one device is a :class:`Contest`: timed rows of one kernel version and one
-device fingerprint, for rows of two versions, GPUs or drivers are never compared. Interpreter and static rows hold no
+What competes for one problem on one device is a :class:`Candidates`: timed rows of one kernel version and one device
+fingerprint, because rows of two versions, GPUs or drivers are never compared. Interpreter and static rows hold no
 timings and never compete.
 """
 
@@ -11,23 +11,23 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fp8tune.choose.contest import KEEP_BAND, TIE_BAND, Contest, Winner, value_us
+from fp8tune.choose.candidates import KEEP_BAND, TIE_BAND, Candidates, Winner, value_us
 from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Pool, Problem, Status
+from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.stats import geomean
 
 __all__ = [
     "KEEP_BAND",
     "TIE_BAND",
-    "Contest",
+    "Candidates",
     "Shared",
     "Winner",
+    "all_candidates",
     "canonical_order",
     "choose",
     "competing",
     "completed",
-    "contests",
     "least_mean_slowdown",
     "robust",
     "usable",
@@ -55,40 +55,40 @@ class Shared:
 
 def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Winner]:
     """The pick of every problem and device that has timed rows, in a fixed order (kernel, arch, device, shape)."""
-    return [contest.winner() for contest in contests(evidence, incumbents)]
+    return [candidates.winner() for candidates in all_candidates(evidence, incumbents)]
 
 
-def competing(pools: Iterable[Pool]) -> list[Pool]:
-    """The pools that :func:`contests` would rank or hold against those, and all that hold no timings."""
-    arenas: dict[Hashable, list[Pool]] = {}
+def competing(pools: Iterable[ComparableRows]) -> list[ComparableRows]:
+    """The pools that :func:`all_candidates` would rank or hold against those, and all that hold no timings."""
+    arenas: dict[Hashable, list[ComparableRows]] = {}
     for pool in pools:
         ranked = pool.kind in _RANKED and pool.newest
         arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
     return [pool for rivals in arenas.values() for pool in (rivals if len(rivals) == 1 else _standing(rivals))]
 
 
-def contests(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Contest]:
+def all_candidates(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Candidates]:
     """Evidence sorted into what may be compared; per problem and device the newest complete version only, and of that
     finals before a screen: one on another machine does not replace them.
 
     Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
     """
     found = [
-        _newest([Contest(tuple(sorted(pool, key=_entry_order))) for pool in _grouped(rows, _pool).values()])
+        _newest([Candidates(tuple(sorted(pool, key=_entry_order))) for pool in _grouped(rows, _pool).values()])
         for rows in _grouped(filter(_is_timed, evidence), _arena).values()
     ]
-    measured = {_subject(contest) for contest in found if contest.kind is not Kind.PUBLISHED}
+    measured = {_subject(candidates) for candidates in found if candidates.kind is not Kind.PUBLISHED}
     kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
-    return sorted((_challenged(contest, incumbents) for contest in kept), key=_contest_order)
+    return sorted((_challenged(candidates, incumbents) for candidates in kept), key=_contest_order)
 
 
-def _challenged(contest: Contest, incumbents: Incumbents) -> Contest:
-    key = contest.entries[0].lookup_key
+def _challenged(candidates: Candidates, incumbents: Incumbents) -> Candidates:
+    key = candidates.entries[0].lookup_key
     if key is None:
-        return contest
-    incumbent = incumbents.config(contest.problem.kernel, contest.device, key)
-    rivals = tuple(_challenged(rival, incumbents) for rival in contest.rivals)
-    return replace(contest, incumbent=completed(incumbent, contest.entries[0].version), rivals=rivals)
+        return candidates
+    incumbent = incumbents.config(candidates.problem.kernel, candidates.device, key)
+    rivals = tuple(_challenged(rival, incumbents) for rival in candidates.rivals)
+    return replace(candidates, incumbent=completed(incumbent, candidates.entries[0].version), rivals=rivals)
 
 
 def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
@@ -97,7 +97,7 @@ def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedI
 
 
 def robust(
-    contests: Sequence[Contest], bound: float = ROBUST_SLOWDOWN, incumbent: NamedInts | None = None
+    all_candidates: Sequence[Candidates], bound: float = ROBUST_SLOWDOWN, incumbent: NamedInts | None = None
 ) -> Shared | None:
     """The config for shapes nobody measured: of least mean slowdown among those that nowhere lose more than ``bound``.
 
@@ -106,18 +106,18 @@ def robust(
     band of the bound and of the least mean slowdown; others count then only if they are below the bound (or the
     incumbent's worst slowdown, if that is more) by as much.
     """
-    judged = usable(contests)
+    judged = usable(all_candidates)
     kept = completed(incumbent, judged[0].entries[0].version) if judged else None
     return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, kept)
 
 
 def choose(
     shared: Sequence[Shared],
-    judged: Sequence[Contest],
+    judged: Sequence[Candidates],
     bound: float = ROBUST_SLOWDOWN,
     incumbent: NamedInts | None = None,
 ) -> Shared | None:
-    """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` contests are known."""
+    """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` all_candidates are known."""
     within = [candidate for candidate in shared if candidate.worst_slowdown <= bound]
     kept = [c for c in shared if c.config == incumbent and c.worst_slowdown <= bound * (1 + KEEP_BAND)]
     if kept:  # noise may carry another over the edge of the bound that chose this one
@@ -128,13 +128,13 @@ def choose(
     return _steady(shared, lambda c: c.worst_slowdown, incumbent, judged) if shared else None
 
 
-def least_mean_slowdown(contests: Sequence[Contest], incumbent: NamedInts | None = None) -> Shared | None:
+def least_mean_slowdown(all_candidates: Sequence[Candidates], incumbent: NamedInts | None = None) -> Shared | None:
     """The config of least mean slowdown among those that cover every one of these problems; None where none does."""
-    return robust(contests, math.inf, incumbent)
+    return robust(all_candidates, math.inf, incumbent)
 
 
 def _steady(
-    shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None, judged: Sequence[Contest]
+    shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None, judged: Sequence[Candidates]
 ) -> Shared:
     """The incumbent within the keep band of the least loss, else the config of least loss."""
     least = min(map(loss, shared))
@@ -146,9 +146,9 @@ def _steady(
     return min(tied, key=lambda c: _config_rank(c.config, judged))
 
 
-def usable(contests: Iterable[Contest]) -> list[Contest]:
+def usable(all_candidates: Iterable[Candidates]) -> list[Candidates]:
     """Those a table can be made from: swept to the end, with a row that names a config."""
-    return [contest for contest in contests if contest.named and contest.pick.complete]
+    return [candidates for candidates in all_candidates if candidates.named and candidates.pick.complete]
 
 
 def _is_timed(entry: Evidence) -> bool:
@@ -172,22 +172,24 @@ def _pool(entry: Evidence) -> Hashable:
     return entry.kind, entry.version and entry.version.source_hash, entry.device
 
 
-def _newest(pools: Sequence[Contest]) -> Contest:
+def _newest(pools: Sequence[Candidates]) -> Candidates:
     if len(pools) == 1:
         return pools[0]
 
-    by_pool = {_pool_of(contest): contest for contest in pools}
+    by_pool = {_pool_of(candidates): candidates for candidates in pools}
     first, *others = _standing(list(by_pool))
     return replace(by_pool[first], rivals=tuple(by_pool[other] for other in others))
 
 
-def _pool_of(contest: Contest) -> Pool:
-    first = contest.entries[0]
-    newest = max(entry.newest for entry in contest.entries)
-    return Pool(first.problem, first.device, first.kind, first.version, first.complete, newest, first.has_finals)
+def _pool_of(candidates: Candidates) -> ComparableRows:
+    first = candidates.entries[0]
+    newest = max(entry.newest for entry in candidates.entries)
+    return ComparableRows(
+        first.problem, first.device, first.kind, first.version, first.complete, newest, first.has_finals
+    )
 
 
-def _standing(pools: Sequence[Pool]) -> list[Pool]:
+def _standing(pools: Sequence[ComparableRows]) -> list[ComparableRows]:
     """The pool that is ranked: of the version that ranks first, finals before a screen. Then that version's finals on
     other devices of the name or under other drivers, which may disagree."""
     newest = min(pools, key=_pool_rank)
@@ -196,12 +198,12 @@ def _standing(pools: Sequence[Pool]) -> list[Pool]:
     return [first, *(pool for pool in others if pool.has_finals)]
 
 
-def _pool_rank(pool: Pool) -> tuple[object, ...]:
+def _pool_rank(pool: ComparableRows) -> tuple[object, ...]:
     """Measured before published, complete before begun, then the newest; the names decide between equals."""
     return _RANKED.index(pool.kind), not pool.complete, -pool.newest, _version(pool), pool.device.fingerprint
 
 
-def _version(pool: Pool) -> str:
+def _version(pool: ComparableRows) -> str:
     return pool.version.source_hash if pool.version else ""
 
 
@@ -211,8 +213,8 @@ def _entry_order(entry: Evidence) -> tuple[object, ...]:
     return entry.stage != "final", value_us(entry), config, entry.source, entry.note
 
 
-def _contest_order(contest: Contest) -> tuple[object, ...]:
-    problem, device = contest.problem, contest.device
+def _contest_order(candidates: Candidates) -> tuple[object, ...]:
+    problem, device = candidates.problem, candidates.device
     shape = sorted(problem.shape.items())
     rest = (
         problem.routing,
@@ -225,25 +227,25 @@ def _contest_order(contest: Contest) -> tuple[object, ...]:
     return problem.kernel, device.arch, device.name, shape, rest
 
 
-def _subject(contest: Contest) -> Hashable:
+def _subject(candidates: Candidates) -> Hashable:
     """What a publication and a measurement have in common: publications say nothing of routing or scales."""
-    problem = contest.problem
-    return contest.device.arch, problem.kernel, problem.shape, problem.input_layout
+    problem = candidates.problem
+    return candidates.device.arch, problem.kernel, problem.shape, problem.input_layout
 
 
-def _covering(contests: Sequence[Contest]) -> set[NamedInts]:
+def _covering(all_candidates: Sequence[Candidates]) -> set[NamedInts]:
     """Configs with a time on every problem."""
-    if not contests:
+    if not all_candidates:
         return set()
-    return set.intersection(*(set(contest.times_us) for contest in contests))
+    return set.intersection(*(set(candidates.times_us) for candidates in all_candidates))
 
 
-def _shared(config: NamedInts, contests: Sequence[Contest]) -> Shared:
-    slowdowns = tuple((contest.problem, contest.slowdown(config)) for contest in contests)
+def _shared(config: NamedInts, all_candidates: Sequence[Candidates]) -> Shared:
+    slowdowns = tuple((candidates.problem, candidates.slowdown(config)) for candidates in all_candidates)
     ratios = [ratio for _, ratio in slowdowns]
     return Shared(config, geomean(ratios), max(ratios), slowdowns)
 
 
-def _config_rank(config: NamedInts, contests: Sequence[Contest]) -> tuple[object, ...]:
-    version = contests[0].entries[0].version
+def _config_rank(config: NamedInts, all_candidates: Sequence[Candidates]) -> tuple[object, ...]:
+    version = all_candidates[0].entries[0].version
     return canonical_order(config, version.axes if version else ())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.choose.decision import Axes, Protocol, canonical_order
+from fp8tune.choose.decision import Axes, MeasuringPlan, canonical_order
 from fp8tune.records import NamedInts
 
 LEAST_CHANCE = 0.01
@@ -19,7 +19,7 @@ def finalists(
     screen_us: Mapping[NamedInts, Sequence[float]],
     axes: Axes,
     always: Sequence[NamedInts] = (),
-    protocol: Protocol = Protocol(),
+    protocol: MeasuringPlan = MeasuringPlan(),
 ) -> tuple[NamedInts, ...]:
     """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two,
     those likeliest to be the first in canonical order within the tie band, and where places are left the next fastest.
@@ -45,7 +45,7 @@ def finalists(
     return tuple(ordered[place] for place in sorted(kept))
 
 
-def _chances(slowdowns: NDArray[np.float64], protocol: Protocol) -> NDArray[np.float64]:
+def _chances(slowdowns: NDArray[np.float64], protocol: MeasuringPlan) -> NDArray[np.float64]:
     """For configs in canonical order with these screened log slowdowns: each one's chance to be within the tie band
     while none before it is.
     """

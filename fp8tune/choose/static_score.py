@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.ranking import Contest, contests, usable
+from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.records import Code, Evidence, Facts, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats import geomean, rank_correlation
 from fp8tune_kernels.arches import ARCHES, Arch
@@ -146,9 +146,9 @@ def calibrations(evidence: Iterable[Evidence]) -> dict[str, Calibration]:
     for entry in here:
         if entry.kind is Kind.STATIC and entry.version is not None:
             static.setdefault(entry.version, []).append(entry)
-    measured: dict[tuple[KernelVersion | None, str], list[Contest]] = {}
-    for contest in usable(contests(entry for entry in here if entry.kind is Kind.MEASURED)):
-        measured.setdefault((contest.entries[0].version, contest.device.name), []).append(contest)
+    measured: dict[tuple[KernelVersion | None, str], list[Candidates]] = {}
+    for candidates in usable(all_candidates(entry for entry in here if entry.kind is Kind.MEASURED)):
+        measured.setdefault((candidates.entries[0].version, candidates.device.name), []).append(candidates)
     found: dict[str, Calibration] = {}
     for (version, device), timed in sorted(measured.items(), key=lambda item: (-len(item[1]), item[0][1])):
         if version is not None and version in static and version.kernel not in found:
@@ -158,16 +158,18 @@ def calibrations(evidence: Iterable[Evidence]) -> dict[str, Calibration]:
 
 
 def _calibration(
-    version: KernelVersion, device: str, timed: Sequence[Contest], ranked: Sequence[Ranked]
+    version: KernelVersion, device: str, timed: Sequence[Candidates], ranked: Sequence[Ranked]
 ) -> Calibration | None:
     def slowdown(config: NamedInts) -> float:
-        return geomean(contest.slowdown(config) for contest in timed)
+        return geomean(candidates.slowdown(config) for candidates in timed)
 
-    both = [each for each in ranked if all(each.config in contest.times_us for contest in timed)]
-    if len(both) < TOP or any(version.default not in contest.times_us for contest in timed):
+    both = [each for each in ranked if all(each.config in candidates.times_us for candidates in timed)]
+    if len(both) < TOP or any(version.default not in candidates.times_us for candidates in timed):
         return None
     costs = [each.cost for each in both]
-    correlations = [rank_correlation(costs, [contest.times_us[each.config] for each in both]) for contest in timed]
+    correlations = [
+        rank_correlation(costs, [candidates.times_us[each.config] for each in both]) for candidates in timed
+    ]
     return Calibration(
         kernel=version.kernel,
         arch=CALIBRATED_ON,

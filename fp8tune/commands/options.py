@@ -136,8 +136,8 @@ def database_to_write(db: str | None) -> str:
     """What ``--db`` names, else the default one. Raises UsageError if git tracks that: the next pull would conflict."""
     if db is not None:
         return db
-    from fp8tune.code import git
     from fp8tune.render import terminal as render
+    from fp8tune.revisions import git
 
     if git.tracks(Path(DATABASE)):
         raise UsageError(f"git tracks {DATABASE}: write into it with --db {DATABASE}, or into another with --db PATH")

@@ -96,7 +96,7 @@ def show(
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
     print_winners(winners, str(format))
     if kernel and format is Format.TABLE:
-        render_evidence.print_single_bests(ranking.contests(evidence, incumbents.COMMITTED))
+        render_evidence.print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
 
 
 def _show_operation(op: OperationName, arch: str | None, db: str, output_format: str) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from fp8tune.compare import verdicts
-from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.compare.verdicts import ChangeVerdict, Effect
 from fp8tune.records import Device, NamedInts, Problem
 
-GATING = (Verdict.REGRESSION, Verdict.NEWLY_WRONG)
-UNSETTLED = (Verdict.INCONCLUSIVE, Verdict.NO_ROWS)
+GATING = (ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG)
+UNSETTLED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ComparedRow:
     """One kernel on one problem and device at both revisions. Without a problem: the kernel has no rows at all."""
 
     kernel: str
-    verdict: Verdict
+    verdict: ChangeVerdict
     problem: Problem | None = None
     device: Device | None = None
     before_us: float | None = None
@@ -136,10 +136,10 @@ class Comparison:
         """Of the ratios of rows whose code changed; 1 where none did; None where nothing could be compared."""
         if self.overall:
             return self.overall.ratio
-        ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != Verdict.SAME_CODE]
+        ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != ChangeVerdict.SAME_CODE]
         if ratios:
             return geometric_mean(ratios)
-        return 1.0 if any(row.verdict == Verdict.SAME_CODE for row in self.rows) else None
+        return 1.0 if any(row.verdict == ChangeVerdict.SAME_CODE for row in self.rows) else None
 
     @property
     def quiet(self) -> bool | None:

@@ -27,7 +27,7 @@ from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Laboratory, answer_to
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.records import NamedInts, Outcome, Pace, Problem, Status
+from fp8tune.records import NamedInts, Outcome, Problem, Progress, Status
 
 P = ParamSpec("P")
 
@@ -97,7 +97,7 @@ def _time_us(block: Outcome) -> float:
     return block.time_us
 
 
-class Played(Pace):
+class Played(Progress):
     """One row of one round is timed."""
 
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.code import git, source, worktrees
 from fp8tune.compare import duel, pairing, side, verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
 from fp8tune.compare.duel import Contest, Played, Score
 from fp8tune.compare.pairing import Configs, Kernel, Match, Step
 from fp8tune.compare.recorded import WORKTREE, declared_hashes, parse_range
 from fp8tune.compare.side import Side
-from fp8tune.compare.verdicts import Verdict
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import start_server
 from fp8tune.plan import shapes
 from fp8tune.records import Kind
+from fp8tune.revisions import git, source, worktrees
 from fp8tune.stats import geomean
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
@@ -92,7 +92,7 @@ def _declared(
         if None not in hashes:
             both.append((name, kernel, hashes[0] == hashes[1]))
         elif hashes != (None, None):
-            rows.append(ComparedRow(name, Verdict.NEW if hashes[0] is None else Verdict.REMOVED))
+            rows.append(ComparedRow(name, ChangeVerdict.NEW if hashes[0] is None else ChangeVerdict.REMOVED))
     return rows, both
 
 
@@ -139,10 +139,10 @@ class _Run:
         if changed:
             yield from self._timed(changed, same)
         else:
-            self._settle(same, Verdict.SAME_CODE)
+            self._settle(same, ChangeVerdict.SAME_CODE)
             yield self._finished([])
 
-    def _settle(self, contests: Sequence[Contest], verdict: Verdict, reason: str = "") -> None:
+    def _settle(self, contests: Sequence[Contest], verdict: ChangeVerdict, reason: str = "") -> None:
         self._rows += [pairing.settled(self._match, contest, verdict, reason) for contest in contests]
 
     def _sorted(
@@ -153,7 +153,7 @@ class _Run:
         changed, same = [], []
         for contest, answer in zip(contests, answers, strict=True):
             if isinstance(answer, str):
-                self._settle([contest], Verdict.NEW, answer)
+                self._settle([contest], ChangeVerdict.NEW, answer)
             elif answer and not self._blind:
                 same.append(contest)
             else:
@@ -177,7 +177,7 @@ class _Run:
 
     def _timed(self, changed: Sequence[Contest], same: Sequence[Contest]) -> Iterator[Event]:
         free, spared = same[:FREE_CONTROLS], same[FREE_CONTROLS:]
-        self._settle(spared, Verdict.SAME_CODE)
+        self._settle(spared, ChangeVerdict.SAME_CODE)
         first = range(verdicts.STAGE_ONE_ROUNDS)
         scores = yield from self._play([*changed, *free], first)
         open_rows = [i for i, score in enumerate(scores[: len(changed)]) if _is_open(score)]
@@ -201,7 +201,7 @@ class _Run:
 
     def _judged(self, contest: Contest, score: Score, tested: int, arms: int) -> ComparedRow:
         """``tested`` rows are decided together; ``arms`` control arms are looked at."""
-        row = pairing.settled(self._match, contest, Verdict.INCONCLUSIVE, score.failure)
+        row = pairing.settled(self._match, contest, ChangeVerdict.INCONCLUSIVE, score.failure)
         if score.failure:
             return row
         effect, control = verdicts.paired(score.changes), verdicts.paired(score.controls)
@@ -225,7 +225,7 @@ class _Run:
         """Identical code: not only the control arm but the change itself has to be quiet."""
         row = self._judged(contest, score, 1, arms)
         quiet = row.quiet and row.effect is not None and verdicts.quiet(row.effect, arms)
-        return replace(row, verdict=Verdict.SAME_CODE, quiet=quiet)
+        return replace(row, verdict=ChangeVerdict.SAME_CODE, quiet=quiet)
 
     def _finished(self, stages: Sequence[Sequence[Score]]) -> Comparison:
         """The comparison with its rows in order, and what all rows together say."""

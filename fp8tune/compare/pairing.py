@@ -16,11 +16,11 @@ from fp8tune.compare.comparison import ComparedRow
 from fp8tune.compare.duel import Arm, Contest
 from fp8tune.compare.retuning import CONFIGS, retune
 from fp8tune.compare.side import Side, Survey
-from fp8tune.compare.verdicts import Verdict
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.laboratory import Laboratory, answer_to
-from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerPool, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
 
 P = ParamSpec("P")
@@ -87,8 +87,8 @@ def contests(match: Match, kernel: Kernel) -> tuple[list[Contest], list[Compared
         for of, reference in zip(match.sides, kernel.references, strict=True)
     )
     common = [problem for problem in before.configs if problem in after.configs]
-    lone = [(Verdict.REMOVED, p) for p in before.configs if p not in after.configs]
-    lone += [(Verdict.NEW, p) for p in after.configs if p not in before.configs]
+    lone = [(ChangeVerdict.REMOVED, p) for p in before.configs if p not in after.configs]
+    lone += [(ChangeVerdict.NEW, p) for p in after.configs if p not in before.configs]
     alone = [ComparedRow(kernel.name, verdict, problem, match.device) for verdict, problem in lone]
     return [_contest(match, kernel, problem, before, after) for problem in common], alone
 
@@ -131,7 +131,7 @@ def _on_all_cores(
     match: Match, entries: Sequence[Contest], function: Callable[[str, Problem, NamedInts, str], T], text: str
 ) -> Generator[Step, None, list[T | Exception]]:
     """Compile something of each contest at both sides: the answers, before and after in turns, or what was raised."""
-    pools = [Pool(max(1, usable_cores() // 2)) for _ in match.sides]
+    pools = [WorkerPool(max(1, usable_cores() // 2)) for _ in match.sides]
     try:
         futures = []
         for entry in entries:
@@ -203,17 +203,17 @@ def _ended(match: Match, entry: Contest, before: Outcome, after: Outcome) -> Com
     if before.status is Status.OK and after.status is Status.OK:
         return None
     if after.status is Status.OUT_OF_MEMORY or before.status is Status.OUT_OF_MEMORY:
-        return settled(match, entry, Verdict.INCONCLUSIVE, before.reason or after.reason)
+        return settled(match, entry, ChangeVerdict.INCONCLUSIVE, before.reason or after.reason)
     if after.status is Status.OK:
-        return settled(match, entry, Verdict.NEW, f"not right before ({before.status}): {before.reason}")
+        return settled(match, entry, ChangeVerdict.NEW, f"not right before ({before.status}): {before.reason}")
     if after.status not in BROKEN:
         raise _unbuildable(match.sides[1], entry, after.reason)
     if before.status is Status.OK:
-        return settled(match, entry, Verdict.NEWLY_WRONG, f"{after.status}: {after.reason}")
-    return settled(match, entry, Verdict.INCONCLUSIVE, f"right at neither side: {after.reason}")
+        return settled(match, entry, ChangeVerdict.NEWLY_WRONG, f"{after.status}: {after.reason}")
+    return settled(match, entry, ChangeVerdict.INCONCLUSIVE, f"right at neither side: {after.reason}")
 
 
-def settled(match: Match, entry: Contest, verdict: Verdict, reason: str = "") -> ComparedRow:
+def settled(match: Match, entry: Contest, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
     """A row that ends without being timed."""
     return ComparedRow(
         entry.problem.kernel,

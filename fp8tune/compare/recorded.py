@@ -16,12 +16,12 @@ from pathlib import Path
 
 from fp8tune import errors
 from fp8tune.choose import ranking
-from fp8tune.code import git, source
-from fp8tune.code.walk import Read
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
-from fp8tune.compare.verdicts import Verdict
-from fp8tune.records import Device, Evidence, Kind, Pool, Problem
+from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
+from fp8tune.revisions import git, source
+from fp8tune.revisions.walk import Read
 from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 
@@ -53,8 +53,8 @@ def compare_stored(store: Store, repository: Path, range_text: str, kernels: Seq
     sides = _sides(repository, range_text, kernels)
     versions = {(name, source_hash) for name, hashes in sides.kernels for source_hash in hashes if source_hash}
 
-    def keep(pools: Sequence[Pool]) -> list[Pool]:
-        by_version: dict[tuple[str, str], list[Pool]] = {version: [] for version in versions}
+    def keep(pools: Sequence[ComparableRows]) -> list[ComparableRows]:
+        by_version: dict[tuple[str, str], list[ComparableRows]] = {version: [] for version in versions}
         for pool in pools:
             if pool.version and (pool.version.kernel, pool.version.source_hash) in by_version:
                 by_version[pool.version.kernel, pool.version.source_hash].append(pool)
@@ -156,14 +156,14 @@ def _kernel_rows(
     verdict = _verdict(hashes)
     if not keys:
         reason = "" if verdict else f"no rows at either revision: run fp8tune sweep --kernel {kernel} at both"
-        return [ComparedRow(kernel, verdict or Verdict.NO_ROWS, reason=reason)]
+        return [ComparedRow(kernel, verdict or ChangeVerdict.NO_ROWS, reason=reason)]
     rows = []
     for problem, device in keys:
-        row = _paired(ComparedRow(kernel, verdict or Verdict.NO_ROWS, problem, device), old, new)
+        row = _paired(ComparedRow(kernel, verdict or ChangeVerdict.NO_ROWS, problem, device), old, new)
         if verdict is None and row.ratio is None:
             row = replace(row, reason=_why_unpaired(problem, device, old, new, before, after))
         elif verdict is None:
-            row = replace(row, verdict=Verdict.INCONCLUSIVE)
+            row = replace(row, verdict=ChangeVerdict.INCONCLUSIVE)
         rows.append(row)
     return rows
 
@@ -205,9 +205,9 @@ def _paired(row: ComparedRow, old: Best, new: Best) -> ComparedRow:
 
 def _judged(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
     """Rows whose code changed with their verdicts; all are decided together."""
-    open_rows = [row for row in rows if row.verdict is Verdict.INCONCLUSIVE]
+    open_rows = [row for row in rows if row.verdict is ChangeVerdict.INCONCLUSIVE]
     tested = sum(row.effect is not None for row in open_rows)
-    return [_judge(row, tested) if row.verdict is Verdict.INCONCLUSIVE else row for row in rows]
+    return [_judge(row, tested) if row.verdict is ChangeVerdict.INCONCLUSIVE else row for row in rows]
 
 
 def _judge(row: ComparedRow, tested: int) -> ComparedRow:
@@ -216,13 +216,13 @@ def _judge(row: ComparedRow, tested: int) -> ComparedRow:
     return replace(row, verdict=verdicts.judge(row.effect, tested), tested=tested)
 
 
-def _verdict(hashes: tuple[str | None, str | None]) -> Verdict | None:
+def _verdict(hashes: tuple[str | None, str | None]) -> ChangeVerdict | None:
     match hashes:
         case (None, _):
-            return Verdict.NEW
+            return ChangeVerdict.NEW
         case (_, None):
-            return Verdict.REMOVED
-    return Verdict.SAME_CODE if hashes[0] == hashes[1] else None
+            return ChangeVerdict.REMOVED
+    return ChangeVerdict.SAME_CODE if hashes[0] == hashes[1] else None
 
 
 def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, before: Revision, after: Revision) -> str:

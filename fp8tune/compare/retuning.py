@@ -12,7 +12,7 @@ from fp8tune.compare import side
 from fp8tune.compare.side import Side
 from fp8tune.measure import trial as measure
 from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import Pool, RemoteError, Worker, WorkerDied, usable_cores
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerPool, usable_cores
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import median
 
@@ -58,7 +58,7 @@ def _time(
 
 def _compile(of: Side, reference: str, problem: Problem, configs: Sequence[NamedInts], arch: str) -> None:
     """Fill the side's cache on all cores; what fails here fails again where it would be timed."""
-    pool = Pool(usable_cores())
+    pool = WorkerPool(usable_cores())
     try:
         wait([pool.submit(TIMEOUT_S, side.within, of, side.code, reference, problem, c, arch) for c in configs])
     finally:

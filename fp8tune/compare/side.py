@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import fp8tune_kernels
-from fp8tune.code.loading import load_spec
 from fp8tune.compare.binaries import launched_code
 from fp8tune.errors import UsageError
 from fp8tune.measure import trial as measure
 from fp8tune.measure.device import limits
 from fp8tune.plan import problems as plan
 from fp8tune.records import Device, NamedInts, Outcome, Problem
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.spec import KernelSpec
 
 P = ParamSpec("P")
@@ -154,6 +154,9 @@ def _file(function: Callable[..., Any]) -> Path:
 
 
 def _exported(spec: KernelSpec, problem: Problem, wanted: Plan) -> NamedInts:
-    lookup: Any = importlib.import_module(f"{KERNELS}.lookup")
+    try:
+        lookup: Any = importlib.import_module(f"{KERNELS}.runtime.lookup")
+    except ModuleNotFoundError:  # a checkout from before the kernels' package had folders
+        lookup = importlib.import_module(f"{KERNELS}.lookup")
     key = spec.lookup_key(problem)
     return NamedInts(lookup.pick(spec, key, lookup.table(wanted.arch), wanted.device))

@@ -34,7 +34,7 @@ STAGE_TWO_ROUNDS = 18
 """Both are multiples of six, the orders in which three arms can take turns: each row has all of them equally often."""
 
 
-class Verdict(StrEnum):
+class ChangeVerdict(StrEnum):
     """How a row of a comparison ends."""
 
     SAME_CODE = "SAME-CODE"
@@ -137,13 +137,13 @@ def contested(effect: Effect) -> bool:
     return abs(effect.mean) > SLOWDOWN or effect.upper(ERROR) >= HARMLESS
 
 
-def judge(effect: Effect, tested: int = 1) -> Verdict:
+def judge(effect: Effect, tested: int = 1) -> ChangeVerdict:
     """The verdict on one of ``tested`` rows that are decided together (Bonferroni)."""
     if effect.lower(ERROR / tested) > SLOWDOWN:
-        return Verdict.REGRESSION
+        return ChangeVerdict.REGRESSION
     if effect.upper(ERROR / tested) < -SLOWDOWN:
-        return Verdict.IMPROVEMENT
-    return Verdict.CLEAR if effect.upper(ERROR) < HARMLESS else Verdict.INCONCLUSIVE
+        return ChangeVerdict.IMPROVEMENT
+    return ChangeVerdict.CLEAR if effect.upper(ERROR) < HARMLESS else ChangeVerdict.INCONCLUSIVE
 
 
 def smallest_detectable(effect: Effect, tested: int = 1) -> float:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fp8tune.errors import UsageError
 from fp8tune.export.table import Entry, Table, evidence_path, made_of, read
-from fp8tune_kernels import tables, user_tables
+from fp8tune_kernels import tables
+from fp8tune_kernels.runtime import user_tables
 
 Place = tuple[str, str, tables.Key | None]
 """Kernel, device, key: a table has one row of each."""

@@ -22,11 +22,11 @@ from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_l
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import (
     KEEP_BAND,
-    Contest,
+    Candidates,
     Shared,
     Winner,
+    all_candidates,
     competing,
-    contests,
     least_mean_slowdown,
     robust,
     usable,
@@ -106,10 +106,10 @@ def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_
     of_arch = [item for item in evidence if item.device.arch == arch]
     kinds = _TIMED.get(arch, _TIMED_ON_A_GPU)
     static = [item for item in of_arch if item.kind is Kind.STATIC]
-    by_kernel: dict[str, list[Contest]] = {item.problem.kernel: [] for item in static}
+    by_kernel: dict[str, list[Candidates]] = {item.problem.kernel: [] for item in static}
     calibrations = static_score.calibrations(evidence) if static else {}
-    for contest in contests((item for item in of_arch if item.kind in kinds), incumbents):
-        by_kernel.setdefault(contest.problem.kernel, []).append(contest)
+    for candidates in all_candidates((item for item in of_arch if item.kind in kinds), incumbents):
+        by_kernel.setdefault(candidates.problem.kernel, []).append(candidates)
     builders = []
     for kernel, found in sorted(by_kernel.items()):
         own = [item for item in static if item.problem.kernel == kernel]
@@ -130,7 +130,7 @@ class _Builder:
 
     kernel: str
     arch: str
-    contests: Sequence[Contest]
+    all_candidates: Sequence[Candidates]
     static: Sequence[Evidence]
     calibration: Calibration | None
     incumbents: Incumbents
@@ -140,8 +140,8 @@ class _Builder:
 
     def build(self) -> None:
         """Fill rows, comments and notices."""
-        published = [contest for contest in self.contests if contest.kind is Kind.PUBLISHED]
-        measured = [contest for contest in self.contests if contest.kind is not Kind.PUBLISHED]
+        published = [candidates for candidates in self.all_candidates if candidates.kind is Kind.PUBLISHED]
+        measured = [candidates for candidates in self.all_candidates if candidates.kind is not Kind.PUBLISHED]
         devices = _by_device(self._exportable(measured))
         if devices:
             self._add_measured(devices)
@@ -161,35 +161,35 @@ class _Builder:
 
     # Measured
 
-    def _exportable(self, timed: Sequence[Contest]) -> list[Contest]:
+    def _exportable(self, timed: Sequence[Candidates]) -> list[Candidates]:
         """Complete problems whose config the kernel of today can be launched with."""
         complete = usable(timed)
         self._notice_left_out(timed, complete, "not swept to the end")
-        current = _newest_version([*self.static, *(entry for contest in timed for entry in contest.entries)])
-        launchable = [contest for contest in complete if current and _same_interface(contest, current)]
+        current = _newest_version([*self.static, *(entry for candidates in timed for entry in candidates.entries)])
+        launchable = [candidates for candidates in complete if current and _same_interface(candidates, current)]
         self._notice_left_out(complete, launchable, "rows of an older kernel with other axes or keys")
         return launchable
 
-    def _notice_left_out(self, before: Sequence[Contest], after: Sequence[Contest], why: str) -> None:
-        stays = {id(contest) for contest in after}
-        left_out = [contest for contest in before if id(contest) not in stays]
+    def _notice_left_out(self, before: Sequence[Candidates], after: Sequence[Candidates], why: str) -> None:
+        stays = {id(candidates) for candidates in after}
+        left_out = [candidates for candidates in before if id(candidates) not in stays]
         if left_out:
             shape = left_out[0].problem.shape
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             self.notices.append(f"{shape}{more} not exported, {why}: run fp8tune sweep --kernel {self.kernel} again")
 
-    def _add_measured(self, devices: Mapping[str, Sequence[Contest]]) -> None:
-        timed = [contest for found in devices.values() for contest in found]
-        by_key: dict[NamedInts, dict[str, list[Contest]]] = {}
+    def _add_measured(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
+        timed = [candidates for found in devices.values() for candidates in found]
+        by_key: dict[NamedInts, dict[str, list[Candidates]]] = {}
         for name, found in devices.items():
-            for contest in found:
-                by_key.setdefault(_key(contest), {}).setdefault(name, []).append(contest)
+            for candidates in found:
+                by_key.setdefault(_key(candidates), {}).setdefault(name, []).append(candidates)
         for key, holders in sorted(by_key.items(), key=lambda item: item[0].canonical):
             self._add_key(key, holders)
         word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
         self.comments.append(f"{word} on {', '.join(devices)}")
 
-    def _add_key(self, key: NamedInts, holders: Mapping[str, Sequence[Contest]]) -> None:
+    def _add_key(self, key: NamedInts, holders: Mapping[str, Sequence[Candidates]]) -> None:
         shared: NamedInts | None = None
         for name, found in holders.items():
             if shared is None:
@@ -198,21 +198,21 @@ class _Builder:
             elif _loses(shared, found, self._device_loss(found[0].device, key)):
                 self.rows.append(_row(self.kernel, name, key, self._config_for(found), found))
 
-    def _config_for(self, found: Sequence[Contest]) -> NamedInts:
+    def _config_for(self, found: Sequence[Candidates]) -> NamedInts:
         """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
         shared = least_mean_slowdown(found, found[0].incumbent) if len(found) > 1 else None
         if len(found) > 1 and shared is None:
             self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
         return shared.config if shared else found[0].pick.config or NamedInts()
 
-    def _add_robust(self, devices: Mapping[str, Sequence[Contest]]) -> None:
+    def _add_robust(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
         (_, first), *others = devices.items()
         best = self._robust(first, Device(self.arch))
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
         keyed = _with_key(self.rows)
-        served: list[Contest] = []
+        served: list[Candidates] = []
         for name, found in others:
             own = self._robust(found, found[0].device)
             bound = self._device_loss(found[0].device, None)
@@ -229,14 +229,14 @@ class _Builder:
         has_one = self.incumbents.own_config(self.kernel, device, key) is not None
         return DEVICE_LOSS / (1 + KEEP_BAND) if has_one else DEVICE_LOSS
 
-    def _robust(self, found: Sequence[Contest], device: Device) -> Shared | None:
+    def _robust(self, found: Sequence[Candidates], device: Device) -> Shared | None:
         return robust(found, incumbent=self.incumbents.config(self.kernel, device, None))
 
     # Published
 
-    def _add_published(self, published: Sequence[Contest]) -> None:
+    def _add_published(self, published: Sequence[Candidates]) -> None:
         named = usable(published)
-        keyed = [contest for contest in named if contest.pick.lookup_key is not None]
+        keyed = [candidates for candidates in named if candidates.pick.lookup_key is not None]
         rows: list[TableRow] = []
         if not named:
             outcome = "no config is named, evidence only"
@@ -247,8 +247,8 @@ class _Builder:
             outcome = "compiled without spills" if rows else f"none exported, run {self._compile_command}"
         if not keyed:
             self.notices.append(f"published rows are not exported: {outcome}")
-        entries = [entry for contest in keyed for entry in contest.named]
-        entries = entries or [entry for contest in published for entry in contest.entries]
+        entries = [entry for candidates in keyed for entry in candidates.named]
+        entries = entries or [entry for candidates in published for entry in candidates.entries]
         sources = sorted({entry.source for entry in entries})
         self.comments.append(f"published by {', '.join(sources)}, other implementation: {outcome}")
         self.rows += rows
@@ -257,11 +257,11 @@ class _Builder:
     def _compile_command(self) -> str:
         return f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
 
-    def _published_rows(self, keyed: Sequence[Contest]) -> list[TableRow]:
+    def _published_rows(self, keyed: Sequence[Candidates]) -> list[TableRow]:
         taken = {row.key for row in self.rows}
-        groups: dict[NamedInts | None, list[Contest]] = {}
-        for contest in keyed:
-            groups.setdefault(contest.pick.lookup_key, []).append(contest)
+        groups: dict[NamedInts | None, list[Candidates]] = {}
+        for candidates in keyed:
+            groups.setdefault(candidates.pick.lookup_key, []).append(candidates)
         as_timed: list[TableRow] = []  # without the axes that only ours has
         rows: list[TableRow] = []
         for key, found in groups.items():
@@ -274,7 +274,7 @@ class _Builder:
             rows.append(replace(row, config=proven, other_implementation=True, held_out=held_out))
         return rows
 
-    def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> NamedInts | None:
+    def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> NamedInts | None:
         """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
         version, compiled = self._compiled
         completed = NamedInts({**version.default, **config}) if version else config
@@ -318,15 +318,15 @@ class _Builder:
         self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, calibration=self.calibration))
 
 
-def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Contest]) -> TableRow:
-    covering = [contest for contest in found if config in contest.times_us]
+def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> TableRow:
+    covering = [candidates for candidates in found if config in candidates.times_us]
     return TableRow(
         kernel=kernel,
         device=device,
         key=key,
         config=_in_declared_order(config, found[0].pick.version),
-        problems=tuple((contest.winner(), contest.times_us[config]) for contest in covering),
-        worst_slowdown=max(contest.slowdown(config) for contest in covering),
+        problems=tuple((candidates.winner(), candidates.times_us[config]) for candidates in covering),
+        worst_slowdown=max(candidates.slowdown(config) for candidates in covering),
         basis=Basis(found[0].kind),
     )
 
@@ -346,28 +346,28 @@ def _in_declared_order(config: NamedInts, version: KernelVersion | None) -> Name
     return NamedInts([(name, config[name]) for name in names])
 
 
-def _by_device(timed: Sequence[Contest]) -> dict[str, list[Contest]]:
+def _by_device(timed: Sequence[Candidates]) -> dict[str, list[Candidates]]:
     """Devices of the arch, the one with the most problems first, then by name."""
-    groups: dict[str, list[Contest]] = {}
-    for contest in timed:
-        groups.setdefault(contest.device.name, []).append(contest)
+    groups: dict[str, list[Candidates]] = {}
+    for candidates in timed:
+        groups.setdefault(candidates.device.name, []).append(candidates)
     return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
 
 
-def _loses(config: NamedInts, found: Sequence[Contest], bound: float) -> bool:
+def _loses(config: NamedInts, found: Sequence[Candidates], bound: float) -> bool:
     """Whether a config is slower than the best by more than the bound there, or never ran there."""
-    if any(config not in contest.times_us for contest in found):
+    if any(config not in candidates.times_us for candidates in found):
         return True
-    return geomean(contest.slowdown(config) for contest in found) > bound
+    return geomean(candidates.slowdown(config) for candidates in found) > bound
 
 
-def _key(contest: Contest) -> NamedInts:
-    return contest.pick.lookup_key or NamedInts()
+def _key(candidates: Candidates) -> NamedInts:
+    return candidates.pick.lookup_key or NamedInts()
 
 
-def _same_interface(contest: Contest, current: KernelVersion) -> bool:
-    version = contest.pick.version
-    if version is None or contest.pick.lookup_key is None:
+def _same_interface(candidates: Candidates, current: KernelVersion) -> bool:
+    version = candidates.pick.version
+    if version is None or candidates.pick.lookup_key is None:
         return False
     return {name for name, _ in version.axes} == {name for name, _ in current.axes} and version.key == current.key
 

@@ -24,8 +24,9 @@ from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.export.selecting import TableRow, select
 from fp8tune.records import Evidence, NamedInts
-from fp8tune_kernels import tables, user_tables
+from fp8tune_kernels import tables
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.runtime import user_tables
 
 _ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _KERNEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from fp8tune.measure import edges, fences
+from fp8tune.measure import edges, guards
 from fp8tune.measure.edges import problem_place
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import Edge, KernelSpec
@@ -50,13 +50,13 @@ class Bench:
     problem: Problem
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
-    """Between fences, see :mod:`fp8tune.measure.fences`."""
+    """Between guards, see :mod:`fp8tune.measure.guards`."""
     expected: tuple[Any, ...]
     """Empty where nothing is checked."""
     place: str = ""
     """For messages; empty: the problem."""
     watch: Watch | None = None
-    """What became of the inputs; None where they are not between fences."""
+    """What became of the inputs; None where they are not between guards."""
     passed: set[NamedInts] = field(default_factory=set)
     """Configs that were checked in this process, on this problem and on every edge."""
     best_us: float = math.inf
@@ -97,7 +97,7 @@ class Bench:
                 torch.bitwise_not(bits(expected), out=bits(output))
             else:
                 _large(output)
-            fences.paint(output)
+            guards.paint(output)
         if self.watch is not None:
             self.watch.begin(number)
 
@@ -107,7 +107,7 @@ class Bench:
         if self.watch is not None and (written := self.watch.written()):
             return f"{written} on {place}"
         for index, (output, expected) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            if wrong := difference(output, expected) or fences.broken(output):
+            if wrong := difference(output, expected) or guards.broken(output):
                 return f"output {index}: {wrong} on {place}"
         return None
 
@@ -122,14 +122,14 @@ def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Be
     watch = Watch(edges.inputs(spec, edge, device), lambda: edges.inputs(spec, edge, device))
     expected = tuple(_apart(each, watch.inputs) for each in spec.reference(*watch.inputs))
     watch.written()  # a reference may work in place
-    outputs = tuple(fences.fenced(like, device) for like in spec.outputs(*spec.inputs(edge.problem, "meta")))
+    outputs = tuple(guards.fenced(like, device) for like in spec.outputs(*spec.inputs(edge.problem, "meta")))
     _same_form(outputs, expected)
     return Bench(spec, edge.problem, watch.inputs, outputs, expected, place or edges.place(edge), watch)
 
 
 def build_unchecked(spec: KernelSpec, problem: Problem, device: str) -> Bench:
     """The tensors of a problem alone: no reference is computed."""
-    outputs = tuple(fences.fenced(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
+    outputs = tuple(guards.fenced(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
     return Bench(spec, problem, spec.inputs(problem, device), outputs, ())
 
 
@@ -151,7 +151,7 @@ class Watch:
 
     inputs: tuple[Any, ...]
     rebuild: Callable[[], tuple[Any, ...]]
-    """The inputs anew, between fences."""
+    """The inputs anew, between guards."""
 
     def __post_init__(self) -> None:
         self._prints = tuple(fingerprint(each) if _is_tensor(each) else None for each in self.inputs)
@@ -161,7 +161,7 @@ class Watch:
         """Paint other bytes beside the inputs than at the number before."""
         self._beside = (_BESIDE_FLOATS[number % 2], _BESIDE_INTEGERS[number % 2])
         for each in filter(_is_tensor, self.inputs):
-            fences.paint(each, self._painted(each))
+            guards.paint(each, self._painted(each))
 
     def written(self) -> str | None:
         """Which input was written, or None. All are as they were afterwards."""
@@ -176,14 +176,14 @@ class Watch:
             return None
         if fingerprint(each) != self._prints[index]:
             return f"input {index} was written"
-        beside = fences.broken(each, self._painted(each))
+        beside = guards.broken(each, self._painted(each))
         return f"input {index}: {beside}" if beside else None
 
     def _restore(self) -> None:
         for each, right in zip(self.inputs, self.rebuild(), strict=True):
             if _is_tensor(each):
-                fences.own_bytes(each).copy_(fences.own_bytes(right))
-                fences.paint(each, self._painted(each))
+                guards.own_bytes(each).copy_(guards.own_bytes(right))
+                guards.paint(each, self._painted(each))
 
     def _painted(self, tensor: Any) -> int:
         return self._beside[0] if tensor.is_floating_point() else self._beside[1]
@@ -200,7 +200,7 @@ def fingerprint(tensor: Any) -> int:
     leave them as they were once in about 2 ** 60 times."""
     import torch
 
-    own = fences.own_bytes(tensor)
+    own = guards.own_bytes(tensor)
     whole = len(own) // 8 * 8
     tail = torch.zeros(8, dtype=torch.uint8, device=own.device)
     tail[: len(own) - whole] = own[whole:]

@@ -39,7 +39,7 @@ class Trial:
     """The config alone."""
     key: str = ""
     """Kernel and lookup key: with the config, all that a winner depends on. Empty: the identity stands for both."""
-    twin: bool = False
+    duplicate: bool = False
     """The config under a second name, timed once more in the same round."""
 
 
@@ -51,7 +51,7 @@ class Slot:
     round: int
     position: int = 0
     after: str = ""
-    twin: bool = False
+    duplicate: bool = False
     clock: int | None = None
 
 

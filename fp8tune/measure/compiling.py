@@ -17,11 +17,11 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from fp8tune.code.loading import load_spec
 from fp8tune.compiled import facts
 from fp8tune.errors import in_spec
 from fp8tune.measure import edges, machine
 from fp8tune.records import Facts, NamedInts, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import Edge
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fp8tune.measure import fences
+from fp8tune.measure import guards
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
@@ -76,7 +76,7 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
         if isinstance(each, torch.Tensor):
             if each.is_floating_point():
                 fill(each, edge.content)
-            given[index] = fences.moved(each, edge.offset)  # one by one: they may fill much of a GPU
+            given[index] = guards.moved(each, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(given)
 
 

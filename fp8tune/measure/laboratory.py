@@ -15,7 +15,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import Compiled, compile_config, compile_edges
-from fp8tune.measure.worker import Pool, RemoteError, WorkerDied, WorkerHung, usable_cores
+from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerHung, WorkerPool, usable_cores
 from fp8tune.plan.problems import Planned
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Status
 
@@ -76,8 +76,8 @@ class OpenLaboratory:
 
     lab: Laboratory
     trial_timeout_s: float = TRIAL_TIMEOUT_S
-    _compilers: Pool | None = None
-    _runners: Pool | None = None
+    _compilers: WorkerPool | None = None
+    _runners: WorkerPool | None = None
     _compiling: dict[tuple[Problem, NamedInts], Future[Compiled]] = field(default_factory=dict)
     _compiling_edges: dict[tuple[Problem, NamedInts], Future[None]] = field(default_factory=dict)
     """What the check of a config launches beside the binary that is timed."""
@@ -92,10 +92,10 @@ class OpenLaboratory:
                 pool.close()
 
     @property
-    def runners(self) -> Pool:
+    def runners(self) -> WorkerPool:
         """The checking and timing workers, started when first needed."""
         if self._runners is None:
-            self._runners = Pool(self.lab.workers)
+            self._runners = WorkerPool(self.lab.workers)
         return self._runners
 
     def warm_up(self, batch: Batch) -> None:
@@ -121,7 +121,7 @@ class OpenLaboratory:
         if not self.lab.compiles:
             return
         if self._compilers is None:
-            self._compilers = Pool(usable_cores())
+            self._compilers = WorkerPool(usable_cores())
         for trial in trials:
             if trial.pruned is None and (batch.problem, trial.config) not in self._compiling:
                 self._compiling[batch.problem, trial.config] = self._compilers.submit(
@@ -201,7 +201,7 @@ class OpenLaboratory:
         """End the worker that timed until now: the next trial runs in a new process."""
         if self._runners is not None:
             self._runners.close()
-        self._runners = Pool(1)
+        self._runners = WorkerPool(1)
 
     def prepare_final(self, batch: Batch) -> str | None:
         """Build a problem's tensors in the worker; the reason in one line where that fails."""

@@ -229,7 +229,7 @@ def _generator(seed: str, *names: str) -> Generator:
 def _place(trial: Trial) -> tuple[str, ...]:
     """Names a block. Where processes take turns, each comes more than once in a round."""
     turn = () if trial.clock is None else (str(trial.position),)
-    return str(trial.process), str(trial.round), trial.identity + " twin" * trial.twin, *turn
+    return str(trial.process), str(trial.round), trial.identity + " twin" * trial.duplicate, *turn
 
 
 def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Floats], Floats]:

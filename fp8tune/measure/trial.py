@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 
-from fp8tune.code.loading import load_spec
 from fp8tune.measure import checking, device, machine, memory
 from fp8tune.measure.checking import Bench, difference
 from fp8tune.measure.clock import Slot
@@ -22,6 +21,7 @@ from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
 from fp8tune_kernels.spec import Edge, KernelSpec
 
@@ -148,7 +148,7 @@ def run_final(
     """Time ``config`` in a slot of the finals; the screen has checked its bytes. Fails as :func:`run_trial` does."""
     timer = make_timer(timer_name)
     trial = trial_of(load_spec(reference), problem, config, slot.round)
-    trial = replace(trial, process=slot.process, position=slot.position, after=slot.after, twin=slot.twin)
+    trial = replace(trial, process=slot.process, position=slot.position, after=slot.after, duplicate=slot.duplicate)
     trial = replace(trial, clock=slot.clock)
     if not timer.runs_kernels:
         return _timed(timer, trial, lambda: None)

@@ -173,7 +173,7 @@ class Worker:
         return f"worker exited with code {process.exitcode}"
 
 
-class Pool:
+class WorkerPool:
     """A fixed number of workers behind one ``submit``; a death costs only the call it happened in."""
 
     def __init__(self, size: int) -> None:

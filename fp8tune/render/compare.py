@@ -16,7 +16,7 @@ from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.duel import Played
 from fp8tune.compare.live import Event
 from fp8tune.compare.pairing import Step
-from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.compare.verdicts import ChangeVerdict, Effect
 from fp8tune.records import Device, Problem
 from fp8tune.render import terminal as render
 
@@ -30,7 +30,7 @@ COLUMNS = (
     ("95 % interval", "right"),
     ("Detectable", "right"),
     ("Control", "right"),
-    ("Verdict", "left"),
+    ("ChangeVerdict", "left"),
 )
 LEGEND = (
     "Change: after/before - 1, above 0 is slower. Detectable: the least slowdown found in 95 % of such runs. "
@@ -72,7 +72,7 @@ def cells(row: ComparedRow) -> tuple[str, ...]:
 
 def summary(comparison: Comparison) -> str:
     """The verdicts counted, the geometric means, and how many blocks the machine disturbed."""
-    counts = {verdict: sum(row.verdict is verdict for row in comparison.rows) for verdict in Verdict}
+    counts = {verdict: sum(row.verdict is verdict for row in comparison.rows) for verdict in ChangeVerdict}
     said = [", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no rows"]
     if comparison.geomean is not None:
         said.append(f"geometric mean of the change {_mean(comparison.geomean, comparison.overall)}")

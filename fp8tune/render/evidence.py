@@ -12,41 +12,43 @@ from fp8tune.render.wide import print_wide
 
 if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.ranking import Contest, Shared
+    from fp8tune.choose.ranking import Candidates, Shared
     from fp8tune.choose.static_score import Calibration, Ranked
 
 LISTED = 10
 """Configs of a static ranking that are printed; JSON has all."""
 
 
-def print_single_bests(contests: Sequence[Contest]) -> None:
+def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
     """The one config for all problems of each kernel on each device, with what it loses on each of them."""
     from fp8tune.choose.ranking import robust, usable
 
-    groups: dict[tuple[str, str, str], list[Contest]] = {}
-    for contest in usable(contests):
-        groups.setdefault((contest.problem.kernel, contest.device.arch, contest.device.name), []).append(contest)
+    groups: dict[tuple[str, str, str], list[Candidates]] = {}
+    for candidates in usable(all_candidates):
+        groups.setdefault((candidates.problem.kernel, candidates.device.arch, candidates.device.name), []).append(
+            candidates
+        )
     for found in groups.values():
         if len(found) > 1 and (best := robust(found)) is not None:
             _print_single_best(found, best)
 
 
-def _print_single_best(contests: Sequence[Contest], best: Shared) -> None:
-    named = [contest for contest in contests if best.config in contest.times_us]
-    other = ", other implementation" if contests[0].kind is Kind.PUBLISHED else ""
+def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> None:
+    named = [candidates for candidates in all_candidates if best.config in candidates.times_us]
+    other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     print(visible(f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"))
     columns = [("shape", "left"), ("routing", "left"), ("us", "right"), ("best us", "right"), ("slowdown", "right")]
     slowdowns = dict(best.slowdowns)
     rows = [
         [
-            f"{contest.problem.shape}" + ("" if contest.problem.input_layout == "contiguous" else " transposed"),
-            contest.problem.routing,
-            microseconds(contest.times_us[best.config]),
-            microseconds(min(contest.times_us.values())),
-            f"{slowdowns[contest.problem]:.3f}",
+            f"{candidates.problem.shape}" + ("" if candidates.problem.input_layout == "contiguous" else " transposed"),
+            candidates.problem.routing,
+            microseconds(candidates.times_us[best.config]),
+            microseconds(min(candidates.times_us.values())),
+            f"{slowdowns[candidates.problem]:.3f}",
         ]
-        for contest in named
-        if contest.problem in slowdowns
+        for candidates in named
+        if candidates.problem in slowdowns
     ]
     table("what it loses on each shape that it was timed on", columns, rows)
     print()

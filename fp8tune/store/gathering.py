@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
-from fp8tune.records import Code, Device, Evidence, Facts, Kind, Pool, Problem, Status, Visit
+from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
 from fp8tune.store import judgements, visits
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, chosen, codes
@@ -38,7 +38,7 @@ from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, 
 from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
 
-Keep = Callable[[Sequence[Pool]], Collection[Pool]]
+Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
 
 _Ids = tuple[int, int, int, str]
@@ -121,7 +121,7 @@ class _Gathering:
             wanted = wanted.where(Candidates.c.device_id.in_(ids))
         return wanted
 
-    def pools(self, wish: Wish, wanted: Select[Any]) -> dict[Pool, _Ids]:
+    def pools(self, wish: Wish, wanted: Select[Any]) -> dict[ComparableRows, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
         query = wanted.with_only_columns(*_POOL).distinct()
         found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, query)]
@@ -133,9 +133,9 @@ class _Gathering:
                 pools[self._pool(ids, newest.get(ids, 0.0))] = ids
         return pools
 
-    def _pool(self, ids: _Ids, newest: float) -> Pool:
+    def _pool(self, ids: _Ids, newest: float) -> ComparableRows:
         problem, version, device, kind = ids
-        return Pool(
+        return ComparableRows(
             problem=self.shared.problems[problem],
             device=self.shared.devices[device],
             kind=Kind(kind),
@@ -156,7 +156,7 @@ class _Gathering:
                         found.append(self._evidence(rows[id], summary))
             return found
 
-    def read_finalists(self, wanted: Select[Any], pools: Mapping[Pool, _Ids]) -> list[Evidence]:
+    def read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
         if not self.sessions.by_subject:
             return self.read(wanted)
@@ -197,7 +197,7 @@ class _Gathering:
             stage="final" if timed else "screen",
             screen_us=median(screened_us) if timed and screened_us else None,
             finals=timed,
-            twin=finals.get("twin", ()),
+            duplicate=finals.get("twin", ()),
             newest=max(summary.newest.values()),
             has_finals=bool(self.sessions.of(problem, version, device)),
         )
@@ -212,7 +212,7 @@ class _Gathering:
             ]
         )
 
-    def _finals(self, subject: visits.Subject, summary: Summary) -> Mapping[str, tuple[Visit, ...]]:
+    def _finals(self, subject: visits.Subject, summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
         if not summary.finals:
             return {}
         return visits.of_candidate(summary.finals, self.sessions.of(*subject), self.processes)

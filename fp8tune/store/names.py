@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Sequence
 
-from fp8tune.code import source
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError, unknown
+from fp8tune.revisions import source
+from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS

@@ -289,7 +289,7 @@ Finals = _table(
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
 """A problem whose finals ran to their end in a sweep, or until a time budget ended them after a judgement:
-:class:`fp8tune.records.Session`.
+:class:`fp8tune.records.FinalsRun`.
 
 ``replaces`` holds the uids of the sweeps whose finals of this problem were judged until then, on this device and
 others of its name, one blank between: what no other finals replace is judged, and an import may bring two such

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, inspect, select
 
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Session, Visit
+from fp8tune.records import Device, FinalsRun, KernelVersion, NamedInts, Problem, ProcessTimes
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import device_ids, problem_ids
 from fp8tune.store.schema import Candidates, Configs, Devices, Finals, KernelVersions, Sweeps, Trials, Workers
@@ -30,7 +30,7 @@ Subject = tuple[int, int, int]
 class Sessions:
     """The finals that count: by subject, the sweep's id -> its session."""
 
-    by_subject: Mapping[Subject, Mapping[int, Session]]
+    by_subject: Mapping[Subject, Mapping[int, FinalsRun]]
 
     @classmethod
     def load(cls, connection: Connection, of: Subject | None = None) -> Sessions:
@@ -46,16 +46,16 @@ class Sessions:
             by_subject.setdefault((row.problem_id, row.version_id, row.device_id), []).append(row)
         return cls({subject: _unreplaced(rows) for subject, rows in by_subject.items()})
 
-    def of(self, *subject: int) -> Mapping[int, Session]:
+    def of(self, *subject: int) -> Mapping[int, FinalsRun]:
         """Those of a problem, kernel version and device, by the sweep's id."""
         return self.by_subject.get((subject[0], subject[1], subject[2]), {})
 
 
-def _unreplaced(rows: Iterable[Any]) -> dict[int, Session]:
+def _unreplaced(rows: Iterable[Any]) -> dict[int, FinalsRun]:
     rows = list(rows)
     replaced = {uid for row in rows for uid in row.replaces.split()}
     return {
-        row.sweep_id: Session(
+        row.sweep_id: FinalsRun(
             row.uid, row.tie_band, row.keep_band, row.floor_us, replaces=frozenset(row.replaces.split())
         )
         for row in rows
@@ -71,26 +71,26 @@ class Timed:
     process: str
     blocks: tuple[Block, ...]
 
-    def visit(self, session: Session) -> Visit:
+    def visit(self, session: FinalsRun) -> ProcessTimes:
         """As a part of its session."""
-        return Visit(session, self.process, self.blocks)
+        return ProcessTimes(session, self.process, self.blocks)
 
 
 def of_candidate(
     finals: Mapping[tuple[str, int, int], tuple[Block, ...]],
-    sessions: Mapping[int, Session],
+    sessions: Mapping[int, FinalsRun],
     processes: Mapping[int, str],
-) -> dict[str, tuple[Visit, ...]]:
+) -> dict[str, tuple[ProcessTimes, ...]]:
     """Stage -> the visits of one candidate in the sessions that count, by the sweep's uid and the process.
 
     ``finals`` as in :class:`fp8tune.store.summaries.Summary`; ``sessions`` and ``processes`` by the ids of sweeps and
     workers.
     """
-    found: dict[str, list[Visit]] = {}
+    found: dict[str, list[ProcessTimes]] = {}
     for (stage, sweep, worker), blocks in finals.items():
         if sweep in sessions:
             with contextlib.suppress(MissingRowError):
-                found.setdefault(stage, []).append(Visit(sessions[sweep], processes[worker], blocks))
+                found.setdefault(stage, []).append(ProcessTimes(sessions[sweep], processes[worker], blocks))
     order = attrgetter("session.sweep", "process")
     return {stage: tuple(sorted(visits, key=order)) for stage, visits in found.items()}
 
@@ -139,9 +139,9 @@ def _candidates(version: KernelVersion, device: Device, problem: Problem) -> Sel
     )
 
 
-def known(connection: Connection, problem: int, version: int, device: Device) -> dict[int, Session]:
+def known(connection: Connection, problem: int, version: int, device: Device) -> dict[int, FinalsRun]:
     """The finals that count of a problem and kernel version, on any device of this one's name: by the sweep's id."""
-    found: dict[int, Session] = {}
+    found: dict[int, FinalsRun] = {}
     for id in connection.execute(_of_the_name(device)).scalars():
         found |= Sessions.load(connection, (problem, version, id)).of(problem, version, id)
     return found
@@ -151,14 +151,14 @@ def has_rivals(connection: Connection, device: Device | None) -> bool:
     """Whether more finals than one count for some problem (on devices of a name), none known to the others."""
     mine = None if device is None else set(connection.execute(_of_the_name(device)).scalars())
     names = {row.id: (row.arch, row.name) for row in readable(connection, select(*Devices.c))}
-    groups: dict[tuple[int, int, tuple[str, str]], list[Session]] = {}
+    groups: dict[tuple[int, int, tuple[str, str]], list[FinalsRun]] = {}
     for (problem, version, of), sessions in Sessions.load(connection).by_subject.items():
         if of in names and (mine is None or of in mine):
             groups.setdefault((problem, version, names[of]), []).extend(sessions.values())
     return any(_are_rivals(sessions) for sessions in groups.values())
 
 
-def _are_rivals(sessions: Sequence[Session]) -> bool:
+def _are_rivals(sessions: Sequence[FinalsRun]) -> bool:
     replaced = frozenset().union(*(session.replaces for session in sessions))
     return sum(session.sweep not in replaced for session in sessions) > 1
 

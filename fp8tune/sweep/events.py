@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fp8tune.choose.decision import Protocol
+from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.laboratory import TRIAL_TIMEOUT_S, Batch, CompileProgress, Laboratory
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Row
 
@@ -103,7 +103,7 @@ class FinalsStarted:
     problems: int
     processes: int
     trials: int
-    protocol: Protocol
+    protocol: MeasuringPlan
     is_calibrated: bool
     """Whether the protocol's numbers come from this device's calibration, not from the defaults."""
 

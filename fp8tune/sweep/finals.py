@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8tune.choose.calibration import floor_us, is_calibrated, protocol_of
+from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
 from fp8tune.choose.decision import needs_more
-from fp8tune.choose.judging import Judgement, Visits, judge
+from fp8tune.choose.judging import FinalsResult, Visits, judge
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
-from fp8tune.records import Evidence, NamedInts, Outcome, Problem, Row, Session, Status, Visit
+from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.store.visits import Timed
 from fp8tune.sweep.events import Added, Event, FinalsStarted, NoFinals, Request, TrialDone
@@ -44,8 +44,8 @@ class Match:
     def entries(self) -> list[Entry]:
         """What each round times."""
         default = self.batch.version.default
-        twin = [(default, "twin")] if default in self.configs else []
-        return [*((config, "final") for config in self.configs), *twin]
+        duplicate = [(default, "twin")] if default in self.configs else []
+        return [*((config, "final") for config in self.configs), *duplicate]
 
     def drop(self, config: NamedInts) -> None:
         """Go on without a finalist."""
@@ -69,7 +69,7 @@ class Finals:
 
     def __post_init__(self) -> None:
         self._measured = self.store.calibration(self.request.laboratory.device)
-        self._protocol = protocol_of(self._measured)
+        self._protocol = measuring_plan_of(self._measured)
 
     def run(self, screened: Iterable[tuple[Batch, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """``screened``: each problem with its configs' block values in microseconds, the rounds in order."""
@@ -215,18 +215,18 @@ class Finals:
         self._end(match, session)
         return True
 
-    def _judged(self, match: Match, visits: Visits) -> Judgement:
+    def _judged(self, match: Match, visits: Visits) -> FinalsResult:
         version = match.batch.version
         incumbent = self.request.incumbents.get(match.batch.problem)
         return judge(visits, incumbent=incumbent, default=version.default, axes=version.axes)
 
-    def _session(self, match: Match) -> Session:
+    def _session(self, match: Match) -> FinalsRun:
         batch, device = match.batch, self.request.laboratory.device
         tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
         floor = floor_us(self._measured, tick_us)
-        return Session(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
+        return FinalsRun(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
 
-    def _end(self, match: Match, session: Session) -> None:
+    def _end(self, match: Match, session: FinalsRun) -> None:
         self.store.end_finals(
             self.sweep_id,
             match.batch.version,
@@ -242,7 +242,7 @@ class Finals:
         return max(self._protocol.processes, *self._protocol.more_processes)
 
 
-def _visits(timed: Iterable[Timed], session: Session, counted: set[str]) -> list[Visit]:
+def _visits(timed: Iterable[Timed], session: FinalsRun, counted: set[str]) -> list[ProcessTimes]:
     return [one.visit(session) for one in timed if one.stage == "final" and one.process in counted]
 
 
@@ -258,7 +258,7 @@ def _names(processes: int) -> set[str]:
 def rows_of(stored: Iterable[Evidence]) -> Iterator[Row]:
     """The rows of finals that count, each config's by session, process and round; samples are left in the database."""
     for entry in stored:
-        for stage, visits in (("final", entry.finals), ("twin", entry.twin)):
+        for stage, visits in (("final", entry.finals), ("twin", entry.duplicate)):
             for visit in visits:
                 for round, time_us in visit.blocks:
                     yield Row(

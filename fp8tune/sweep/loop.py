@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8tune.choose.decision import Protocol
+from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.laboratory import Batch, CompileProgress, Laboratory, OpenLaboratory
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import Planned
@@ -46,7 +46,7 @@ __all__ = [
     "sweep",
 ]
 
-ROUNDS = Protocol().screen_rounds
+ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 

@@ -19,8 +19,6 @@ from fp8tune import __version__
 from fp8tune.calibrate import record as calibrate
 from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.ranking import Winner
-from fp8tune.code import git, source
-from fp8tune.code.loading import check_reference, load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.compiling import alike, distinct
@@ -29,6 +27,8 @@ from fp8tune.measure.worker import start_server, usable_cores
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Row
+from fp8tune.revisions import git, source
+from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.store import database, names
 from fp8tune.store.results import Store
 from fp8tune.store.tallies import Subject, Tally

@@ -9,21 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fp8tune_kernels.colwise import quantize_colwise
-    from fp8tune_kernels.colwise_3d import quantize_colwise_3d
-    from fp8tune_kernels.colwise_dual import quantize_colwise_dual
-    from fp8tune_kernels.colwise_transpose_3d import quantize_colwise_transpose_3d
-    from fp8tune_kernels.grouped_mm import fp8_grouped_mm
-    from fp8tune_kernels.grouped_mxfp8 import mxfp8_grouped_mm
-    from fp8tune_kernels.mxfp8_dim0 import quantize_mxfp8_dim0
-    from fp8tune_kernels.mxfp8_dim1 import quantize_mxfp8_dim1
-    from fp8tune_kernels.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
-    from fp8tune_kernels.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
-    from fp8tune_kernels.rowwise import quantize_rowwise
-    from fp8tune_kernels.rowwise_2d import quantize_rowwise_2d
-    from fp8tune_kernels.rowwise_colwise import quantize_rowwise_colwise
-    from fp8tune_kernels.transpose_3d_atomic import quantize_transpose_3d_atomic
-    from fp8tune_kernels.transpose_3d_reduction import quantize_transpose_3d_reduction
+    from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
+    from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
+    from fp8tune_kernels.quantize.colwise import quantize_colwise
+    from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
+    from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+    from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
+    from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
+    from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
+    from fp8tune_kernels.quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
+    from fp8tune_kernels.quantize.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
+    from fp8tune_kernels.quantize.rowwise import quantize_rowwise
+    from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
+    from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
+    from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
+    from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
 
 __all__ = [
     "fp8_grouped_mm",
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    **{name: name.removeprefix("quantize_") for name in __all__},
-    "fp8_grouped_mm": "grouped_mm",
-    "mxfp8_grouped_mm": "grouped_mxfp8",
+    **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    "fp8_grouped_mm": "gemm.grouped_mm",
+    "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
 }
 
 

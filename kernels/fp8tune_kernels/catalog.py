@@ -33,8 +33,8 @@ SPANS = {
 
 
 def module_name(kernel: str) -> str:
-    """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.rowwise_2d``."""
-    return f"fp8tune_kernels.{kernel.replace('-', '_')}"
+    """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
+    return f"fp8tune_kernels.quantize.{kernel.replace('-', '_')}"
 
 
 def load(kernel: str) -> KernelSpec:

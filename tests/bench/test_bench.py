@@ -26,7 +26,6 @@ from fp8tune.bench.cells import Timing
 from fp8tune.bench.checking import Checked, Part
 from fp8tune.bench.counterparts import Contender
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError
 from fp8tune.measure import host
 from fp8tune.measure.clock import Block, Trial
@@ -35,6 +34,7 @@ from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import bench as render_bench
+from fp8tune.revisions.loading import load_spec
 from fp8tune.sweep import session
 from fp8tune_kernels.catalog import KERNELS
 

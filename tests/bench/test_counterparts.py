@@ -11,13 +11,13 @@ import torch
 
 from fp8tune.bench import cells as benching
 from fp8tune.bench import checking, counterparts
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
-from fp8tune_kernels import mxfp8_dim1, mxfp8_dim1_3d
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
-from fp8tune_kernels.mxfp8_arithmetic import reference_blocks
+from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
+from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_blocks
 
 
 def test_every_kernel_has_a_counterpart() -> None:

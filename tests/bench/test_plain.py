@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fp8tune.bench import plain
-from fp8tune.code.loading import load_spec
 from fp8tune.measure.trial import difference
 from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import ROUTINGS
 

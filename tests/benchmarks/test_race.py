@@ -19,7 +19,7 @@ from benchmarks.standings import Oracle, Run, standings, table
 from benchmarks.step import MACHINE, ORACLE, Step, run_step
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts
-from fp8tune_kernels import colwise
+from fp8tune_kernels.quantize import colwise
 
 FAST, SLOW, BROKEN = (NamedInts(BLOCK_SIZE=size, num_warps=4) for size in (16, 32, 64))
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import exhaustive, repeats
 from benchmarks.exhaustive import Truth
 from benchmarks.repeats import Outcome, Repeats
-from fp8tune.choose.decision import Verdict
+from fp8tune.choose.decision import PickVerdict
 from fp8tune.cli import app
 from fp8tune.errors import UsageError
 from fp8tune.measure.laboratory import Batch
@@ -139,7 +139,7 @@ class Swept:
 
     config: NamedInts
     slowdowns: Mapping[NamedInts, float] = field(default_factory=dict)
-    verdict: Verdict = Verdict.CERTIFIED
+    verdict: PickVerdict = PickVerdict.CERTIFIED
 
     @property
     def pick(self) -> Swept:
@@ -169,7 +169,7 @@ def test_a_regret_is_against_the_best_median() -> None:
     batches = [batch(problem) for problem in PROBLEMS]
     stalled = {SMALL: [10.0, 70.0, 10.0], LARGE: [10.4, 10.4, 10.4]}
     truths = [Truth(batch, dict(stalled)) for batch in batches]
-    picks = {PROBLEMS[0]: Swept(LARGE), PROBLEMS[1]: Swept(SMALL, verdict=Verdict.UNRESOLVABLE)}
+    picks = {PROBLEMS[0]: Swept(LARGE), PROBLEMS[1]: Swept(SMALL, verdict=PickVerdict.UNRESOLVABLE)}
     (found,) = exhaustive.regrets(truths, picks)
     assert (found.problem, found.pick, found.best) == (PROBLEMS[0], LARGE, SMALL)
     assert (found.best_us, found.processes) == (10.0, 3)

@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 from benchmarks import targets
 from benchmarks.simulation import AXES, CONFIGS, World, finals, sweep
 from fp8tune.choose import calibration
-from fp8tune.choose.decision import Block, Decision, Protocol, Verdict, decide, process_values
+from fp8tune.choose.decision import Block, Decision, MeasuringPlan, PickVerdict, decide, process_values
 from fp8tune.choose.ranking import winners
 from fp8tune.measure.checking import is_constant
 from fp8tune.measure.clock import Trial
@@ -82,7 +82,7 @@ def test_the_command_prints_every_target_and_exits_by_them():
 
 def test_one_look_at_a_process_alone_would_not_do(rows):
     """The same worlds, decided from one process: fewer rows agree, so the targets tell good from bad."""
-    single = Protocol(processes=2, more_processes=())
+    single = MeasuringPlan(processes=2, more_processes=())
     few = [row for number in range(2) for row in targets.table((17, number), Noise(process_sd=0.01), protocol=single)]
     agreed = sum(row.is_agreed for row in few)
     assert binomtest(agreed, len(few), 0.90, alternative="less").pvalue < 0.01
@@ -103,7 +103,7 @@ def blocks_of(world: World) -> Iterator[Block]:
     generator = np.random.default_rng(4)
     chosen = [CONFIGS[place] for place in np.argsort(world.logs)[:4]]
     for number in range(3):
-        yield from finals(world, chosen, str(number), generator, Protocol(rounds=4))
+        yield from finals(world, chosen, str(number), generator, MeasuringPlan(rounds=4))
 
 
 def decided(world: World, blocks: list[Block]) -> Decision:
@@ -147,8 +147,8 @@ def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
         copy_gb_per_s=2000.0,
     )
     found = {winner.problem: winner for winner in winners([honest, cached, other])}
-    assert found[problem()].verdict is Verdict.QUICK
-    assert found[problem(K=2048)].verdict is Verdict.UNRESOLVABLE
+    assert found[problem()].verdict is PickVerdict.QUICK
+    assert found[problem(K=2048)].verdict is PickVerdict.UNRESOLVABLE
     assert "cache" in found[problem(K=2048)].note
 
 

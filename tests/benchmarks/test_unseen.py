@@ -10,14 +10,14 @@ from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, 
 
 from benchmarks import unseen
 from benchmarks.unseen import judge
-from fp8tune.choose.ranking import contests
-from fp8tune.code.loading import load_spec
+from fp8tune.choose.ranking import all_candidates
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
+from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
-from fp8tune_kernels import lookup
 from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.tables import Table
 
 SPECS = {"colwise": replace(load_spec("colwise"), default=KERNEL.default, key=KERNEL.key)}
@@ -47,7 +47,7 @@ def table_row(chosen: NamedInts, device: str = "", key: tuple[tuple[str, int], .
 def test_a_lookup_is_judged_by_the_shapes_own_best():
     table = Table((table_row(config(32)), table_row(config(64), H200.name)))
     rows = measured(1024, {32: 104.0, 64: 100.0}) + measured(2048, {32: 100.0, 64: 130.0})
-    verdict = judge(contests(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
+    verdict = judge(all_candidates(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
     assert {(judged.device, judged.problem.shape["K"]): judged.slowdown for judged in verdict.judged} == {
         (H100.name, 1024): 1.04,
         (H100.name, 2048): 1.0,
@@ -60,7 +60,7 @@ def test_a_lookup_is_judged_by_the_shapes_own_best():
 
 def test_without_a_row_the_declared_default_is_judged():
     rows = [evidence(110.0, config=KERNEL.default), evidence(100.0, config=config(32))]
-    (judged,) = judge(contests(rows), SPECS, Table()).judged
+    (judged,) = judge(all_candidates(rows), SPECS, Table()).judged
     assert (judged.config, judged.slowdown) == (KERNEL.default, 1.1)
 
 
@@ -69,7 +69,7 @@ def test_a_key_that_has_a_row_is_seen_and_not_judged():
     rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
     table = (table_row(config(64), key=key), table_row(config(32)))
     for nearest, slowdown in (((), 1.0), (("colwise",), 1.3)):
-        verdict = judge(contests(rows), SPECS, Table(table, nearest))
+        verdict = judge(all_candidates(rows), SPECS, Table(table, nearest))
         assert verdict.seen == 1
         (judged,) = verdict.judged
         assert (judged.problem.shape["K"], judged.slowdown) == (2048, slowdown)
@@ -81,7 +81,7 @@ def test_the_target_decides(time_us, exit_code):
     rows = [row for K in range(1024, 1024 * 11, 1024) for row in measured(K, {32: time_us or 100.0, 64: 100.0})]
     if time_us is None:
         rows = rows[1:]
-    verdict = judge(contests(rows), SPECS, Table((table_row(config(32)),)))
+    verdict = judge(all_candidates(rows), SPECS, Table((table_row(config(32)),)))
     assert (verdict.shapes, verdict.exit_code) == (10, exit_code)
 
 

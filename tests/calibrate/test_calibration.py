@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from fp8tune.calibrate import record as calibrate
-from fp8tune.choose.calibration import floor_us, is_calibrated, protocol_of
-from fp8tune.choose.decision import Protocol
+from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
+from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.errors import MachineError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.simulated import Noise
@@ -29,28 +29,28 @@ def measured(process: float, block: float) -> dict[str, float]:
 
 
 def test_without_a_calibration_the_protocol_is_the_standard_one() -> None:
-    assert protocol_of({}) == protocol_of({"copy_ceiling_gb_per_s": 3000.0}) == Protocol()
+    assert measuring_plan_of({}) == measuring_plan_of({"copy_ceiling_gb_per_s": 3000.0}) == MeasuringPlan()
     assert not is_calibrated({"copy_ceiling_gb_per_s": 3000.0})
 
 
 def test_the_guessed_noise_asks_for_the_standard_protocol() -> None:
-    assert protocol_of(measured(0.003, 0.0035)) == Protocol()
+    assert measuring_plan_of(measured(0.003, 0.0035)) == MeasuringPlan()
 
 
 def test_a_quiet_device_needs_less_and_a_noisy_one_more() -> None:
-    quiet, noisy = protocol_of(measured(0.0005, 0.0002)), protocol_of(measured(0.006, 0.004))
+    quiet, noisy = measuring_plan_of(measured(0.0005, 0.0002)), measuring_plan_of(measured(0.006, 0.004))
     assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16, 32))
-    assert noisy.processes > Protocol().processes
-    assert noisy.keep_band == Protocol().keep_band
-    hopeless = protocol_of(measured(0.03, 0.03))
-    assert hopeless.keep_band > Protocol().keep_band
+    assert noisy.processes > MeasuringPlan().processes
+    assert noisy.keep_band == MeasuringPlan().keep_band
+    hopeless = measuring_plan_of(measured(0.03, 0.03))
+    assert hopeless.keep_band > MeasuringPlan().keep_band
     assert hopeless.tie_band / hopeless.keep_band == pytest.approx(2 / 3)
-    assert hopeless.screen_band > Protocol().screen_band
+    assert hopeless.screen_band > MeasuringPlan().screen_band
 
 
 @given(spreads, spreads)
 def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(process: float, block: float) -> None:
-    protocol = protocol_of(measured(process, block))
+    protocol = measuring_plan_of(measured(process, block))
     assert 4 <= protocol.rounds <= 6
     assert 4 <= protocol.processes <= 12
     last = protocol.more_processes[-1]
@@ -61,7 +61,7 @@ def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(proces
 
 @given(spreads, spreads, spreads)
 def test_more_noise_never_asks_for_less(process: float, block: float, more: float) -> None:
-    one, other = protocol_of(measured(process, block)), protocol_of(measured(process + more, block))
+    one, other = measuring_plan_of(measured(process, block)), measuring_plan_of(measured(process + more, block))
     assert other.keep_band >= one.keep_band
     assert other.screen_band >= one.screen_band
 
@@ -93,7 +93,7 @@ def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laborator
     assert result.values["empty_kernel_us"] > 0
     assert 0.5 * noise.process_sd < result.values["process_sd"] < 2 * noise.process_sd
     assert 0.7 * noise.block_sd < result.values["block_sd"] < 2 * noise.block_sd
-    assert result.protocol == protocol_of(result.values)
+    assert result.protocol == measuring_plan_of(result.values)
 
 
 def test_one_stalled_block_is_not_taken_for_noise() -> None:

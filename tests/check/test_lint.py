@@ -16,7 +16,6 @@ from places import PLANTED
 from fp8tune.check import lint
 from fp8tune.check.lint import Judgement, Report, Subject, Verdict, judge, settle
 from fp8tune.choose.decision import Block
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.simulated import SimulatedTimer
 from fp8tune.measure.trial import trial_of
@@ -24,6 +23,7 @@ from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value, median
 from fp8tune_kernels.catalog import KERNELS
 

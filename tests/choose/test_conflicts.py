@@ -6,7 +6,7 @@ from database_rows import config, evidence, problem
 from places import PUBLISHED
 
 from fp8tune.choose.conflicts import conflicts
-from fp8tune.choose.ranking import contests, robust, value_us
+from fp8tune.choose.ranking import all_candidates, robust, value_us
 from fp8tune.records import Device, Kind, NamedInts
 from fp8tune.store import importing
 from fp8tune.store.results import Store
@@ -53,7 +53,7 @@ def test_the_conflicts_among_the_published_rows_that_come_with_fp8tune(tmp_path)
         ("transpose-3d-atomic", "E=128 N=5120 K=8192"): [10400.0, 23643.9],
         ("colwise", "M=16640 K=5120 G=64"): [245.9, 492.0],
     }
-    best = robust(contests(row for row in rows if row.problem.kernel == "colwise"))
+    best = robust(all_candidates(row for row in rows if row.problem.kernel == "colwise"))
     assert best is not None
     assert best.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)
     assert best.worst_slowdown == 1.215

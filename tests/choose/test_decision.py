@@ -14,8 +14,8 @@ from scipy import stats
 from fp8tune.choose.decision import (
     Block,
     Decision,
-    Protocol,
-    Verdict,
+    MeasuringPlan,
+    PickVerdict,
     canonical_order,
     decide,
     needs_more,
@@ -51,7 +51,7 @@ def decided(timed: dict, incumbent: NamedInts | None = None, default: NamedInts 
 
 def test_the_first_within_the_tie_band_is_picked_and_its_faster_rival_named():
     decision = decided(values(first=0.006, second=0.0, third=0.05))
-    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, Verdict.NEAR_TIE, SECOND)
+    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, PickVerdict.NEAR_TIE, SECOND)
     assert decision.ratio == pytest.approx(1 / 1.006, abs=0.002)
     assert decision.lower < 0.006 < decision.upper < 0.015
     assert decision.time_us == pytest.approx(100.6, rel=0.002)
@@ -60,7 +60,7 @@ def test_the_first_within_the_tie_band_is_picked_and_its_faster_rival_named():
 
 def test_outside_the_tie_band_the_fastest_is_picked():
     decision = decided(values(first=0.013, second=0.0, third=0.05))
-    assert (decision.config, decision.verdict) == (SECOND, Verdict.CERTIFIED)
+    assert (decision.config, decision.verdict) == (SECOND, PickVerdict.CERTIFIED)
     assert decision.upper < 0
 
 
@@ -73,7 +73,7 @@ def test_nothing_replaces_the_default_that_is_not_proven_faster():
     """Within a tenth of the spread nothing is proven, however far apart the means are."""
     noisy = values(processes=3, spread=0.03, first=0.0, second=0.02, third=0.02)
     decision = decided(noisy, default=THIRD)
-    assert (decision.config, decision.verdict) == (THIRD, Verdict.AMBIGUOUS)
+    assert (decision.config, decision.verdict) == (THIRD, PickVerdict.AMBIGUOUS)
     assert needs_more(decision)
 
 
@@ -86,13 +86,13 @@ def test_the_incumbent_stays_until_it_is_proven_slower_by_the_keep_band(slowdown
 
 def test_a_kept_incumbent_that_a_new_table_would_not_hold_is_called_so():
     decision = decided(values(first=0.0, third=0.008), incumbent=THIRD)
-    assert (decision.config, decision.verdict) == (THIRD, Verdict.KEPT_INCUMBENT)
-    assert decided(values(first=0.0, third=0.05), incumbent=FIRST).verdict is Verdict.CERTIFIED
+    assert (decision.config, decision.verdict) == (THIRD, PickVerdict.KEPT_INCUMBENT)
+    assert decided(values(first=0.0, third=0.05), incumbent=FIRST).verdict is PickVerdict.CERTIFIED
 
 
 def test_what_may_lose_more_than_the_keep_band_is_ambiguous_and_wants_more_processes():
     decision = decided(values(spread=0.01, first=0.0, third=0.001), incumbent=THIRD)
-    assert decision.verdict is Verdict.AMBIGUOUS
+    assert decision.verdict is PickVerdict.AMBIGUOUS
     assert needs_more(decision)
     assert not needs_more(decided(values(processes=24, spread=0.001, first=0.0, third=0.001), incumbent=THIRD))
 
@@ -106,13 +106,13 @@ def test_a_pick_at_the_edge_of_the_tie_band_wants_more_processes_and_an_incumben
 
 def test_one_process_proves_nothing():
     decision = decided(values(processes=1, first=0.0, third=0.5), incumbent=THIRD)
-    assert (decision.config, decision.verdict) == (THIRD, Verdict.AMBIGUOUS)
+    assert (decision.config, decision.verdict) == (THIRD, PickVerdict.AMBIGUOUS)
     assert (decision.lower, decision.upper) == (-1.0, math.inf)
 
 
 def test_a_lone_finalist_is_the_pick():
     decision = decided(values(first=0.0))
-    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, Verdict.CERTIFIED, None)
+    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, PickVerdict.CERTIFIED, None)
 
 
 def test_the_bound_is_the_paired_t_of_processes_shared_out_over_rivals_and_looks():
@@ -157,7 +157,7 @@ def test_no_values_are_refused():
 
 def test_a_challenger_rarely_replaces_an_incumbent_as_good_as_the_keep_band_allows():
     """At the edge, 2.5 % of rows may flip over all looks: of 200, more than 16 happen once in ten thousand."""
-    edge = Protocol().keep_band
+    edge = MeasuringPlan().keep_band
     flips = sum(
         decided(values(spread=0.003, seed=seed, first=0.0, third=edge), incumbent=THIRD).config != THIRD
         for seed in range(200)
@@ -246,7 +246,7 @@ def test_a_noisy_screen_has_a_wider_band():
     generator = random.Random(0)
     noisy = {item: [100 * math.exp(generator.gauss(0, 0.05)) for _ in range(3)] for item in CONFIGS}
     best = min(math.prod(times) for times in noisy.values())
-    chosen = finalists(noisy, AXES, protocol=Protocol(finalists=12, screen_error=0.05))
+    chosen = finalists(noisy, AXES, protocol=MeasuringPlan(finalists=12, screen_error=0.05))
     assert any(math.prod(noisy[item]) > best * 1.04**3 for item in chosen)
 
 
@@ -256,7 +256,7 @@ def test_of_many_ties_those_that_may_be_picked_are_finalists():
     ordered = sorted(CONFIGS, key=lambda item: canonical_order(item, AXES))
     times_us = {item: [100 * generator.uniform(1.002, 1.006)] * 3 for item in ordered}
     times_us[ordered[-1]] = [100.0] * 3
-    chosen = finalists(times_us, AXES, protocol=Protocol(finalists=4))
+    chosen = finalists(times_us, AXES, protocol=MeasuringPlan(finalists=4))
     assert len(chosen) == 4
     assert {ordered[0], ordered[1], ordered[-1]} <= set(chosen)
 
@@ -270,7 +270,7 @@ def test_a_config_left_out_of_later_rounds_is_compared_by_its_own_rounds():
 @given(st.dictionaries(st.sampled_from(CONFIGS), st.lists(st.floats(50, 60), min_size=1, max_size=3), min_size=1))
 def test_finalists_are_bounded_timed_and_include_the_fastest_and_the_kept(times_us):
     kept = CONFIGS[:2]
-    chosen = finalists(times_us, AXES, kept, Protocol(finalists=4))
+    chosen = finalists(times_us, AXES, kept, MeasuringPlan(finalists=4))
     assert set(kept) & set(times_us) <= set(chosen) <= set(times_us)
     assert 1 <= len(chosen) <= 4
     assert list(chosen) == sorted(chosen, key=lambda item: canonical_order(item, AXES))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp8tune.choose import heldout
 from fp8tune.choose.heldout import HeldOut, LeftOut, Regret, leave_one_shape_out, nearest_loses_less
-from fp8tune.choose.ranking import contests, robust
+from fp8tune.choose.ranking import all_candidates, robust
 from fp8tune.records import NamedInts
 from fp8tune.stats import geomean
 from fp8tune_kernels.spec import Span
@@ -18,7 +18,7 @@ from fp8tune_kernels.tables import Row
 
 def contests_of(times_us: dict[int, tuple[float, ...]], routing: str = "jagged"):
     """K -> the times of blocks 32, 64 and 128, in microseconds."""
-    return contests(
+    return all_candidates(
         [
             evidence(time_us, of=problem(K=K, routing=routing), config=config(block))
             for K, times in times_us.items()
@@ -68,8 +68,8 @@ def test_shapes_under_one_key_are_left_out_together():
         for K, M, times in ((1024, 16640, (100.0, 200.0)), (1024, 32000, (100.0, 200.0)), (2048, 16640, (200.0, 100.0)))
         for block, time_us in zip((32, 64), times, strict=True)
     ]
-    assert robust_regret(contests(rows)).geomean_slowdown == 2.0
-    assert leave_one_shape_out(contests(rows[:4]), []) is None
+    assert robust_regret(all_candidates(rows)).geomean_slowdown == 2.0
+    assert leave_one_shape_out(all_candidates(rows[:4]), []) is None
 
 
 def test_a_config_without_a_time_there_is_counted_and_not_averaged():
@@ -91,14 +91,14 @@ def test_where_nothing_covers_the_others_the_default_is_judged():
         evidence(120.0, of=problem(K=4096), config=default),
         evidence(80.0, of=problem(K=4096), config=config(32)),
     ]
-    (left,) = [left for left in robust_regret(contests(rows)).problems if left.problem.shape["K"] == 4096]
+    (left,) = [left for left in robust_regret(all_candidates(rows)).problems if left.problem.shape["K"] == 4096]
     assert (left.config, left.slowdown) == (default, 1.5)
 
 
 def test_a_problem_not_swept_to_its_end_is_no_judge():
     rows = [evidence(100.0, of=problem(K=K)) for K in (1024, 2048)]
     begun = evidence(100.0, of=problem(K=4096), complete=False)
-    assert len(robust_regret(contests([*rows, begun])).problems) == 2
+    assert len(robust_regret(all_candidates([*rows, begun])).problems) == 2
 
 
 times = st.lists(st.floats(10.0, 1000.0), min_size=3, max_size=3).map(tuple)
@@ -111,7 +111,7 @@ def test_any_times_give_slowdowns_that_the_others_choice_explains(times_us, gene
     held_out = robust_regret(found)
     assert len(held_out.problems) == len(times_us)
     for left in held_out.problems:
-        others = [contest for contest in found if contest.problem.shape != left.problem.shape]
+        others = [candidates for candidates in found if candidates.problem.shape != left.problem.shape]
         own = times_us[left.problem.shape["K"]]
         chosen = robust(others).config
         assert left.config == chosen
@@ -140,7 +140,7 @@ def test_each_shape_is_judged_by_the_nearest_row_but_its_own():
 
 
 def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
-    found = contests(
+    found = all_candidates(
         [
             evidence(time_us, of=problem(K=K), config=config(block), device=device)
             for device in (H100, H200)
@@ -173,7 +173,7 @@ def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
         ("colwise", "", tuple(sorted(key_of(one).items())), tuple(config(8 if G == 16 else 64).items()))
         for G, one in of.items()
     ]
-    near = leave_one_shape_out(contests(rows), table).nearest
+    near = leave_one_shape_out(all_candidates(rows), table).nearest
     assert {left.problem.shape["G"]: left.config for left in near.problems} == {
         16: config(64),
         64: config(8),

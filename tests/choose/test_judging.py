@@ -9,34 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.choose import ranking
-from fp8tune.choose.decision import Verdict
+from fp8tune.choose.decision import PickVerdict
 from fp8tune.choose.judging import judge, noise_floor
-from fp8tune.records import NamedInts, Session, Visit
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 
-FIRST = Session("first", tie_band=0.01, keep_band=0.015)
+FIRST = FinalsRun("first", tie_band=0.01, keep_band=0.015)
 SECOND = replace(FIRST, sweep="second")
 DEFAULT = KERNEL.default
 FAST, SLOW = config(32), config(128)
 
 
-def visits(time_us: float, session: Session = FIRST, processes: int = 6, rounds: int = 6) -> list[Visit]:
+def visits(time_us: float, session: FinalsRun = FIRST, processes: int = 6, rounds: int = 6) -> list[ProcessTimes]:
     """Quiet ones: a process differs by up to 0.1 %, a block by up to 0.02 %."""
     random_ = random.Random(f"{time_us} {session.sweep}")
     blocks = [
         [time_us * random_.uniform(0.999, 1.001) * random_.uniform(0.9998, 1.0002) for _ in range(rounds)]
         for _ in range(processes)
     ]
-    return [Visit(session, f"final {n:02d}", tuple(enumerate(values))) for n, values in enumerate(blocks)]
+    return [ProcessTimes(session, f"final {n:02d}", tuple(enumerate(values))) for n, values in enumerate(blocks)]
 
 
-def judged(times_us: dict[NamedInts, list[Visit]], incumbent: NamedInts | None = None):
+def judged(times_us: dict[NamedInts, list[ProcessTimes]], incumbent: NamedInts | None = None):
     return judge(times_us, incumbent=incumbent, default=DEFAULT, axes=AXES)
 
 
 def test_finals_decide_and_say_how_sure_they_are():
     judgement = judged({DEFAULT: visits(110.0), FAST: visits(100.0), SLOW: visits(120.0)})
     decision = judgement.decision
-    assert (decision.config, decision.verdict, decision.runner_up) == (FAST, Verdict.CERTIFIED, DEFAULT)
+    assert (decision.config, decision.verdict, decision.runner_up) == (FAST, PickVerdict.CERTIFIED, DEFAULT)
     assert decision.processes == 6
     assert judgement.times_us[SLOW] == pytest.approx(120.0, rel=0.002)
     assert not judgement.is_disputed
@@ -47,7 +47,7 @@ def test_the_incumbent_stays_until_it_is_proven_slower_than_the_keep_band():
         times = {DEFAULT: visits(150.0), FAST: visits(100.0), SLOW: visits(100.0 * slower)}
         decision = judged(times, incumbent=SLOW).decision
         assert (decision.config == SLOW) is kept
-        assert (decision.verdict is Verdict.KEPT_INCUMBENT) is kept
+        assert (decision.verdict is PickVerdict.KEPT_INCUMBENT) is kept
 
 
 def test_the_bands_are_those_the_sweep_went_by():
@@ -59,14 +59,14 @@ def test_the_bands_are_those_the_sweep_went_by():
 def test_times_below_the_floor_are_not_ranked():
     coarse = replace(FIRST, floor_us=105.0)
     decision = judged({DEFAULT: visits(104.0, coarse), FAST: visits(100.0, coarse)}).decision
-    assert (decision.config, decision.verdict) == (DEFAULT, Verdict.UNRESOLVABLE)
+    assert (decision.config, decision.verdict) == (DEFAULT, PickVerdict.UNRESOLVABLE)
     assert decision.ratio == pytest.approx(100 / 104, rel=0.002)
 
 
 def test_two_sessions_that_agree_are_one_with_more_processes():
     both = {c: visits(t) + visits(t, SECOND) for c, t in ((DEFAULT, 110.0), (FAST, 100.0))}
     judgement = judged(both)
-    assert (judgement.decision.verdict, judgement.decision.processes) == (Verdict.CERTIFIED, 12)
+    assert (judgement.decision.verdict, judgement.decision.processes) == (PickVerdict.CERTIFIED, 12)
     assert not judgement.is_disputed
 
 
@@ -78,7 +78,7 @@ def test_two_sessions_that_disagree_are_ambiguous_and_the_lower_time_does_not_wi
     }
     judgement = judged(both)
     assert judgement.is_disputed
-    assert judgement.decision.verdict is Verdict.AMBIGUOUS
+    assert judgement.decision.verdict is PickVerdict.AMBIGUOUS
 
 
 def test_the_noise_floor_is_what_the_twin_is_off_by():
@@ -92,15 +92,15 @@ def test_no_finals_are_an_error():
         judged({})
 
 
-def entry(time_us: float, of: NamedInts, session: Session = FIRST, screen_us: float | None = None):
+def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None):
     made = evidence(time_us, config=of, stage="final", finals=tuple(visits(time_us, session)))
     return replace(made, screen_us=screen_us or time_us)
 
 
 def test_a_winner_of_finals_has_its_verdict_and_noise_floor():
-    default = replace(entry(110.0, DEFAULT), twin=tuple(visits(110.2)))
+    default = replace(entry(110.0, DEFAULT), duplicate=tuple(visits(110.2)))
     (winner,) = ranking.winners([default, entry(100.0, FAST), evidence(90.0, config=SLOW)])
-    assert (winner.config, winner.verdict, winner.n) == (FAST, Verdict.CERTIFIED, 6)
+    assert (winner.config, winner.verdict, winner.n) == (FAST, PickVerdict.CERTIFIED, 6)
     assert winner.runner_up == DEFAULT
     assert winner.ratio == pytest.approx(1.1, rel=0.002)
     assert winner.noise_floor == pytest.approx(0.002, abs=0.001)
@@ -110,30 +110,30 @@ def test_a_winner_of_finals_has_its_verdict_and_noise_floor():
 
 def test_a_screen_alone_is_quick():
     (winner,) = ranking.winners([evidence(100.0), evidence(110.0, config=SLOW)])
-    assert (winner.verdict, winner.noise_floor) == (Verdict.QUICK, None)
+    assert (winner.verdict, winner.noise_floor) == (PickVerdict.QUICK, None)
 
 
 def test_the_committed_table_s_config_is_the_incumbent():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, SLOW)]
     key = (("G", 64), ("K", 5120))
     (winner,) = ranking.winners(entries, installed(("colwise", "", key, tuple(SLOW.items()))))
-    assert (winner.config, winner.verdict) == (SLOW, Verdict.KEPT_INCUMBENT)
+    assert (winner.config, winner.verdict) == (SLOW, PickVerdict.KEPT_INCUMBENT)
 
 
 def test_an_axis_that_a_committed_row_leaves_out_has_the_default_s_value():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, config(32, 4, 2))]
     (winner,) = ranking.winners(entries, installed(("colwise", "", (("G", 64), ("K", 5120)), (("BLOCK_SIZE", 32),))))
     assert winner.config == config(32, DEFAULT["num_warps"], DEFAULT["num_stages"])
-    shared = ranking.robust(ranking.contests(entries), incumbent=NamedInts(BLOCK_SIZE=32))
+    shared = ranking.robust(ranking.all_candidates(entries), incumbent=NamedInts(BLOCK_SIZE=32))
     assert shared is not None
     assert shared.config == winner.config
 
 
 def test_slowdowns_compare_finals_with_finals_and_the_screen_with_the_screen():
     entries = [entry(100.0, FAST, screen_us=90.0), entry(110.0, DEFAULT, screen_us=99.0), evidence(108.0, config=SLOW)]
-    (contest,) = ranking.contests(entries)
-    assert contest.slowdown(DEFAULT) == pytest.approx(1.1, rel=0.002)
-    assert contest.slowdown(SLOW) == pytest.approx(1.2)
+    (candidates,) = ranking.all_candidates(entries)
+    assert candidates.slowdown(DEFAULT) == pytest.approx(1.1, rel=0.002)
+    assert candidates.slowdown(SLOW) == pytest.approx(1.2)
 
 
 @given(st.randoms(use_true_random=False), st.booleans())

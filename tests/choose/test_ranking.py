@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from places import PUBLISHED
 
 from fp8tune.choose import ranking
-from fp8tune.choose.ranking import contests, robust, winners
+from fp8tune.choose.ranking import all_candidates, robust, winners
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
@@ -164,7 +164,7 @@ def test_any_order_of_rows_gives_the_same_winners(measured, generator):
     shuffled = rows[:]
     generator.shuffle(shuffled)
     assert winners(shuffled) == found
-    assert robust(contests(shuffled)) == robust(contests(rows))
+    assert robust(all_candidates(shuffled)) == robust(all_candidates(rows))
 
 
 def shape_times(**times_us: tuple[float, ...]):
@@ -178,29 +178,29 @@ def shape_times(**times_us: tuple[float, ...]):
 
 def test_the_robust_config_loses_nowhere_more_than_five_percent():
     rows = shape_times(k1024=(100.0, 104.0, 101.0), k2048=(106.0, 100.0, 102.0))
-    shared = robust(contests(rows))
+    shared = robust(all_candidates(rows))
     assert (shared.config, shared.worst_slowdown) == (config(128), 1.02)
     assert shared.mean_slowdown == pytest.approx(math.sqrt(1.01 * 1.02))
 
 
 def test_where_none_stays_within_five_percent_the_least_worst_is_robust():
     rows = shape_times(k1024=(100.0, 120.0, 109.0), k2048=(130.0, 100.0, 110.0))
-    assert robust(contests(rows)).config == config(128)
+    assert robust(all_candidates(rows)).config == config(128)
 
 
 def test_a_config_must_cover_every_complete_problem_to_be_robust():
-    assert robust(contests(shape_times(k1024=(100.0,), k2048=(100.0, 90.0)))).config == config(32)
+    assert robust(all_candidates(shape_times(k1024=(100.0,), k2048=(100.0, 90.0)))).config == config(32)
     apart = [evidence(100.0, of=problem(K=1024)), evidence(90.0, of=problem(K=2048), config=config(64))]
-    assert robust(contests(apart)) is None
+    assert robust(all_candidates(apart)) is None
     begun = [apart[0], replace(apart[1], complete=False)]
-    assert robust(contests(begun)).config == config()
+    assert robust(all_candidates(begun)).config == config()
     assert robust([]) is None
 
 
 def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
         import_file(store, PUBLISHED)
-        found = contests(store.evidence(kernel="colwise", arch="gfx942"))
+        found = all_candidates(store.evidence(kernel="colwise", arch="gfx942"))
     random.Random(0).shuffle(found)
     shared = robust(found)
     assert shared.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)

@@ -43,7 +43,7 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("checkouts")
     for name, (old, new) in CHANGES.items():
         shutil.copytree(ROOT / "kernels", folder / name / "kernels")
-        file = folder / name / "kernels" / "fp8tune_kernels" / "rowwise_2d.py"
+        file = folder / name / "kernels" / "fp8tune_kernels" / "quantize" / "rowwise_2d.py"
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new, 1) if old else new + text)

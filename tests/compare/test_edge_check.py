@@ -21,7 +21,7 @@ def checkout(folder: Path, right: str = "", wrong: str = "") -> Side:
     """A checkout of this package, with other words in the file of one kernel."""
     package = folder / "kernels" / "fp8tune_kernels"
     shutil.copytree(Path(fp8tune_kernels.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    file = package / "mxfp8_dim1.py"
+    file = package / "quantize" / "mxfp8_dim1.py"
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong) if right else text)

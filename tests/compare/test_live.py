@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from places import PLANTED, hear_interrupts
 
-from fp8tune.code import worktrees
 from fp8tune.compare import live, pairing, side, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
 from fp8tune.compare.duel import Arm, Contest, Played
 from fp8tune.compare.pairing import Configs
 from fp8tune.compare.side import Side
-from fp8tune.compare.verdicts import Verdict
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.revisions import worktrees
 from fp8tune.sweep import session
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
@@ -120,20 +120,20 @@ def test_uncommitted_work_is_compared(repository: Path) -> None:
         told = compared(repository, "main..WORKTREE", "same")
     finally:
         file.write_text(text)
-    assert [row.verdict for row in told.rows] == [Verdict.REGRESSION]
+    assert [row.verdict for row in told.rows] == [ChangeVerdict.REGRESSION]
     assert told.after.commit.endswith("+")
 
 
 def test_blind_times_what_is_the_same(repository: Path) -> None:
     told = compared(repository, "main..main", "same", "gone", blind=True)
-    assert {row.verdict for row in told.rows} == {Verdict.CLEAR}
+    assert {row.verdict for row in told.rows} == {ChangeVerdict.CLEAR}
     assert told.quiet
     assert told.exit_code == 0
 
 
 def test_identical_code_is_not_timed(repository: Path) -> None:
     told = compared(repository, "main..main", "same")
-    assert [(row.verdict, row.before_us) for row in told.rows] == [(Verdict.SAME_CODE, None)]
+    assert [(row.verdict, row.before_us) for row in told.rows] == [(ChangeVerdict.SAME_CODE, None)]
     assert (told.geomean, told.quiet, told.exit_code) == (1.0, None, 0)
 
 
@@ -143,7 +143,7 @@ def test_retuning_searches_both_sides(repository: Path) -> None:
     assert row.before_config == row.after_config  # the clock's best is the same config on both
     assert row.before_config in [NamedInts(BLOCK_SIZE=b, num_warps=w) for b in (32, 64, 128) for w in (4, 8)]
     assert row.before_config != NamedInts(BLOCK_SIZE=64, num_warps=4)  # not the default, which is slower
-    assert row.verdict is Verdict.REGRESSION
+    assert row.verdict is ChangeVerdict.REGRESSION
 
 
 def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
@@ -213,7 +213,12 @@ def test_bytes_are_checked_on_both_sides(match: pairing.Match) -> None:
     contests = [contest(match, kernel) for kernel in ("wrong", "mended", "both", "right")]
     steps, ended = drained(pairing.wrong_bytes(match, contests))
     assert [step.done for step in steps] == list(range(1, 9))
-    assert [row and row.verdict for row in ended] == [Verdict.NEWLY_WRONG, Verdict.NEW, Verdict.INCONCLUSIVE, None]
+    assert [row and row.verdict for row in ended] == [
+        ChangeVerdict.NEWLY_WRONG,
+        ChangeVerdict.NEW,
+        ChangeVerdict.INCONCLUSIVE,
+        None,
+    ]
     assert "64 of 64 elements differ" in ended[0].reason
 
 
@@ -244,7 +249,12 @@ def test_each_side_is_held_to_the_edges_it_declares(match: pairing.Match) -> Non
         dataclasses.replace(contest(match, name), problem=Problem(name, NamedInts(M=64, K=8))) for name in versions
     ]
     _, ended = drained(pairing.wrong_bytes(match, contests))
-    assert [row and row.verdict for row in ended] == [Verdict.NEWLY_WRONG, Verdict.NEW, None, Verdict.INCONCLUSIVE]
+    assert [row and row.verdict for row in ended] == [
+        ChangeVerdict.NEWLY_WRONG,
+        ChangeVerdict.NEW,
+        None,
+        ChangeVerdict.INCONCLUSIVE,
+    ]
     assert "8 of 264 elements differ" in ended[0].reason
     assert "a block and one more" in ended[0].reason
 
@@ -261,7 +271,7 @@ def test_a_fault_in_the_binary_of_an_edge_alone_is_found(match: pairing.Match) -
     run = live._Run(match, Comparison(Revision("one", ""), Revision("two", ""), ()), blind=False)
     _, left = drained(run._right_on_edges(same, {"edited"}))
     assert left == same[1:]
-    assert [row.verdict for row in run._rows] == [Verdict.NEWLY_WRONG]
+    assert [row.verdict for row in run._rows] == [ChangeVerdict.NEWLY_WRONG]
 
 
 def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:

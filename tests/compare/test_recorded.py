@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fp8tune import errors
-from fp8tune.code import source
 from fp8tune.compare import recorded as compare
 from fp8tune.compare.comparison import ComparedRow
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.revisions import source
 
 KERNEL = """
 SCALE = {scale}
@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str) -> None:
 
 
 def write(repository: Path, kernel: str, scale: int) -> None:
-    file = repository / "kernels/fp8tune_kernels" / f"{kernel.replace('-', '_')}.py"
+    file = repository / "kernels/fp8tune_kernels/quantize" / f"{kernel.replace('-', '_')}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(KERNEL.format(scale=scale, name=kernel))
 
@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
     run(tmp_path, "checkout", "-q", "-b", "branch")
     write(tmp_path, "colwise", 2)
     write(tmp_path, "rowwise", 1)
-    (tmp_path / "kernels/fp8tune_kernels/mxfp8_dim0.py").unlink()
+    (tmp_path / "kernels/fp8tune_kernels/quantize/mxfp8_dim0.py").unlink()
     run(tmp_path, "add", ".")
     run(tmp_path, "commit", "-q", "-m", "two")
     return tmp_path
@@ -106,7 +106,7 @@ def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> Non
 
 def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    file = repository / "kernels/fp8tune_kernels/colwise.py"
+    file = repository / "kernels/fp8tune_kernels/quantize/colwise.py"
     file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
     (repository / "README.md").write_text("hello")
     run(repository, "add", ".")
@@ -252,8 +252,8 @@ def test_a_kernel_of_another_repository_is_named_by_reference(repository: Path) 
         replace(rows(repository, side, "colwise", time_us), problem=Problem("colwise", SHAPE))
         for side, time_us in (("main", 200.0), ("branch", 100.0))
     ]
-    folder = repository / "kernels/fp8tune_kernels"
-    for kernel in ("fp8tune_kernels.colwise:SPEC", f"{folder}/colwise.py:SPEC"):
+    folder = repository / "kernels/fp8tune_kernels/quantize"
+    for kernel in ("fp8tune_kernels.quantize.colwise:SPEC", f"{folder}/colwise.py:SPEC"):
         comparison = compare.compare(evidence, repository, "main..branch", [kernel])
         assert [(row.kernel, row.ratio) for row in comparison.rows] == [("colwise", 0.5)]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fp8tune.code.loading import load_spec
 from fp8tune.measure import compiling, edges
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 SCRIPT = """

@@ -20,7 +20,7 @@ from places import ROOT
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export import table as export
 from fp8tune.export.table import render, stale, table_path, write
-from fp8tune.records import NamedInts, Session, Visit
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.render import trust as render_trust
 from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import import_file
@@ -158,12 +158,12 @@ def committed(table):
 
 def with_finals(times_us: dict[int, tuple[float, ...]], factors: Iterator[float]):
     """K -> the times of blocks 32, 64 and 128; every process agrees on a time, the next sweep has another factor."""
-    session = Session("a sweep", tie_band=0.01, keep_band=0.015)
+    session = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     rows = []
     for K, times in times_us.items():
         for block, true_us in zip((32, 64, 128), times, strict=True):
             time_us = true_us * next(factors)
-            visits = tuple(Visit(session, f"final {n:02d}", ((0, time_us), (1, time_us))) for n in range(4))
+            visits = tuple(ProcessTimes(session, f"final {n:02d}", ((0, time_us), (1, time_us))) for n in range(4))
             rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), stage="final", finals=visits))
     return rows
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fp8tune.choose.incumbents import NO_INCUMBENTS
 from fp8tune.export.selecting import select
 from fp8tune.records import Device, Facts, Kind, NamedInts, Status
-from fp8tune_kernels import lookup
 from fp8tune_kernels.catalog import load
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.tables import Table
 
 GFX942 = Device("gfx942")

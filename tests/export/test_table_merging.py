@@ -23,7 +23,8 @@ from fp8tune.export.merging import Existing, Merged, existing, merge
 from fp8tune.export.table import Table, render, write
 from fp8tune.records import Device
 from fp8tune.store.results import Store
-from fp8tune_kernels import tables, user_tables
+from fp8tune_kernels import tables
+from fp8tune_kernels.runtime import user_tables
 
 SHIPPED = Path(tables.__file__).parent
 

@@ -12,8 +12,8 @@ from fp8tune.bench.cells import public_wrapper
 from fp8tune.measure.trial import difference
 from fp8tune_kernels import catalog, interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.lookup import running_arch
-from fp8tune_kernels.rowwise_2d import rowwise_2d_kernel
+from fp8tune_kernels.quantize.rowwise_2d import rowwise_2d_kernel
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from places import ROOT
 
 from fp8tune.measure.device import limits, probe
 from fp8tune.measure.trial import run_trial
-from fp8tune.measure.worker import Pool, usable_cores
+from fp8tune.measure.worker import WorkerPool, usable_cores
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune_kernels import catalog
@@ -69,8 +69,8 @@ OTHER_BLOCKS = {
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool(min(16, usable_cores()))
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(min(16, usable_cores()))
     yield pool
     pool.close()
 
@@ -92,7 +92,7 @@ def answer(future: Future[Outcome]) -> Outcome:
         return Outcome(Status.CRASHED, reason=f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
 
 
-def test_every_kernel_is_right_on_its_edges(pool: Pool) -> None:
+def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
     device = probe()
     assert device is not None
     asked: dict[tuple[str, str, NamedInts], Future[Outcome]] = {}
@@ -112,7 +112,7 @@ def test_every_kernel_is_right_on_its_edges(pool: Pool) -> None:
     assert not wrong
 
 
-def test_every_fault_of_an_edge_is_found(pool: Pool, tmp_path: Path) -> None:
+def test_every_fault_of_an_edge_is_found(pool: WorkerPool, tmp_path: Path) -> None:
     asked: dict[str, list[Future[Outcome]]] = {}
     for number, (title, fault) in enumerate(FAULTS_OF_EDGES.items()):
         folder = tmp_path / str(number)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm, token_groups
+from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
+from fp8tune_kernels.gemm import token_groups
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.spec import ROUTINGS
 

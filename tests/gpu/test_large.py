@@ -15,7 +15,7 @@ from filelock import FileLock
 from fp8tune.measure.trial import difference
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.lookup import config_for, running_arch
+from fp8tune_kernels.runtime.lookup import config_for, running_arch
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 WORKING_BYTES = 12 << 30

@@ -6,7 +6,7 @@ import torch
 
 from fp8tune.measure.edges import fill
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.lookup import running_arch
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import CONTENTS as DECLARED_CONTENTS
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, KernelSpec, NamedInts, Problem
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import fp8tune_kernels
 from fp8tune_kernels import catalog
 
 
 def plant(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> list[Path]:
     """Write a copy of a kernel's file with a fault: there, or in the last of ``modules``, each of which is copied as
     well and imports the next. Returns the files in the order to import them: the kernel's own is the last."""
-    files = [catalog.module_name(kernel), *(f"fp8tune_kernels.{module}" for module in modules)]
+    files = [catalog.module_name(kernel), *map(full_name, modules)]
     name = f"planted_{folder.name}"
     text = faulty(source(files.pop()), right, wrong)
     written = []
@@ -49,6 +50,14 @@ def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
     return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
 
 
+def full_name(module: str) -> str:
+    """The dotted name of a module of the kernels' package, whichever folder it lies in."""
+    [found] = Path(fp8tune_kernels.__file__).parent.rglob(f"{module}.py")
+    return ".".join(
+        ["fp8tune_kernels", *found.relative_to(Path(fp8tune_kernels.__file__).parent).with_suffix("").parts]
+    )
+
+
 def source(module: str) -> str:
     """A module's text without its operator: that can exist only once."""
     text = Path(str(importlib.util.find_spec(module).origin)).read_text()
@@ -63,10 +72,11 @@ def faulty(text: str, right: str, wrong: str) -> str:
 
 def importing(text: str, module: str, other: str) -> str:
     """The text with another module in the place of a sibling: its names, and the sibling by its own name."""
-    text = text.replace(f"from fp8tune_kernels.{module} import", f"from {other} import")
-    line = re.search(rf"^from fp8tune_kernels import (.*\b{module}\b.*)$", text, re.MULTILINE)
+    package = full_name(module).rpartition(".")[0]
+    text = text.replace(f"from {package}.{module} import", f"from {other} import")
+    line = re.search(rf"^from {package} import (.*\b{module}\b.*)$", text, re.MULTILINE)
     if line is None:
         return text
     rest = [name for name in line[1].split(", ") if name != module]
-    kept = f"from fp8tune_kernels import {', '.join(rest)}\n" if rest else ""
+    kept = f"from {package} import {', '.join(rest)}\n" if rest else ""
     return text.replace(line[0], f"{kept}import {other} as {module}")

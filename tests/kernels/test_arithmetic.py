@@ -8,7 +8,7 @@ from cases import assert_same_bits
 from slow_loop import FORMATS, cast, scale_of
 
 from fp8tune_kernels import catalog
-from fp8tune_kernels.arithmetic import FP8_MAX, NAN_CODES, reference_cast, reference_scale
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX, NAN_CODES, reference_cast, reference_scale
 from fp8tune_kernels.spec import NamedInts
 
 EVERY_BFLOAT16 = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)

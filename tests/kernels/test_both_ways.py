@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune_kernels import (
-    both_ways,
     catalog,
-    ops,
     quantize_colwise,
     quantize_colwise_3d,
     quantize_colwise_transpose_3d,
     quantize_rowwise_2d,
     quantize_rowwise_colwise,
     quantize_transpose_3d_reduction,
-    weights,
 )
+from fp8tune_kernels.quantize import both_ways, weights
+from fp8tune_kernels.runtime import ops
 from fp8tune_kernels.spec import NamedInts, Problem
 
 M, K, N, E = 50, 24, 20, 3
@@ -141,7 +140,7 @@ def test_the_operators_are_what_torch_library_expects(x: torch.Tensor, w: torch.
     torch.library.opcheck(operators.quantize_colwise_transpose_3d, (w, None, False), test_utils=checks)
 
 
-# Turns, as the docstring of fp8tune_kernels.both_ways has them
+# Turns, as the docstring of fp8tune_kernels.quantize.both_ways has them
 
 
 def begins(pieces: list[int]) -> list[int]:

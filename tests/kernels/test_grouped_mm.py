@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import fp8_grouped_mm
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.arithmetic import FP8_MAX
 from fp8tune_kernels.groups import group_ends
-from fp8tune_kernels.lookup import running_arch
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import ROUTINGS
 
 M, K, N, E = 192, 64, 48, 4

@@ -5,7 +5,7 @@ import torch
 from test_grouped_mm import Layer, Results, by_group, exactly, layer, run, sqnr_db
 
 from fp8tune_kernels import catalog, mxfp8_grouped_mm
-from fp8tune_kernels.grouped_mxfp8 import mxfp8_path
+from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
 from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = [

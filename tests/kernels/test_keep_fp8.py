@@ -140,7 +140,7 @@ def test_of_padded_rows_the_codes_are_saved_alone(device: str) -> None:
 
 
 def test_nothing_is_quantized_both_ways_that_no_gradient_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fp8tune_kernels import grouped_mm
+    from fp8tune_kernels.gemm import grouped_mm
 
     called: list[str] = []
     for name in ("quantize_rowwise_colwise", "quantize_colwise_transpose_3d"):

@@ -12,7 +12,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from fp8tune_kernels import launching
+from fp8tune_kernels.runtime import launching
 
 STREAM = 7
 CONFIG = {"BLOCK_SIZE": 32, "num_warps": 4}

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune_kernels import catalog, lookup
+from fp8tune_kernels import catalog
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.tables import Key, Row, Table
 
 SPEC = catalog.load("colwise")

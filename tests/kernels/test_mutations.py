@@ -13,7 +13,7 @@ from cases import leads, with_lead
 from mutants import FAULTS
 from planting import plant
 
-from fp8tune.measure import fences
+from fp8tune.measure import guards
 from fp8tune.measure.trial import Bench
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
@@ -80,7 +80,7 @@ def fenced(values: tuple[Any, ...], device: str) -> tuple[Any, ...]:
 
 
 def _fenced(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    copy = fences.fenced(tensor, device)
+    copy = guards.fenced(tensor, device)
     copy.untyped_storage().fill_(0)  # read as offsets, anything else would have a faulty kernel run for minutes
     return copy.copy_(tensor)
 

@@ -15,7 +15,7 @@ from fp8tune_kernels import (
     quantize_mxfp8_dim1_3d,
     quantize_mxfp8_dim1_3d_via_2d,
 )
-from fp8tune_kernels.mxfp8_arithmetic import SCALE_MODES, reference_blocks
+from fp8tune_kernels.quantize.mxfp8_arithmetic import SCALE_MODES, reference_blocks
 from fp8tune_kernels.spec import NamedInts, Problem
 
 OF_MATRICES = (quantize_mxfp8_dim0, quantize_mxfp8_dim1)

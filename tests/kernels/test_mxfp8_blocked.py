@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp8tune_kernels import mxfp8_blocked
+from fp8tune_kernels.gemm import mxfp8_blocked
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.spec import ROUTINGS
 

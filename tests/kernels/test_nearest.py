@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp8tune_kernels.nearest import distance, nearest
+from fp8tune_kernels.runtime.nearest import distance, nearest
 from fp8tune_kernels.spec import LAYOUT_FLAG, Span
 from fp8tune_kernels.tables import Key, Row
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fp8tune.bench.cells import HOST_ROW, public_wrapper
-from fp8tune.code.loading import load_spec
 from fp8tune.plan.problems import problems
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
 from fp8tune_kernels.catalog import KERNELS
-from fp8tune_kernels.token_groups import pad, unpad
+from fp8tune_kernels.gemm.token_groups import pad, unpad
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 

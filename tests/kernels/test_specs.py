@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fp8tune_kernels import both_ways, catalog, panels
+from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
+from fp8tune_kernels.quantize import both_ways, panels
 from fp8tune_kernels.spec import ROUTINGS, KernelSpec, NamedInts, Problem
 
 ROW = {"M": 16640, "K": 5120, "N": 8192, "E": 16}
@@ -58,7 +59,7 @@ def test_the_lookup_key_never_holds_the_exact_number_of_rows(spec: KernelSpec, p
 def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
     spec: KernelSpec, problem: Problem, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    from fp8tune_kernels import ops
+    from fp8tune_kernels.runtime import ops
 
     problem = spec.scaled_down(problem)
     seen = []

@@ -6,7 +6,7 @@ from cases import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8tune_kernels import token_groups
+from fp8tune_kernels.gemm import token_groups
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.spec import ROUTINGS
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune_kernels import catalog, lookup, user_tables
+from fp8tune_kernels import catalog
+from fp8tune_kernels.runtime import lookup, user_tables
+from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, parsed, user_table
 from fp8tune_kernels.tables import Key, Row, Table
-from fp8tune_kernels.user_tables import of_kernel, overlay, parsed, user_table
 
 SPEC = catalog.load("colwise")
 NEAR: Key = (("G", 64), ("K", 5120), ("M_bucket", 16384))

@@ -8,7 +8,8 @@ import torch
 from cases import assert_same_bits, poisoned
 
 import fp8tune_kernels
-from fp8tune_kernels import catalog, weights
+from fp8tune_kernels import catalog
+from fp8tune_kernels.quantize import weights
 from fp8tune_kernels.spec import NamedInts, Problem
 
 KERNELS = ("colwise-3d", "transpose-3d-atomic", "transpose-3d-reduction")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
 
-from fp8tune.code.loading import load_spec
-from fp8tune.measure import checking, edges, fences
+from fp8tune.measure import checking, edges, guards
 from fp8tune.measure import trial as measure
 from fp8tune.measure.clock import Block, Trial
 from fp8tune.measure.worker import Worker
 from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.spec import CONTENTS, Edge
 
 REFERENCE = f"{PLANTED / 'launches.py'}:SPEC"
@@ -152,9 +152,9 @@ def test_a_reference_may_work_in_place_and_return_its_input(device: str) -> None
 
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
-    tensor = fences.moved(torch.arange(size, dtype=torch.uint8))
-    own, before = fences.own_bytes(tensor), checking.fingerprint(tensor)
-    fences.paint(tensor, 7)
+    tensor = guards.moved(torch.arange(size, dtype=torch.uint8))
+    own, before = guards.own_bytes(tensor), checking.fingerprint(tensor)
+    guards.paint(tensor, 7)
     assert checking.fingerprint(tensor) == before
     if size:
         at = data.draw(st.integers(0, size - 1))
@@ -183,7 +183,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_input_between_fences_is_the_same_and_begins_where_it_was_asked_to(layout: str, offset: int) -> None:
     tensor = LAYOUTS[layout]()
-    copy = fences.moved(tensor, offset)
+    copy = guards.moved(tensor, offset)
     assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert torch.equal(copy.float(), tensor.float())
     past = (offset + tensor.storage_offset()) * tensor.element_size()

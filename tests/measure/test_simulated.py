@@ -65,7 +65,7 @@ def test_a_clock_nobody_knows_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "other", [{"process": 1}, {"round": 1}, {"position": 40}, {"after": "another"}, {"twin": True}], ids=str
+    "other", [{"process": 1}, {"round": 1}, {"position": 40}, {"after": "another"}, {"duplicate": True}], ids=str
 )
 def test_each_block_is_drawn_anew(other):
     timer = SimulatedTimer(1)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fp8tune.code.loading import load_spec
 from fp8tune.measure import trial as measure
 from fp8tune.measure.checking import HOPELESS_RATIO, Bench
 from fp8tune.measure.clock import Block, Trial
 from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
 
 PROBLEM = Problem("rowwise-2d", NamedInts(M=64, K=64))
 

@@ -12,7 +12,7 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import worker as workers
-from fp8tune.measure.worker import Poisoned, Pool, RemoteError, Worker, WorkerDied, WorkerHung
+from fp8tune.measure.worker import Poisoned, RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool
 
 
 def double(value: int) -> int:
@@ -83,7 +83,7 @@ def test_poisoned_process_answers_and_is_replaced(worker: Worker) -> None:
 
 
 def test_pool_loses_only_the_call_that_died() -> None:
-    pool = Pool(2)
+    pool = WorkerPool(2)
     try:
         futures = [pool.submit(60, double, value) for value in range(4)]
         dead = pool.submit(60, die, signal.SIGSEGV)

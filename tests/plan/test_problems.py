@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import UsageError
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, DeviceLimits, KernelSpec
 

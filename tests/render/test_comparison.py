@@ -10,7 +10,7 @@ import pytest
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
 from fp8tune.compare.duel import Played
 from fp8tune.compare.pairing import Step
-from fp8tune.compare.verdicts import Effect, Verdict
+from fp8tune.compare.verdicts import ChangeVerdict, Effect
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import compare as render_compare
 
@@ -18,7 +18,7 @@ H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.1
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, G=64), routing="jagged")
 TIMED = ComparedRow(
     "colwise",
-    Verdict.IMPROVEMENT,
+    ChangeVerdict.IMPROVEMENT,
     PROBLEM,
     H100,
     before_us=1234.56,
@@ -37,7 +37,7 @@ def comparison(*rows: ComparedRow) -> Comparison:
 def test_markdown_is_a_table_and_one_line_of_provenance() -> None:
     assert render_compare.markdown(comparison(TIMED)).splitlines() == [
         "| Kernel | Shape | Before (us) | After (us) | Speedup | Change | 95 % interval | Detectable | Control "
-        "| Verdict |",
+        "| ChangeVerdict |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         "| colwise | M=16640 K=5120 G=64, jagged | 1,234.6 | 617.3 | 2.00x | -50.00 % | -50.11 % to -49.89 % | +0.85 % "
         "| +0.04 % | IMPROVEMENT |",
@@ -50,7 +50,7 @@ def test_markdown_is_a_table_and_one_line_of_provenance() -> None:
 
 def test_markdown_has_one_table_a_device() -> None:
     other = replace(TIMED, device=replace(H100, name="NVIDIA H200", uuid_hash="2" * 16))
-    text = render_compare.markdown(comparison(TIMED, other, ComparedRow("rowwise", Verdict.NEW)))
+    text = render_compare.markdown(comparison(TIMED, other, ComparedRow("rowwise", ChangeVerdict.NEW)))
     assert text.count("| Kernel |") == 3
     assert text.count("2.00x") == 2
 
@@ -86,7 +86,7 @@ def test_disturbed_blocks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_loud_control_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    loud = replace(TIMED, verdict=Verdict.CLEAR, control=Effect(0.02, 0.001, 11), quiet=False)
+    loud = replace(TIMED, verdict=ChangeVerdict.CLEAR, control=Effect(0.02, 0.001, 11), quiet=False)
     told = replace(comparison(loud), control=Effect(0.02, 0.001, 11))
     assert told.exit_code == 3
     render_compare.print_comparison(told, "table")
@@ -123,4 +123,4 @@ def test_progress_says_each_phase_once_and_when_it_ends(capsys: pytest.CaptureFi
     ],
 )
 def test_exit_codes(verdicts: list[str], code: int) -> None:
-    assert comparison(*(replace(TIMED, verdict=Verdict(word)) for word in verdicts)).exit_code == code
+    assert comparison(*(replace(TIMED, verdict=ChangeVerdict(word)) for word in verdicts)).exit_code == code

@@ -12,9 +12,9 @@ from database_rows import H100, H200, KERNEL, begin, config, end_finals, finishe
 from places import ROOT
 
 from fp8tune.choose import ranking
-from fp8tune.choose.decision import Verdict
+from fp8tune.choose.decision import PickVerdict
 from fp8tune.export import table as export
-from fp8tune.records import Kind, Pool, Status
+from fp8tune.records import ComparableRows, Kind, Status
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 
@@ -104,13 +104,16 @@ def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
 
 
 def test_pools_without_timings_are_all_kept() -> None:
-    pools = [Pool(problem(), H100, kind, KERNEL, True, 0.0) for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)]
+    pools = [
+        ComparableRows(problem(), H100, kind, KERNEL, True, 0.0)
+        for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)
+    ]
     assert ranking.competing(pools) == pools
 
 
 def test_a_pool_competes_by_kind_then_end_then_age() -> None:
-    def pool(kind: Kind, complete: bool, newest: float) -> Pool:
-        return Pool(problem(), H100, kind, KERNEL, complete, newest)
+    def pool(kind: Kind, complete: bool, newest: float) -> ComparableRows:
+        return ComparableRows(problem(), H100, kind, KERNEL, complete, newest)
 
     first = pool(Kind.MEASURED, True, 1.0)
     others = [pool(Kind.MEASURED, False, 9.0), pool(Kind.PUBLISHED, True, 9.0), pool(Kind.MEASURED, True, 0.5)]
@@ -118,7 +121,7 @@ def test_a_pool_competes_by_kind_then_end_then_age() -> None:
 
 
 def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> None:
-    finals = Pool(problem(), H100, Kind.MEASURED, KERNEL, True, 1.0, has_finals=True)
+    finals = ComparableRows(problem(), H100, Kind.MEASURED, KERNEL, True, 1.0, has_finals=True)
     screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
     assert ranking.competing([finals, screen]) == [finals]
     newer_finals = replace(screen, has_finals=True)
@@ -138,7 +141,7 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
     for evidence in (store.evidence(), store.evidence(keep=ranking.competing)):
         (pick,) = ranking.winners(evidence)
         assert (pick.device, pick.n) == (H100, 2)
-        assert pick.verdict is not Verdict.QUICK
+        assert pick.verdict is not PickVerdict.QUICK
 
 
 def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:

@@ -126,7 +126,7 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     end_finals(store, sweep)
     (item,) = store.evidence()
     assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
-    assert [visit.time_us for visit in item.twin] == [101.0]
+    assert [visit.time_us for visit in item.duplicate] == [101.0]
 
 
 def test_later_finals_replace_the_earlier_ones(store):

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from places import PLANTED
 
-from fp8tune.choose.calibration import protocol_of
-from fp8tune.choose.decision import Verdict
+from fp8tune.choose.calibration import measuring_plan_of
+from fp8tune.choose.decision import PickVerdict
 from fp8tune.choose.incumbents import Incumbents
 from fp8tune.choose.ranking import Winner
 from fp8tune.measure.clock import Slot
@@ -26,7 +26,7 @@ from fp8tune.sweep import finals, session
 from fp8tune.sweep import loop as sweep
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-PROTOCOL = protocol_of({})
+PROTOCOL = measuring_plan_of({})
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,12 @@ def test_finals_are_the_default(store: Store, wish: session.Wish) -> None:
         assert len(twins) == len(processes) * PROTOCOL.rounds
         assert {row.outcome.time_us for row in twins}.isdisjoint({row.outcome.time_us for row in mine})
     for winner in winners(store, wish):
-        assert winner.verdict in (Verdict.CERTIFIED, Verdict.NEAR_TIE, Verdict.KEPT_INCUMBENT, Verdict.AMBIGUOUS)
+        assert winner.verdict in (
+            PickVerdict.CERTIFIED,
+            PickVerdict.NEAR_TIE,
+            PickVerdict.KEPT_INCUMBENT,
+            PickVerdict.AMBIGUOUS,
+        )
         assert winner.n in (PROTOCOL.processes, *PROTOCOL.more_processes)
         assert winner.noise_floor is not None
         assert winner.noise_floor < 0.02
@@ -118,14 +123,14 @@ def test_finals_are_the_default(store: Store, wish: session.Wish) -> None:
 def test_only_ambiguous_rows_get_more_processes(store: Store, wish: session.Wish) -> None:
     events(store, wish)
     for winner in winners(store, wish):
-        assert winner.verdict is not Verdict.AMBIGUOUS or winner.n == PROTOCOL.more_processes[-1]
+        assert winner.verdict is not PickVerdict.AMBIGUOUS or winner.n == PROTOCOL.more_processes[-1]
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, wish: session.Wish) -> None:
     quick = replace(wish, quick=True)
     screened = rows(events(store, quick))
     assert {row.stage for row in screened} == {"screen"}
-    assert {winner.verdict for winner in winners(store, quick)} == {Verdict.QUICK}
+    assert {winner.verdict for winner in winners(store, quick)} == {PickVerdict.QUICK}
     found = events(store, wish)
     kept = [event for event in found if isinstance(event, sweep.TrialDone) and event.from_database]
     assert len(kept) == len(screened)
@@ -151,7 +156,9 @@ def test_a_stopped_sweep_continues_with_the_next_visit(store: Store, wish: sessi
         if seen == 100:
             break
     running.close()  # type: ignore[attr-defined]
-    assert {winner.verdict for winner in session.winners(store, job.laboratory, [event.row.problem])} == {Verdict.QUICK}
+    assert {winner.verdict for winner in session.winners(store, job.laboratory, [event.row.problem])} == {
+        PickVerdict.QUICK
+    }
     events(store, wish)
     with Store.open(str(tmp_path / "whole.db"), create=True) as whole:
         events(whole, wish)
@@ -235,7 +242,7 @@ def test_a_time_budget_that_ends_in_the_finals_says_so(
     *_, last = events(store, wish)
     assert isinstance(last, sweep.Finished)
     assert last.left_out == 0
-    assert Verdict.QUICK not in {winner.verdict for winner in winners(store, wish)}
+    assert PickVerdict.QUICK not in {winner.verdict for winner in winners(store, wish)}
 
 
 def test_a_time_budget_leaves_what_was_visited_often_enough(
@@ -249,8 +256,8 @@ def test_a_time_budget_leaves_what_was_visited_often_enough(
     job = session.take(wish)
     problems = [batch.problem for batch in session.prepare(job).request.batches]
     verdicts = [session.winners(store, job.laboratory, [problem])[0].verdict for problem in problems]
-    assert verdicts[0] is not Verdict.QUICK
-    assert verdicts[1] is Verdict.QUICK
+    assert verdicts[0] is not PickVerdict.QUICK
+    assert verdicts[1] is PickVerdict.QUICK
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -268,7 +275,7 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
     problems = [batch.problem for batch in session.prepare(job).request.batches]
     cut = [session.winners(store, job.laboratory, [problem])[0] for problem in problems]
     assert [winner.n for winner in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
-    assert Verdict.QUICK not in {winner.verdict for winner in cut}
+    assert PickVerdict.QUICK not in {winner.verdict for winner in cut}
     monkeypatch.undo()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(finals, "needs_more", lambda decision: not settles)
@@ -298,8 +305,8 @@ def test_a_time_budget_ends_no_finals_that_nobody_played(
     assert isinstance(last, sweep.Finished)
     assert last.left_out > 0
     verdicts = [session.winners(store, job.laboratory, [problem])[0].verdict for problem in (first, second)]
-    assert verdicts[0] is Verdict.QUICK
-    assert verdicts[1] is not Verdict.QUICK
+    assert verdicts[0] is PickVerdict.QUICK
+    assert verdicts[1] is not PickVerdict.QUICK
     with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
         assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
 

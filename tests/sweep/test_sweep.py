@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
-from fp8tune.code.loading import load_spec
 from fp8tune.errors import MachineError
 from fp8tune.measure.laboratory import Laboratory, OpenLaboratory
 from fp8tune.measure.simulated import SimulatedTimer
 from fp8tune.measure.trial import trial_of
 from fp8tune.measure.worker import RemoteError
 from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import session

@@ -1,0 +1,219 @@
+"""The hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
+
+Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach: jit functions,
+helpers and constants, through imports within the kernel's own package. Comments, docstrings, formatting, the names
+of helpers and modules, the reference, the inputs, the grid and other kernels are not in it: changing those orphans no
+rows.
+
+Limits: names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or a module's side effects on import
+are not seen, nor is the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written
+as a call with a ``launch=`` keyword is hashed with everything it mentions.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from fp8tune import errors
+from fp8tune.revisions import git
+from fp8tune.revisions.walk import Module, Read, Walk, candidates
+from fp8tune_kernels import catalog
+
+TIMED = ("launch", "outputs")
+"""The fields of a spec that run inside the clock, or decide the memory it runs on."""
+
+JUDGED = ("inputs", "reference", "edges")
+"""The fields of a spec that say which bytes are right, and on what."""
+
+NOT_TIMED = frozenset(
+    f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "tables", "runtime", "lookup", "launching")
+)
+"""Modules of our own that a kernel file uses around the timed path only."""
+
+ROOM = "fp8tune_kernels.quantize."
+"""Where the kernels of this package lie; before November 2026 they lay beside ``spec.py``."""
+
+SOURCE_ROOTS = ("kernels", "src", "")
+"""Where a repository keeps its packages."""
+
+
+class NoSuchKernel(errors.UsageError):
+    """The code looked at declares no such kernel."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a spec is declared; ``root``, for a ``path.py:ATTRIBUTE``, is the folder its imports start from."""
+
+    module: str
+    attribute: str
+    root: Path | None = None
+
+    @property
+    def package(self) -> str:
+        """The outermost package: code outside it is not followed."""
+        return self.module.partition(".")[0]
+
+
+def parse_reference(text: str) -> Reference:
+    """A kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``. Raises UsageError for anything else."""
+    if text in catalog.KERNELS:
+        return Reference(catalog.module_name(text), "SPEC")
+    where, colon, attribute = text.rpartition(":")
+    if not colon:
+        raise errors.unknown("kernel", text, catalog.KERNELS)
+    if not attribute.isidentifier():
+        raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
+    if where.endswith(".py"):
+        return _file_reference(Path(where).absolute(), attribute)
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise errors.UsageError(f"{where!r} in {text!r} is no module name: write module:ATTRIBUTE or path.py:ATTRIBUTE")
+    return Reference(where, attribute)
+
+
+def source_hash(kernel: str, read: Read) -> str:
+    """16 hex digits naming the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
+
+    Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
+    """
+    return _hash(kernel, read, TIMED, "launch")
+
+
+def reference_hash(kernel: str, read: Read) -> str:
+    """Likewise of the code that says which bytes are right: the reference, the inputs and the edges of a spec.
+
+    What was judged by another reference is judged anew. Raises as :func:`source_hash` does.
+    """
+    return _hash(kernel, read, JUDGED, "reference")
+
+
+def folder_hash(kernel: str) -> str:
+    """16 hex digits naming the text of every Python file beside an installed kernel's own: whatever its spec may reach.
+
+    Far cheaper than following names, and never the same for two grids; a comment changes it too. Exported tables are
+    left out: a sweep does not read them. Raises NoSuchKernel where the kernel is not installed.
+    """
+    folder = kernel_file(kernel).parent
+    if kernel in catalog.KERNELS:  # its package has rooms
+        package = folder.parent
+        files = [path for path in package.rglob("*.py") if "tables" not in path.relative_to(package).parts]
+    else:
+        files = list(folder.glob("*.py"))
+    texts = [path.read_bytes() for path in sorted(files)]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+def kernel_name(kernel: str, read: Read) -> str:
+    """The ``name=`` a referenced spec declares, read from its text. Raises as :func:`source_hash` does."""
+    reference = parse_reference(kernel)
+    _, spec = _declaration(_walk(reference, read), reference)
+    for keyword in spec.keywords if isinstance(spec, ast.Call) else ():
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    raise errors.UsageError(f'{kernel} gives no plain name: declare it as SPEC = KernelSpec(name="...")')
+
+
+def installed(kernel: str) -> Read:
+    """Reads the code that would run here, without importing any of it."""
+    reference = parse_reference(kernel)
+    return in_folder(reference.root or _import_root(reference.package))
+
+
+def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
+    """Reads files below a folder, trying each source root in turn."""
+
+    @functools.cache
+    def read(path: str) -> str | None:
+        for root in roots:
+            file = folder / root / path
+            if file.is_file():
+                return file.read_text(encoding="utf-8", errors="replace")
+        return None
+
+    return read
+
+
+def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
+    """Reads files as a commit of a git repository has them, trying each source root in turn."""
+
+    @functools.cache
+    def read(path: str) -> str | None:
+        texts = (git.show(repository, commit, str(PurePosixPath(root, path))) for root in roots)
+        return next((text for text in texts if text is not None), None)
+
+    return read
+
+
+def kernel_file(kernel: str) -> Path:
+    """The file that declares an installed kernel. Raises NoSuchKernel where there is none."""
+    reference = parse_reference(kernel)
+    root = reference.root or _import_root(reference.package)
+    for path in candidates(reference.module):
+        if (root / path).is_file():
+            return root / path
+    raise NoSuchKernel(f"{kernel} is not installed: there is no {candidates(reference.module)[0]} below {root}")
+
+
+def _file_reference(file: Path, attribute: str) -> Reference:
+    """Imports of a file start above the outermost package it lies in."""
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    return Reference(".".join(parts), attribute, root)
+
+
+def _import_root(package: str) -> Path:
+    """The folder a package is imported from, the current one last, as when its spec is loaded."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # __main__, and whatever a program put into sys.modules by hand
+        raise NoSuchKernel(f"{package} has no file of its own: name the kernel's file as path.py:ATTRIBUTE") from None
+    if spec is None and any((Path.cwd() / path).is_file() for path in candidates(package)):
+        return Path.cwd()
+    if spec is None:
+        raise NoSuchKernel(f"no module named {package!r}: install it, or name the file as path.py:ATTRIBUTE")
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin or ".").parent
+
+
+def _walk(reference: Reference, read: Read) -> Walk:
+    """A loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it."""
+    return Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
+
+
+def _declaration(walk: Walk, reference: Reference) -> tuple[Module, ast.expr]:
+    """The module and the expression a spec is assigned from, through re-exports."""
+    name, attribute, seen = reference.module, reference.attribute, set[str]()
+    while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
+        seen.add(f"{name}.{attribute}")
+        for statement in module.statements.get(attribute, ()):
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                return module, statement.value
+        if attribute not in module.imports:
+            raise NoSuchKernel(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
+        name, _, attribute = module.imports[attribute].rpartition(".")
+    if name.startswith(ROOM):  # a revision from before the kernels had rooms
+        return _declaration(walk, replace(reference, module=name.replace(ROOM, "fp8tune_kernels.", 1)))
+    raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
+
+
+def _hash(kernel: str, read: Read, names: tuple[str, ...], needed: str) -> str:
+    reference = parse_reference(kernel)
+    walk = _walk(reference, read)
+    module, spec = _declaration(walk, reference)
+    for expression in _expressions(spec, names, needed):
+        walk.enter(module, expression)
+    return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
+
+
+def _expressions(spec: ast.expr, names: tuple[str, ...], needed: str) -> list[ast.expr]:
+    """The keywords of these names in a spec's declaration; all of it where ``needed`` is none of them."""
+    keywords = spec.keywords if isinstance(spec, ast.Call) else []
+    given = {keyword.arg: keyword.value for keyword in keywords if keyword.arg in names}
+    return [given[name] for name in names if name in given] if needed in given else [spec]

@@ -1,0 +1,1 @@
+"""The grouped matrix multiplications, and what lays their operands out."""

@@ -1,0 +1,255 @@
+"""FP8 grouped GEMM with its gradients: drop-in for ``torch._grouped_mm`` of token rows and expert weights.
+
+    forward            out    = A @ B_t           ``rowwise-2d`` of A,       ``colwise-3d`` of B_t
+    input gradient     grad_A = grad @ B          ``rowwise-2d`` of grad,    ``transpose-3d`` of B_t
+    weight gradient    grad_B = grad.t() @ A      ``colwise-dual`` of both: one scale a column of each group
+
+    A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
+    B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``
+    offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M
+    out   (M, N), bfloat16
+
+Each operand of each of the three GEMMs is quantized along the dim that is contracted, with power-of-two scales. All of
+it is operators of ``torch.library``, so that ``torch.compile(fullgraph=True)`` traces it, and none waits for the
+device, so that CUDA graphs capture it. What is kept for the backward pass is A and B_t as they were given, or, by
+``keep_fp8``, the codes that the backward pass multiplies: then an operand is quantized both ways in one read, and grad
+as well where A is kept. Bytes moved for an element of bfloat16 in a step, and held between the passes:
+
+             by default                      where kept                  held by default, where kept
+    A        3 rowwise-2d + 3 colwise        4 rowwise-colwise           2, 1
+    grad     3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)    0, 0
+    B_t      3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d      0 as it is the parameter, 1
+
+``transpose-3d`` is the one of panels, ``transpose-3d-atomic``. On an H100 the other takes 88 us for 67 at one expert of
+8192 x 5120, 1,131 for 801 at 16, 173 for 153 at eight of 2048 x 7168, and 247 for 254 at 64 of 1408 x 2048.
+
+All of these kernels but the first of each sum read their input again, from L2 where that holds what one scale needs:
+of ``colwise`` and ``transpose-3d`` some columns of a group, which it always can, in one read for both ways a whole
+group or expert. One of 1,024 x 2,048 is 4 MiB, of 1,040 x 8,192 16, of 16,384 x 7,168 224, and an H100 has about 32 to
+give. Where it cannot, 6 bytes move either way, and what is left of keeping A is half of the memory it takes until the
+backward pass; keeping B_t takes memory: a byte more a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from fp8tune_kernels.gemm import token_groups
+from fp8tune_kernels.gemm.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
+from fp8tune_kernels.quantize.colwise import quantize_colwise
+from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
+from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
+from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
+from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
+from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
+from fp8tune_kernels.runtime.once import differentiable_once
+from fp8tune_kernels.runtime.ops import IN_DTYPES, check_matrix, check_offsets
+
+__all__ = ["autocast", "check_bias", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
+
+GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+"""What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
+
+
+def fp8_grouped_mm(
+    A: torch.Tensor,
+    B_t: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    float8_dtype: torch.dtype | None = None,
+    pad_token_groups: bool = False,
+    keep_fp8: Collection[str] = (),
+) -> torch.Tensor:
+    """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable in A and B_t.
+
+    ``pad_token_groups``: group sizes may be anything, zero included. Each group is padded to a positive multiple of 16
+    rows on the device and the output's padding taken out again, without waiting for it; rows past ``offs[-1]`` come out
+    as zeros. Without it the weight gradient wants sizes that are such multiples already (a GPU asserts it on the
+    device), and rows past ``offs[-1]`` hold what they hold after ``torch._grouped_mm``: nothing specified, in out and
+    in A's gradient.
+
+    ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to quantize for both passes at once, in the forward pass, and to keep
+    in FP8 until the backward pass, as the module's docstring counts it. The results are the same bytes. Nothing is kept
+    that no gradient asks for.
+
+    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
+    are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same FP8 codes. ``bias`` and
+    ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second derivative.
+
+    Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
+    multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
+    another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
+    """
+    A, B_t = autocast(A, B_t)
+    check_operands(A, B_t, offs, out_dtype, GROUP_ALIGNMENT)
+    check_bias(bias)
+    _check_float8_dtype(float8_dtype)
+    kept = _kept(keep_fp8, A, B_t)
+    if not pad_token_groups:
+        return _apply(A, B_t, offs, float8_dtype, *kept)
+    padded, padded_offs = token_groups.pad(A, offs, GROUP_ALIGNMENT)
+    out = _apply(padded, B_t, padded_offs, float8_dtype, *kept)
+    return token_groups.unpad(out, offs, A.shape[0], GROUP_ALIGNMENT)
+
+
+def _kept(keep_fp8: Collection[str], A: torch.Tensor, B_t: torch.Tensor) -> tuple[bool, bool]:
+    """Whether to keep codes of A, which the weight gradient multiplies, and of B_t, which the input gradient does."""
+    if unknown := set(keep_fp8) - {"A", "B_t"}:
+        raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
+    in_backward = torch.is_grad_enabled()
+    return (
+        in_backward and "A" in keep_fp8 and B_t.requires_grad,
+        in_backward and "B_t" in keep_fp8 and A.requires_grad,
+    )
+
+
+Quantized = tuple[torch.Tensor, torch.Tensor]
+"""Codes and scales of one operand of one GEMM."""
+
+
+class _Fp8GroupedMM(torch.autograd.Function):
+    """The three GEMMs, for groups whose sizes are positive multiples of 16. Saves operands, or codes and scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        A: torch.Tensor,
+        B_t: torch.Tensor,
+        offs: torch.Tensor,
+        float8_dtype: torch.dtype | None,
+        keep_A: bool,
+        keep_B: bool,
+    ) -> torch.Tensor:
+        of_A: list[torch.Tensor] = [A]
+        of_B: list[torch.Tensor] = [B_t]
+        if keep_A:
+            q_A, scales_A, *of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype)
+        else:
+            q_A, scales_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
+        if keep_B:
+            q_B, scales_B, *of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+        else:
+            q_B, scales_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
+        ctx.save_for_backward(offs, *of_A, *of_B)
+        ctx.float8_dtype, ctx.keep_A, ctx.keep_B = float8_dtype, keep_A, keep_B
+        ctx.dtypes = A.dtype, B_t.dtype
+        return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
+
+    @staticmethod
+    @differentiable_once("fp8_grouped_mm")
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        offs, *saved = ctx.saved_tensors
+        of_A, of_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
+        grad, dtype = grad.contiguous(), ctx.float8_dtype
+        grad_A = grad_B_t = None
+        rows: Sequence[torch.Tensor] = ()
+        columns: Sequence[torch.Tensor] = ()
+        if ctx.keep_A and all(ctx.needs_input_grad[:2]):
+            rows, columns = _quantized_both_ways(grad, offs, dtype)
+        if ctx.needs_input_grad[0]:
+            experts = of_B if ctx.keep_B else quantize_transposed(of_B[0], float8_dtype=dtype)
+            grad_A = _input_gradient(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
+            grad_A = grad_A.to(ctx.dtypes[0])
+            del experts
+        del rows  # codes that the other gradient would have beside its own
+        if ctx.needs_input_grad[1]:
+            if ctx.keep_A:
+                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
+            else:
+                columns, of_A = _quantized_columns(grad, of_A[0], offs, dtype)
+            grad_B_t = _weight_gradient(columns, of_A, offs).to(ctx.dtypes[1])
+        return grad_A, grad_B_t, None, None, None, None
+
+
+_apply: Callable[..., torch.Tensor] = _Fp8GroupedMM.apply
+
+
+def _quantized_both_ways(
+    grad: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None
+) -> tuple[Quantized, Quantized]:
+    """(M, N) by rows and by columns of each group, in one read."""
+    q_rows, scales_rows, q_columns, scales_columns = quantize_rowwise_colwise(grad, offs, float8_dtype=float8_dtype)
+    return (q_rows, scales_rows), (q_columns, scales_columns)
+
+
+def _quantized_columns(
+    grad: torch.Tensor, A: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None
+) -> tuple[Quantized, Quantized]:
+    """(M, N) and (M, K) by columns of each group."""
+    if grad.dtype != A.dtype:  # A in float32 is quantized from float32
+        of_grad = quantize_colwise(grad, offs, float8_dtype=float8_dtype)
+        return of_grad, quantize_colwise(A, offs, float8_dtype=float8_dtype)
+    q_grad, scales_grad, q_A, scales_A = quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype)
+    return (q_grad, scales_grad), (q_A, scales_A)
+
+
+def _input_gradient(of_grad: Sequence[torch.Tensor], of_B: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
+    """``grad @ B`` of each expert, from codes and scales: (M, N) and transposed (E, K, N) -> (M, K), bfloat16."""
+    (q_grad, scales_grad), (q_B, scales_B) = of_grad, of_B
+    return scaled_grouped_gemm(q_grad, q_B, scales_grad.squeeze(1), scales_B.squeeze(1), offs)
+
+
+def _weight_gradient(of_grad: Sequence[torch.Tensor], of_A: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
+    """``grad.t() @ A`` of each group, from codes and scales: (M, N) and (M, K) -> (E, K, N), strides (K*N, 1, K) as B_t
+    has them, bfloat16."""
+    (q_grad, scales_grad), (q_A, scales_A) = of_grad, of_A
+    return scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs).transpose(1, 2)
+
+
+def autocast(A: torch.Tensor, B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in the dtype of the autocast region around the call, if there is one."""
+    if A.is_meta or not torch.is_autocast_enabled(A.device.type):  # no region is of device meta
+        return A, B_t
+    dtype = torch.get_autocast_dtype(A.device.type)
+    return A.to(dtype), B_t.to(dtype)
+
+
+def check_operands(
+    A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None, multiple: int
+) -> None:
+    """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes. K and N are such multiples."""
+    check_matrix("A", A)
+    _check_weights(B_t, A)
+    if offs.device != A.device:
+        raise ValueError(f"offs is on {offs.device}, wanted {A.device} as A")
+    check_offsets(offs, A.device)
+    _, K, N = B_t.shape
+    if offs.shape[0] != B_t.shape[0]:
+        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {B_t.shape[0]}: one for each expert of B_t")
+    if A.shape[1] != K:
+        raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
+    if K % multiple or N % multiple or not K or not N:
+        raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
+    if out_dtype not in (None, torch.bfloat16):
+        raise ValueError(f"out_dtype is {out_dtype}, wanted torch.bfloat16: the scaled grouped GEMM writes no other")
+
+
+def check_bias(bias: torch.Tensor | None) -> None:
+    """Raise ValueError for a bias: torch's grouped GEMM has the argument and takes none either."""
+    if bias is not None:
+        raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
+
+
+def _check_weights(B_t: torch.Tensor, A: torch.Tensor) -> None:
+    if B_t.dim() != 3:
+        raise ValueError(f"B_t has shape {tuple(B_t.shape)}, wanted three dimensions (E, K, N)")
+    if B_t.dtype not in IN_DTYPES:
+        raise ValueError(f"B_t is {B_t.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
+    if B_t.device != A.device:
+        raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
+    if not B_t.mT.is_contiguous():
+        _, K, N = B_t.shape
+        wanted = f"({K * N}, 1, {K}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
+        raise ValueError(f"B_t has strides {B_t.stride()}, wanted {wanted}")
+
+
+def _check_float8_dtype(wanted: torch.dtype | None) -> None:
+    """What of it the device decides, the quantization kernels check."""
+    if wanted is not None and wanted not in GEMM_DTYPES:
+        raise ValueError(f"float8_dtype is {wanted}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")

@@ -1,0 +1,130 @@
+"""The scaled grouped GEMM on what the quantization kernels write, as one operator for GPUs and CPUs.
+
+    rows in groups          out[m, n]    = sum over k of a[m, k] * b[g, k, n]        / (scale_a[m]    * scale_b[g, n])
+    contraction in groups   out[g, n, k] = sum over m in g of a[n, m] * b[m, k]      / (scale_a[g, n] * scale_b[g, k])
+
+    a        (M, K), row-major; or (N, M), row-major: the ``.t()`` view of ``colwise``'s codes
+    b        (E, K, N), strides (K*N, 1, K); or (M, K), strides (1, M rounded up to 16)
+    scale_a  (M,), or (G*N,) group-major, float32: what the kernels multiplied by
+    scale_b  (E, N), or (G*K,) group-major, float32
+    offs     (G,), int32: the end row of each group
+    out      bfloat16, accumulated in float32; what the rows past ``offs[-1]`` hold is not specified on a GPU
+
+On GPUs it is ``torch._scaled_grouped_mm``, which wants the reciprocals: both are taken in one launch, and exactly where
+scales are powers of two. It contracts over groups only if their sizes are positive multiples of 16, and asserts that on
+the device. The CPU has no such GEMM: there a loop over groups multiplies the same codes in float32, and holds the
+caller to the same rule.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fp8tune_kernels.runtime.ops import check_ends
+
+__all__ = ["GROUP_ALIGNMENT", "check_sizes", "checked_offsets", "multiply", "scaled_grouped_gemm"]
+
+GROUP_ALIGNMENT = 16
+"""Rows: the groups of a contraction start at 16 bytes of FP8."""
+
+FAST_ACCUMULATION = True
+"""Hopper's tensor cores keep partial sums in their own, shorter format; the errors are far below those of FP8 codes."""
+
+
+def scaled_grouped_gemm(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    """``a @ b`` group by group, as the module's docstring says; contracts over groups where ``b`` is 2D.
+
+    Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for
+    ``offs`` that decrease or pass the rows.
+    """
+    out: torch.Tensor = torch.ops.fp8tune.scaled_grouped_gemm.default(a, b, scale_a, scale_b, offs)
+    return out
+
+
+def _out(a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    offs = others[-1]
+    shape = (len(offs), a.shape[0], b.shape[1]) if b.dim() == 2 else (a.shape[0], b.shape[2])
+    return torch.empty(shape, dtype=torch.bfloat16, device=a.device)
+
+
+def _invert_and_multiply(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    if 0 in a.shape:
+        return _out(a, b, offs).zero_()
+    inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
+    return multiply(a, b, inverse_a, inverse_b, offs)
+
+
+def multiply(
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    """The GEMM alone, on the reciprocals of scales."""
+    if a.device.type == "cpu":
+        return _multiply_on_cpu(a, b, inverse_a, inverse_b, offs)
+    if b.dim() == 2:  # whole groups end at a multiple of 16 rows, which the GEMM wants to see in the shape
+        rows = b.shape[0] // GROUP_ALIGNMENT * GROUP_ALIGNMENT
+        a, b = a[:, :rows], b[:rows]
+    return torch._scaled_grouped_mm(
+        a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=FAST_ACCUMULATION
+    )
+
+
+def _multiply_on_cpu(
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    out, start = _out(a, b, offs).zero_(), 0
+    check_ends(offs, a.shape[0] if b.dim() == 3 else b.shape[0])
+    if b.dim() == 2:
+        check_sizes(offs, GROUP_ALIGNMENT)
+    with torch.autocast("cpu", enabled=False):  # else a caller's autocast multiplies in its own dtype
+        for group, end in enumerate(offs.tolist()):
+            if b.dim() == 3:
+                product = a[start:end].float() @ b[group].float()
+                out[start:end] = product * inverse_a[start:end, None] * inverse_b[group]
+            else:
+                product = a[:, start:end].float() @ b[start:end].float()
+                out[group] = product * inverse_a.view(len(offs), -1, 1)[group] * inverse_b.view(len(offs), -1)[group]
+            start = end
+    return out
+
+
+def check_sizes(offs: torch.Tensor, multiple: int) -> None:
+    """Raise ValueError unless all groups can be contracted over. Reads the values: for tensors on a CPU alone."""
+    ends = offs.tolist()
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end <= start or (end - start) % multiple:
+            wanted = f"a positive multiple of {multiple} for the weight gradient: pad_token_groups=True pads"
+            raise ValueError(f"offs gives group {group} {end - start} rows, wanted {wanted}")
+
+
+def _checked_offsets(offs: torch.Tensor, rows: int, multiple: int) -> torch.Tensor:
+    check_ends(offs, rows)
+    if multiple:
+        check_sizes(offs, multiple)
+    return offs.clone()  # no output of an operator may be its input
+
+
+def checked_offsets(offs: torch.Tensor, rows: int, multiple: int = 0) -> torch.Tensor:
+    """``offs`` after :func:`check_ends`, and with a multiple :func:`check_sizes`, on a CPU; as it is on other devices.
+
+    An operator, because what is traced has no values yet.
+    """
+    if offs.device.type != "cpu":
+        return offs
+    checked: torch.Tensor = torch.ops.fp8tune.checked_offsets.default(offs, rows, multiple)
+    return checked
+
+
+_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
+_LIBRARY.define("scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor")
+_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CUDA")
+_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CPU")
+torch.library.register_fake("fp8tune::scaled_grouped_gemm", _out, lib=_LIBRARY)
+_LIBRARY.define("checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor")
+_LIBRARY.impl("checked_offsets", _checked_offsets, "CPU")
+torch.library.register_fake(
+    "fp8tune::checked_offsets", lambda offs, rows, multiple: torch.empty_like(offs), lib=_LIBRARY
+)

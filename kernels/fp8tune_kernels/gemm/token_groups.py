@@ -1,0 +1,304 @@
+"""Token groups of any size, padded to a multiple of 16 (or of any alignment) rows and back, on the device.
+
+    P = M + alignment*G, rounded up to a multiple of the alignment: enough for any routing
+    padded_end[g] = padded_end[g - 1] + size[g] rounded up to a multiple of the alignment, and at least one
+
+    x       (M, K), row-major, bfloat16, float16 or float32: rows of group after group
+    offs    (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
+    padded  (P, K), row-major: every group followed by rows of zeros, and zeros after the last one
+
+A grouped GEMM that contracts over the rows of each group needs groups that start at 16 bytes, of FP8 at multiples of 16
+rows, and have rows at all: CUTLASS asserts both on the device. So an empty group becomes one of zeros. How many rows
+that takes only the device knows; the buffer is sized by its upper bound so that nobody waits to find out. Both
+directions are one launch, and each is the other's gradient. Rows past ``offs[-1]`` are no group's: they are not copied,
+and come back as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import interpreter
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_ends, check_matrix, check_offsets
+
+__all__ = ["group_of_row", "on_its_device", "pad", "padded_rows", "unpad"]
+
+CONFIG = {"BLOCK_SIZE": 512, "num_warps": 4}
+"""Columns a program copies, of ALIGNMENT rows: four accesses of 16 bytes a thread at 16 rows of bfloat16."""
+
+
+@triton.jit
+def padded_size(size: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
+    """Rows of a group once it is padded: a multiple of ALIGNMENT, at least LEAST of those."""
+    return tl.maximum(tl.cdiv(size, ALIGNMENT), LEAST) * ALIGNMENT
+
+
+@triton.jit
+def group_of_row(
+    offs_ptr: tl.tensor,
+    G: tl.tensor,
+    row: tl.tensor,
+    ALIGNMENT: tl.constexpr,
+    LEAST: tl.constexpr,
+    UNIT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of the group that owns padded ``row``, a multiple of ALIGNMENT: its start and end, and its padded start and end.
+
+    Offsets are given in UNITs of a row. The padded ends up to ``row`` are those of the groups before, and ends never
+    decrease: the largest of them is where this group starts. After the last group, both ends are -1.
+    """
+    start, padded_start, end, padded_end, total = 0, 0, 0x7FFFFFFF, 0x7FFFFFFF, 0
+    for first in range(0, G, 128):
+        groups = first + tl.arange(0, 128)
+        ends = tl.load(offs_ptr + groups, mask=groups < G, other=0) // UNIT
+        starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0) // UNIT
+        sizes = padded_size(ends - starts, ALIGNMENT, LEAST)
+        padded_ends = total + tl.cumsum(sizes, 0)
+        before = (groups < G) & (padded_ends <= row)
+        after = (groups < G) & (padded_ends > row)
+        start = tl.maximum(start, tl.max(tl.where(before, ends, 0), 0))
+        padded_start = tl.maximum(padded_start, tl.max(tl.where(before, padded_ends, 0), 0))
+        end = tl.minimum(end, tl.min(tl.where(after, ends, 0x7FFFFFFF), 0))
+        padded_end = tl.minimum(padded_end, tl.min(tl.where(after, padded_ends, 0x7FFFFFFF), 0))
+        total += tl.sum(sizes, 0)
+    owned = padded_end != 0x7FFFFFFF
+    return start, tl.where(owned, end, -1), padded_start, tl.where(owned, padded_end, -1)
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def pad_kernel(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    padded_ptr: tl.tensor,  # (P, K), row-major
+    padded_offs_ptr: tl.tensor,  # (G,)
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    ALIGNMENT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """One program: ALIGNMENT padded rows, all of one group or of none, and BLOCK_SIZE columns. The first programs also
+    store where the padded groups end."""
+    blocks = tl.cdiv(K, BLOCK_SIZE)
+    row = tl.program_id(0) // blocks * ALIGNMENT
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
+    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    lanes = tl.arange(0, ALIGNMENT)
+    rows = row - padded_start + start + lanes
+    in_columns = (columns < K)[None, :]
+    x = tl.load(
+        x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
+    )
+    padded_row = (row + lanes).to(tl.int64)
+    tl.store(padded_ptr + padded_row[:, None] * K + columns[None, :], x, mask=in_columns)
+    if tl.program_id(0) == 0:
+        store_padded_ends(offs_ptr, padded_offs_ptr, G, ALIGNMENT)
+
+
+@triton.jit
+def store_padded_ends(offs_ptr: tl.tensor, padded_offs_ptr: tl.tensor, G: tl.tensor, ALIGNMENT: tl.constexpr) -> None:
+    """The padded end of every group, by one program."""
+    total = 0
+    for first in range(0, G, 128):
+        groups = first + tl.arange(0, 128)
+        ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
+        starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0)
+        sizes = padded_size(ends - starts, ALIGNMENT, 1)
+        tl.store(padded_offs_ptr + groups, total + tl.cumsum(sizes, 0), mask=groups < G)
+        total += tl.sum(sizes, 0)
+
+
+@triton.jit(do_not_specialize=["M", "G"])
+def unpad_kernel(
+    padded_ptr: tl.tensor,  # (P, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    x_ptr: tl.tensor,  # (M, K), row-major
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    ALIGNMENT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """One program: ALIGNMENT padded rows and BLOCK_SIZE columns. What follows the last padded group is at least as many
+    rows as x has past its last group: those programs write its zeros."""
+    blocks = tl.cdiv(K, BLOCK_SIZE)
+    row = tl.program_id(0) // blocks * ALIGNMENT
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
+    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    lanes = tl.arange(0, ALIGNMENT)
+    rows = row - padded_start + start + lanes
+    in_columns = (columns < K)[None, :]
+    padded_row = (row + lanes).to(tl.int64)
+    padded = tl.load(
+        padded_ptr + padded_row[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
+    )
+    inside = (rows < tl.where(end < 0, M, end))[:, None] & in_columns
+    tl.store(x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], padded, mask=inside)
+
+
+def padded_rows(M: int, G: int, alignment: int) -> int:
+    """Rows that M rows in G groups need at most once each group is padded, and the rows of no group after them."""
+    return (M + alignment * G + alignment - 1) // alignment * alignment
+
+
+def pad(x: torch.Tensor, offs: torch.Tensor, alignment: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad each group of rows of ``x`` with zeros to a multiple of ``alignment`` rows.
+
+    Returns ``(padded, padded_offs)`` as the module's docstring says; ``padded_offs`` is int32 ``(G,)``. Differentiable,
+    launches once and waits for nothing: a GPU does not check the values in ``offs``. ``alignment``: a power of two.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    """
+    padded: tuple[torch.Tensor, torch.Tensor] = _pad(x, offs, alignment)
+    return padded
+
+
+def unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int = 16) -> torch.Tensor:
+    """The inverse of :func:`pad`: ``(P, K)`` -> ``(M, K)``; ``offs`` and M are those of the rows before padding.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``padded`` or ``offs``, or where
+    ``padded`` has another number of rows than :func:`padded_rows`.
+    """
+    unpadded: torch.Tensor = _unpad(padded, offs, M, alignment)
+    return unpadded
+
+
+def _outputs_of_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+    check_matrix("x", x)
+    check_offsets(offs, x.device)
+    return x.new_empty(padded_rows(x.shape[0], offs.shape[0], alignment), x.shape[1]), torch.empty_like(offs)
+
+
+def _outputs_of_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+    check_matrix("padded", padded)
+    check_offsets(offs, padded.device)
+    if padded.shape[0] != (wanted := padded_rows(M, offs.shape[0], alignment)):
+        raise ValueError(f"padded has {padded.shape[0]} rows, wanted {wanted}: {M} rows in {offs.shape[0]} groups")
+    return padded.new_empty(M, padded.shape[1])
+
+
+def _launch_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+    padded, padded_offs = _outputs_of_pad(x, offs, alignment)
+    _check_values(offs, len(x))
+    _launch(pad_kernel, (x, offs, padded, padded_offs), (*x.shape, len(offs)), len(padded), alignment)
+    return padded, padded_offs
+
+
+def _launch_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+    x = _outputs_of_unpad(padded, offs, M, alignment)
+    _check_values(offs, M)
+    _launch(unpad_kernel, (padded, offs, x), (*x.shape, len(offs)), len(padded), alignment)
+    return x
+
+
+def _check_values(offs: torch.Tensor, rows: int) -> None:
+    """On a CPU, where it waits for nothing."""
+    if offs.is_cpu:
+        check_ends(offs, rows)
+
+
+def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], rows: int, alignment: int) -> None:
+    programs = rows // alignment * max(1, -(-sizes[1] // CONFIG["BLOCK_SIZE"]))  # without columns: the padded ends
+    launch_kernel(kernel, programs, tensors, sizes, (alignment,), CONFIG)
+
+
+def reference_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`pad` in plain torch; reads ``offs`` on the host."""
+    padded, padded_offs = _outputs_of_pad(x, offs, alignment)
+    _check_values(offs, len(x))
+    padded.zero_()
+    for (start, end), (first, last) in _copies(offs, padded_offs, alignment):
+        padded[first:last] = x[start:end]
+    return padded, padded_offs
+
+
+def reference_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+    """:func:`unpad` in plain torch; reads ``offs`` on the host."""
+    x = _outputs_of_unpad(padded, offs, M, alignment).zero_()
+    _check_values(offs, M)
+    for (start, end), (first, last) in _copies(offs, torch.empty_like(offs), alignment):
+        x[start:end] = padded[first:last]
+    return x
+
+
+def _copies(
+    offs: torch.Tensor, padded_offs: torch.Tensor, alignment: int
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """(rows of a group, where they lie padded) of each group; fills ``padded_offs``."""
+    copies, start, first = [], 0, 0
+    for group, end in enumerate(offs.tolist()):
+        copies.append(((start, end), (first, first + end - start)))
+        first += max(-(-(end - start) // alignment), 1) * alignment
+        padded_offs[group] = first
+        start = end
+    return copies
+
+
+def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, whatever its arguments live on."""
+
+    def on_gpu(*arguments: Any) -> Any:
+        with torch.cuda.device(arguments[0].device):
+            return launch(*arguments)
+
+    return on_gpu
+
+
+_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
+
+
+def _register(schema: str, launch: Any, reference: Any, fake: Any, backward: Any, setup_context: Any) -> Any:
+    """Define ``fp8tune::<schema>`` with its gradient, and return the callable operator."""
+    _LIBRARY.define(schema)
+    name = schema.partition("(")[0]
+    _LIBRARY.impl(name, on_its_device(launch), "CUDA")
+    _LIBRARY.impl(name, launch if interpreter.INTERPRETED else reference, "CPU")
+    torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"fp8tune::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+    return getattr(torch.ops.fp8tune, name).default
+
+
+def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, offs, ctx.alignment = inputs
+    ctx.save_for_backward(offs)
+    ctx.M = x.shape[0]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward_of_pad(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
+    (offs,) = ctx.saved_tensors
+    return unpad(grad.contiguous(), offs, ctx.M, ctx.alignment), None, None
+
+
+def _remember_unpad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, offs, _, ctx.alignment = inputs
+    ctx.save_for_backward(offs)
+
+
+def _backward_of_unpad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    (offs,) = ctx.saved_tensors
+    return pad(grad.contiguous(), offs, ctx.alignment)[0], None, None, None
+
+
+_pad = _register(
+    "pad_token_groups(Tensor x, Tensor offs, int alignment) -> (Tensor, Tensor)",
+    _launch_pad,
+    reference_pad,
+    _outputs_of_pad,
+    _backward_of_pad,
+    _remember_pad,
+)
+_unpad = _register(
+    "unpad_token_groups(Tensor padded, Tensor offs, SymInt M, int alignment) -> Tensor",
+    _launch_unpad,
+    reference_unpad,
+    _outputs_of_unpad,
+    _backward_of_unpad,
+    _remember_unpad,
+)

@@ -1,0 +1,236 @@
+"""``colwise-dual``: :mod:`.colwise` of two matrices whose rows fall into the same groups, in one launch.
+
+    q_x, scales_x = colwise(x, offs)
+    q_y, scales_y = colwise(y, offs)
+
+    x, y      (M, N) and (M, K), row-major, both bfloat16, float16 or float32
+    offs      (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
+    q_x, q_y  (M, N) and (M, K), strides (1, M rounded up to 16)
+    scales_x, scales_y  (G*N,) and (G*K,), float32, group-major; a GEMM is given the reciprocals
+
+The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, needs both of its operands cast this way at once:
+one launch leaves one tail in which multiprocessors idle, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.quantize import colwise, panels
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
+from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "quantize_colwise_dual"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def colwise_dual_kernel(
+    x_ptr: tl.tensor,  # (M, N), row-major
+    y_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    q_x_ptr: tl.tensor,  # (M, N), strides (1, M rounded up to 16)
+    scales_x_ptr: tl.tensor,  # (G * N,), group-major
+    q_y_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
+    scales_y_ptr: tl.tensor,  # (G * K,), group-major
+    work_x_ptr: tl.tensor,  # see fp8tune_kernels.quantize.panels
+    work_y_ptr: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """Either form of :mod:`.panels`, for x and then y: in panels, a program that finds no ticket of x
+    left goes on to y; walking twice, one program works for either. The loop only chooses which: the code exists once.
+    """
+    programs_of_x = tl.cdiv(N, BLOCK_SIZE) * (G + 1)
+    is_of_y = tl.program_id(0) >= programs_of_x
+    for matrix in tl.range(
+        tl.where(LEAD == 0, is_of_y.to(tl.int32), 0), tl.where(LEAD == 0, is_of_y.to(tl.int32), 1) + 1
+    ):
+        matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = x_ptr, q_x_ptr, scales_x_ptr, work_x_ptr, N
+        if matrix == 1:
+            matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, work_y_ptr, K
+        quantize_columns(
+            matrix_ptr,
+            offs_ptr,
+            q_ptr,
+            scales_ptr,
+            work_ptr,
+            M,
+            columns,
+            G,
+            tl.cdiv(M, 16) * 16,
+            0,
+            tl.program_id(0) - matrix * programs_of_x,
+            FP8_MAX,
+            POWER_OF_TWO,
+            BLOCK_SIZE,
+            BLOCK_SIZE_ITER,
+            LEAD,
+            num_warps,
+            num_stages,
+        )
+
+
+def quantize_colwise_dual(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
+
+    Layouts are as the module's docstring says. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
+    gfx942, else e4m3fn). A NaN in a column of a group makes its scale and codes NaN. Launches once, with the config
+    that the exported table has for these sizes; where that is one of panels, ``4*G*(N + K)`` bytes of scratch and some
+    counters are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's
+    interpreter it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x``, ``y`` or ``offs``, and
+    where ``y`` has other rows or another dtype than ``x``.
+    """
+    return _operator(x, y, offs, float8_dtype, power_of_two)
+
+
+def reference(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same in plain torch; reads ``offs`` on the host."""
+    return (
+        *colwise.reference(x, offs, float8_dtype, power_of_two),
+        *colwise.reference(y, offs, float8_dtype, power_of_two),
+    )
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    """``(x, y, offs, float8_dtype, power_of_two)`` of a problem."""
+    M, N, K = (problem.shape[dim] for dim in "MNK")
+    x = random_matrix(problem, M, N, device)
+    y = random_matrix(replace(problem, seed=problem.seed + 1), M, K, device)
+    return x, y, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
+
+
+def outputs(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """Uninitialised ``q_x``, ``scales_x``, ``q_y`` and ``scales_y``."""
+    return (
+        *colwise.outputs(x, offs, float8_dtype, power_of_two),
+        *colwise.outputs(y, offs, float8_dtype, power_of_two),
+    )
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch; where panels are asked for, after two that zero what they count in."""
+    x, y, offs, float8_dtype, power_of_two = inputs
+    (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
+    programs = [panels.programs(config, M, columns, G, x.device) for columns in (N, K)]
+    work = [panels.work_for(config, columns, G, x) for columns in (N, K)]
+    if count := max(programs) if config["LEAD"] else sum(programs):
+        tensors = (x, y, offs, *outputs, *work)
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(colwise_dual_kernel, count, tensors, (M, N, K, G), constants, panels.options(config))
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The operands of the weight gradient: the output's gradient, ``(M, N)``, with A, ``(M, K)``; ``G = E``.
+
+    The w2 row of a layer has N and K exchanged: another problem, as the table is looked up in the order of arguments.
+    """
+    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 3 groups, 109 rows, 37 and 19 columns: no block divides a dim, and the second matrix starts mid-grid."""
+    sizes = {"M": 109, "N": 37, "K": 19, "G": 3}
+    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and one written for every element of both; scales and offsets are too few to count."""
+    return 3 * shape["M"] * (shape["N"] + shape["K"])
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay for the wider matrix, or None."""
+    return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
+
+
+SPEC = KernelSpec(
+    name="colwise-dual",
+    axes={
+        "BLOCK_SIZE": (16, 32, 64, 128),
+        "BLOCK_SIZE_ITER": (128, 256, 512),
+        "LEAD": panels.AXES["LEAD"],
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 2),
+        "maxnreg": panels.AXES["maxnreg"],
+    },
+    default=colwise.SPEC.default,
+    key=("M_bucket", "N", "K", "G"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
+        edge("a block and one more", routing="balanced", M=513, N=144, K=48, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
+        edge("one column each, tiny values", "tiny", routing="ragged", M=67, N=1, K=1, G=2),
+        edge("odd numbers of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, K=65, G=2),
+    ),
+    routed=True,
+)
+
+
+def _arguments(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
+) -> tuple[Any, ...]:
+    check_matrix("x", x)
+    check_matrix("y", y)
+    if (y.shape[0], y.dtype, y.device) != (x.shape[0], x.dtype, x.device):
+        wanted = f"{x.shape[0]} rows of {x.dtype} on {x.device} as in x"
+        raise ValueError(f"y has {y.shape[0]} rows of {y.dtype} on {y.device}, wanted {wanted}")
+    check_offsets(offs, x.device)
+    return x, y, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+
+
+def _key(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[int, ...]:
+    return bucket(x.shape[0]), x.shape[1], y.shape[1], offs.shape[0]
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_colwise_dual(Tensor x, Tensor y, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _arguments,
+    _key,
+)

@@ -1,0 +1,152 @@
+"""``colwise-transpose-3d``: quantize expert weights to FP8 as ``colwise-3d`` and ``transpose-3d`` do, in one read.
+
+    w              (E, K, N), strides (K*N, 1, K), bfloat16, float16 or float32     see :mod:`.weights`
+    q              (E, K, N), strides (K*N, 1, K), with scales (E, 1, N): reduced over K, as ``colwise-3d`` writes them
+    q_transposed   (E, N, K), strides (N*K, 1, N), with scales (E, 1, K): reduced over N, as ``transpose-3d`` does
+
+The first is the right operand of the forward's scaled grouped GEMM, the second that of the input gradient's. In memory
+w is a row-major (E*N, K) matrix in E equal groups of rows, quantized row by row and column by column
+(:mod:`.both_ways`). Read once where L2 holds an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.quantize import both_ways, colwise_3d, panels, transpose_3d, weights
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
+from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+
+__all__ = ["SPEC", "quantize_colwise_transpose_3d"]
+
+
+@triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
+def colwise_transpose_3d_kernel(
+    w_ptr: tl.tensor,  # (E, K, N), strides (K*N, 1, K)
+    q_ptr: tl.tensor,  # (E, K, N), strides (K*N, 1, K)
+    scales_ptr: tl.tensor,  # (E, 1, N)
+    q_transposed_ptr: tl.tensor,  # (E, N, K), strides (N*K, 1, N)
+    scales_transposed_ptr: tl.tensor,  # (E, 1, K)
+    work_ptr: tl.tensor,  # see fp8tune_kernels.quantize.both_ways
+    E: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+) -> None:
+    """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
+    quantize_both_ways(
+        w_ptr,
+        None,
+        q_ptr,
+        scales_ptr,
+        q_transposed_ptr,
+        scales_transposed_ptr,
+        work_ptr,
+        E * N,
+        K,
+        E,
+        N,
+        tl.cast(N, tl.int64) * (K - 1),
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+        LEAD,
+        num_warps,
+    )
+
+
+def quantize_colwise_transpose_3d(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
+
+    Returns ``(q, scales, q_transposed, scales_transposed)`` as the module's docstring says. ``float8_dtype`` None is
+    the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its two slices
+    NaN. Zeroes about ``4*E*(K + N)`` bytes of scratch and launches once, with the config that the exported table has
+    for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    """
+    return _operator(w, float8_dtype, power_of_two)
+
+
+def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+    """The same in plain torch, an expert at a time."""
+    return (
+        *colwise_3d.reference(w, float8_dtype, power_of_two),
+        *transpose_3d.reference(w, float8_dtype, power_of_two),
+    )
+
+
+def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+    """Uninitialised ``q``, ``scales``, ``q_transposed`` and ``scales_transposed``."""
+    return (
+        *colwise_3d.outputs(w, float8_dtype, power_of_two),
+        *transpose_3d.outputs(w, float8_dtype, power_of_two),
+    )
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch, after one that zeroes what it counts in."""
+    w, float8_dtype, power_of_two = inputs
+    E, K, N = w.shape
+    tensors = (w, *outputs, both_ways.work_for(E * N, K, E, w.device))
+    constants = (FP8_MAX[float8_dtype], power_of_two)
+    programs = both_ways.programs(config, E * N, K, E, w.device)
+    launch_kernel(colwise_transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 2 experts of 301 rows of 101: no block divides either, and an expert has several pieces."""
+    return weights.scaled_down(problem, E=2, N=301, K=101)
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and twice one written for every element; the scales are too few to count."""
+    return 4 * shape["E"] * shape["N"] * shape["K"]
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None."""
+    if config["BLOCK_SIZE_ITER"] >= 2 * shape["N"]:
+        return f"{config['BLOCK_SIZE_ITER']} rows a tile for {shape['N']}: half of the threads idle"
+    return both_ways.invalid(config, shape["K"], limits)
+
+
+SPEC = KernelSpec(
+    name="colwise-transpose-3d",
+    axes=both_ways.AXES,
+    default=NamedInts(both_ways.DEFAULT),
+    key=weights.KEY,
+    problems=weights.problems,
+    inputs=weights.inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=transpose_3d.edges,
+)
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_colwise_transpose_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    weights.arguments,
+    weights.key,
+)

@@ -1,0 +1,228 @@
+"""``mxfp8-dim1``: quantize an ``(M, K)`` matrix to MXFP8 in blocks of 32 along M, transposed in memory.
+
+    amax[k, b]   = max over the 32 rows m of block b of |x[m, k]|
+    scales[k, b] = E8M0 scale of amax[k, b]                    see :mod:`.mxfp8_arithmetic`
+    q[m, k]      = fp8(clamp(x[m, k] / scales[k, m // 32]))
+
+    x       (M, K), row-major, bfloat16, float16 or float32
+    q       (M, K), strides (1, M rounded up to 16): the operand of a block-scaled GEMM that contracts over M
+    scales  (K, ceil(M / 32)), row-major, float8_e8m0fnu
+
+Over groups of rows every group's size must be a multiple of 32, which padding gives: a block must not straddle two.
+The kernel needs no offsets then, and the scales of a group are a slice of columns. Where M is no multiple of 32, the
+last block of a column is the shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.quantize.mxfp8_arithmetic import (
+    FP8_MAX_BITS,
+    MX_BLOCK,
+    SCALE_MODES,
+    check_scale_mode,
+    e8m0_of,
+    quantize_block,
+    reference_blocks,
+)
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "quantize_mxfp8_dim1"]
+
+
+@triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
+def mxfp8_dim1_kernel(
+    x_ptr: tl.tensor,  # (E, M, K), row-major
+    q_ptr: tl.tensor,  # (E, K, q_stride), row-major
+    scales_ptr: tl.tensor,  # (E, K, ceil(M / 32)), row-major, E8M0 codes
+    M: tl.tensor,
+    K: tl.tensor,
+    q_stride: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    FP8_MAX_BITS: tl.constexpr,
+    RCEIL: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+) -> None:
+    """One program: a tile of BLOCK_SIZE_M rows (32 or more) and BLOCK_SIZE_K columns of one matrix, read once.
+
+    The rows of a tile are taken block after block (row 0 of each, then row 1), so that a thread holds many rows of
+    the same block and reduces them alone; on their way to the transposed store they are put in order again.
+    WHOLE_CHUNKS: q_stride is a multiple of 16, and all between row M and it is padding that may be written.
+    """
+    BLOCKS: tl.constexpr = BLOCK_SIZE_M // 32
+    tiles_k = tl.cdiv(K, BLOCK_SIZE_K)
+    tiles = tl.cdiv(M, BLOCK_SIZE_M) * tiles_k
+    matrix = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    columns = tile % tiles_k * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
+    in_columns = (columns < K)[None, :]
+
+    at = tl.arange(0, BLOCK_SIZE_M)
+    rows = tile // tiles_k * BLOCK_SIZE_M + at % BLOCKS * 32 + at // BLOCKS
+    x_rows = x_ptr + (matrix * M + rows)[:, None] * K
+    x = tl.load(x_rows + columns[None, :], mask=(rows < M)[:, None] & in_columns, other=0.0)
+    x = x.reshape(32, BLOCKS, BLOCK_SIZE_K)
+    code = e8m0_of(magnitude_to_float32(tl.max(magnitude(x), 0), x_ptr.dtype.element_ty), FP8_MAX_BITS, RCEIL)
+    q = quantize_block(x, code[None, :, :], q_ptr.dtype.element_ty, FP8_MAX)
+    q = q.permute(1, 0, 2).reshape(BLOCK_SIZE_M, BLOCK_SIZE_K)
+
+    rows = tile // tiles_k * BLOCK_SIZE_M + at
+    # A mask that is constant over each chunk of 16 rows keeps the stores 16 bytes wide.
+    in_rows = rows // 16 * 16 < M if WHOLE_CHUNKS else rows < M
+    lines = matrix * K + columns
+    tl.store(q_ptr + lines[None, :] * q_stride + rows[:, None], q, mask=in_rows[:, None] & in_columns)
+    blocks = tile // tiles_k * BLOCKS + tl.arange(0, BLOCKS)
+    in_blocks = (blocks < tl.cdiv(M, 32))[:, None]
+    scale_at = lines[None, :] * tl.cdiv(M, 32) + blocks[:, None]
+    tl.store(scales_ptr + scale_at, code.to(tl.uint8), mask=in_blocks & in_columns)
+
+
+def quantize_mxfp8_dim1(
+    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
+
+    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
+    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
+    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
+    :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``, or an unknown ``scale_mode``.
+    """
+    return _operator(x, float8_dtype, scale_mode)
+
+
+def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in plain torch."""
+    q, _ = outputs(x, float8_dtype, scale_mode)
+    transposed, scales = reference_blocks(x.t(), float8_dtype, scale_mode)
+    q.copy_(transposed.t())
+    return q, scales
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    """``(x, float8_dtype, scale_mode)`` of a problem."""
+    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
+    return x, dtype_named(problem.fp8_dtype), problem.scale_mode
+
+
+def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised ``q`` and ``scales``. All columns of ``q`` have their padding in memory, also the last one."""
+    M, K = x.shape
+    stride = (M + 15) // 16 * 16
+    q = torch.empty(K * stride, dtype=float8_dtype, device=x.device).as_strided((M, K), (1, stride))
+    return q, torch.empty(K, -(-M // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch: a program for every tile, neighbours along K first. Takes ``(E, M, K)`` too, a matrix an expert."""
+    x, float8_dtype, scale_mode = inputs
+    q, scales = outputs
+    M, K = x.shape[-2:]
+    matrices = x.shape[0] if x.dim() == 3 else 1
+    programs = matrices * -(-M // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"])
+    if programs:
+        stride = q.stride(-1)
+        constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil", stride % 16 == 0)
+        tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
+        launch_kernel(mxfp8_dim1_kernel, programs, tensors, (M, K, stride), constants, config)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """Both operands of the weight gradient: A is ``(M, K)``, the output's gradient ``(M, N)``.
+
+    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
+    """
+    yield NamedInts(M=row["M"], K=row["K"])
+    yield NamedInts(M=row["M"], K=row["N"])
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 157 rows and 101 columns: no tile divides either, and the last block of a column has 29 rows."""
+    sizes = {"M": 157, "K": 101}
+    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and one written for every element, and a scale for every 32."""
+    return 3 * shape["M"] * shape["K"] + -(-shape["M"] // MX_BLOCK) * shape["K"]
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None."""
+    threads = config["num_warps"] * limits.warp_size
+    codes = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
+    room = limits.shared_bytes_per_block
+    if threads > limits.max_threads_per_block:
+        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    if codes > room:
+        return f"{codes} bytes of codes to transpose, {limits.arch} has {room} of shared memory a block"
+    if codes // threads < 16:
+        return f"{codes // threads} values a thread: too few for one 16-byte store of FP8"
+    if codes // threads > 128:
+        return f"{codes // threads} values a thread: the tile does not fit in registers"
+    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
+        return f"{config['BLOCK_SIZE_K']} columns a tile for {shape['K']}: half of the threads idle"
+    return None
+
+
+SPEC = KernelSpec(
+    name="mxfp8-dim1",
+    axes={
+        "BLOCK_SIZE_M": (32, 64, 128, 256, 512),
+        "BLOCK_SIZE_K": (32, 64, 128, 256, 512),
+        "num_warps": (1, 2, 4, 8, 16),
+        "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
+    },
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
+    key=("M_bucket", "K"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", M=1, K=48),
+        edge("a block of rows and one more, NaN", "nan", M=513, K=48),
+        edge("a prime, infinity", "infinite", M=61, K=80),
+        edge("zeros", "zeros", M=33, K=16),
+        edge("one column, tiny values", "tiny", M=67, K=1),
+        edge("a block of columns and one more past an aligned address", offset=1, M=37, K=513),
+    ),
+    scale_modes=SCALE_MODES,
+)
+
+
+def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
+    check_matrix("x", x)
+    check_scale_mode(scale_mode)
+    return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
+
+
+def _key(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
+    return bucket(x.shape[0]), x.shape[1]
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_mxfp8_dim1(Tensor x, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
+    _arguments,
+    _key,
+)

@@ -1,0 +1,472 @@
+"""Quantize the columns of groups of rows: what colwise, colwise-dual, rowwise of a view and transpose-3d-atomic run.
+
+A column of a group has to be read twice, for its maximum and for the cast. Two forms, chosen by the axis ``LEAD``:
+
+*Walking twice* (``LEAD`` 0): each program walks the rows of its own columns twice. Right for short groups, whose second
+read comes from registers or L1. With long ones more is under way on a GPU than L2 holds, and five bytes an element are
+moved for three.
+
+*Panels* (``LEAD`` above 0): all programs work on the same few panels, a *panel* being BLOCK_SIZE columns of one group
+and a *piece* BLOCK_SIZE_ITER rows of it. Pieces are numbered group by group, panel by panel, downwards. A ticket, drawn
+from a counter, is one turn: the maxima of a piece, taken into its panel's, or its cast. The casts run lag pieces behind
+the maxima, in turn with them, so that L2 still holds the piece and its panel is complete or about to be: lag is the
+pieces of the longest panel, and LEAD more.
+
+A program waits only for the maxima of lower tickets. Whoever holds the least ticket that is not done is at work on it,
+for the next one is drawn while a lower is worked on, and waits for nobody. So nothing needs a cooperative launch: it
+ends with however few programs a GPU runs at once, beside whatever other kernels, and in an interpreter that runs one
+program after the other.
+
+On an H100 (us, walking twice / panels): 16640 x 5120 in 1, 16, 64 and 128 groups 167 / 120, 138 / 126, 121 / 139 and
+124 / 166; 131072 x 7168 in 8 groups 1,760 / 1,189. A plain cast of as many values takes 92 and 944. Tried there and
+slower: panels side by side, so that whole rows are read (1,600 at 131072 x 7168); both tiles in one turn (1,375);
+telling L2 which tile to keep (1,288; with LEAD 384 1,328); LEAD 96 (1,290); short groups through shared memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.quantize.arithmetic import magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.tiles import (
+    first_row,
+    fold,
+    folded_rows,
+    group_end,
+    load_tile,
+    of_any_layout,
+    store_edges,
+    store_tile,
+    top,
+)
+from fp8tune_kernels.spec import DeviceLimits
+
+__all__ = ["AXES", "DEFAULT", "invalid", "options", "programs", "quantize_columns", "work_for"]
+
+AXES: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_ITER": (64, 128, 256, 512),
+    "LEAD": (0, 192),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 4),
+    "maxnreg": (0, 168),
+}
+"""``maxnreg``: registers a thread may have, 0 for as many as the compiler likes; NVIDIA's alone. With 168, three
+programs of 4 warps run on an SM at once, for some spilled addresses: 190 us instead of 194 at 16640 x 8192 in 64
+groups on an H100."""
+
+DEFAULT = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 0, "num_warps": 4, "num_stages": 1, "maxnreg": 0}
+
+PROGRAMS_PER_MULTIPROCESSOR = 16
+"""Of panels, at most: those that do not fit draw their first ticket when all are gone, and end."""
+
+
+@triton.jit
+def quantize_columns(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,), or None: G equal groups
+    q_ptr: tl.tensor,  # row m of column k of group g: q_ptr + g * q_group_stride + k * q_stride + m
+    scales_ptr: tl.tensor,  # (G * K,), group-major
+    work_ptr: tl.tensor,  # (work_for(...),), int32, zeros; not used where LEAD is 0
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    q_group_stride: tl.tensor,
+    program: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """What one of :func:`programs` does; ``program`` says which, where each walks columns of its own."""
+    if LEAD == 0:
+        _walk_twice(
+            x_ptr,
+            offs_ptr,
+            q_ptr,
+            scales_ptr,
+            M,
+            K,
+            G,
+            q_stride,
+            q_group_stride,
+            program,
+            FP8_MAX,
+            POWER_OF_TWO,
+            BLOCK_SIZE,
+            BLOCK_SIZE_ITER,
+            num_warps,
+            num_stages,
+        )
+    else:
+        _work_on_panels(
+            x_ptr,
+            offs_ptr,
+            q_ptr,
+            scales_ptr,
+            work_ptr,
+            M,
+            K,
+            G,
+            q_stride,
+            q_group_stride,
+            FP8_MAX,
+            POWER_OF_TWO,
+            BLOCK_SIZE,
+            BLOCK_SIZE_ITER,
+            LEAD,
+            num_warps,
+        )
+
+
+@triton.jit
+def _walk_twice(
+    x_ptr: tl.tensor,
+    offs_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    q_group_stride: tl.tensor,
+    program: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """BLOCK_SIZE columns of one group, or (group G) of the padding rows, BLOCK_SIZE_ITER rows at a time.
+
+    The first tile stays in registers: a group no longer than that is read once. It is cast first, so that its
+    registers are free for the others: at 64 x 256 in 4 warps 241 a thread on sm_90, or 168 and 8 bytes spilled, where
+    it was 255 and 24. These are cast backwards, so that those read last are found in the cache.
+    """
+    blocks = tl.cdiv(K, BLOCK_SIZE)
+    group = program // blocks
+    columns = program % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    rows = tl.arange(0, BLOCK_SIZE_ITER)
+    start = tl.where(group > 0, group_end(offs_ptr, tl.maximum(group - 1, 0), M, G), 0)
+    end = group_end(offs_ptr, group, M, G)
+    read_end = tl.where(group < G, end, start)  # the padding rows are not read: they become the code of 0
+    first = first_row(start)
+    tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)
+
+    kept = load_tile(x_ptr, first, rows, columns, K, start, read_end, "")
+    FOLDED: tl.constexpr = folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)
+    largest = fold(kept, FOLDED)
+    for tile in tl.range(1, tl.where(group < G, tiles, 0), num_stages=num_stages):
+        x = load_tile(x_ptr, first + tile * BLOCK_SIZE_ITER, rows, columns, K, start, read_end, "")
+        largest = tl.maximum(largest, fold(x, FOLDED))
+    scale = scale_of(magnitude_to_float32(top(largest), x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+    tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=columns < tl.where(group < G, K, 0))
+
+    scale = of_any_layout(scale)
+    q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
+    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+    store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "")
+    for tile in tl.range(1, tl.where(q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
+        tile_first = first + (tiles - tile) * BLOCK_SIZE_ITER
+        x = load_tile(x_ptr, tile_first, rows, columns, K, start, read_end, "")
+        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+        store_tile(q_group_ptr, tile_first, rows, columns, K, q_stride, start, end, q, "")
+    store_edges(x_ptr, q_group_ptr, first, end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX)
+
+
+@triton.jit
+def _work_on_panels(
+    x_ptr: tl.tensor,
+    offs_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    work_ptr: tl.tensor,
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    q_group_stride: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+) -> None:
+    """Turns until there are no tickets left: the maxima of a piece, or its cast. The next ticket is drawn as a turn
+    begins, so that its way to L2 and back costs nothing; who holds it works on a lower one meanwhile.
+    """
+    panels = tl.cdiv(K, BLOCK_SIZE)
+    done_ptr = work_ptr + 1
+    amax_ptr = done_ptr + G * panels
+    pieces, longest = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
+    pieces *= panels
+    lag = tl.minimum(longest + LEAD, pieces)
+    rows = tl.arange(0, BLOCK_SIZE_ITER)
+    lanes = tl.arange(0, BLOCK_SIZE)
+    # Two cursors, each a group: its number, the number of its first piece, its first row and the row after its last.
+    zero = tl.full([], 0, tl.int32)
+    new_group, new_base, new_start, new_end = zero, zero, zero, group_end(offs_ptr, zero, M, G)
+    old_group, old_base, old_start, old_end = zero, zero, zero, new_end
+
+    ticket = tl.atomic_add(work_ptr, 1, sem="relaxed")
+    while ticket < 2 * pieces:
+        following = tl.atomic_add(work_ptr, 1, sem="relaxed")
+        piece, is_maxima = _piece_of(ticket, pieces, lag)
+        group, base, start, end = zero, zero, zero, zero
+        if is_maxima:
+            new_group, new_base, new_start, new_end = _advance(
+                offs_ptr, piece, new_group, new_base, new_start, new_end, M, G, panels, BLOCK_SIZE_ITER
+            )
+            group, base, start, end = new_group, new_base, new_start, new_end
+        else:
+            old_group, old_base, old_start, old_end = _advance(
+                offs_ptr, piece, old_group, old_base, old_start, old_end, M, G, panels, BLOCK_SIZE_ITER
+            )
+            group, base, start, end = old_group, old_base, old_start, old_end
+        panel, first, in_panel = _locate(piece - base, start, end, BLOCK_SIZE_ITER)
+        columns = panel * BLOCK_SIZE + lanes
+        in_group = columns < tl.where(group < G, K, 0)
+        x = load_tile(x_ptr, first, rows, columns, K, start, tl.where(group < G, end, start), "")
+        if is_maxima:
+            largest = top(fold(x, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)))
+            tl.atomic_max(amax_ptr + group * K + columns, largest, mask=in_group, sem="relaxed")
+            tl.debug_barrier()  # all threads' maxima before the one count that publishes them
+            tl.atomic_add(done_ptr + group * panels + panel, 1, mask=group < G, sem="release")
+        else:
+            scale = _finished_scale(
+                x_ptr,
+                done_ptr + group * panels + panel,
+                amax_ptr + group * K + columns,
+                in_panel,
+                group < G,
+                in_group,
+                FP8_MAX,
+                POWER_OF_TWO,
+            )
+            is_first = first == first_row(start)
+            tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=in_group & is_first)
+            q = quantize(x, of_any_layout(scale)[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
+            store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "evict_first")
+        ticket = following
+    _store_edges_of_panels(
+        x_ptr,
+        offs_ptr,
+        q_ptr,
+        done_ptr,
+        amax_ptr,
+        M,
+        K,
+        G,
+        q_stride,
+        q_group_stride,
+        panels,
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+    )
+
+
+@triton.jit
+def _finished_scale(
+    x_ptr: tl.tensor,
+    done_ptr: tl.tensor,
+    amax_ptr: tl.tensor,
+    in_panel: tl.tensor,
+    is_group: tl.tensor,
+    inside: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+) -> tl.tensor:
+    """The scales of a panel, once all its maxima are in; of the padding rows, which have none, any."""
+    if is_group:
+        while tl.atomic_add(done_ptr, 0, sem="acquire") < in_panel:
+            pass
+    bits = tl.load(amax_ptr, mask=inside, other=0, cache_modifier=".cg")
+    return scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+
+
+@triton.jit
+def _store_edges_of_panels(
+    x_ptr: tl.tensor,
+    offs_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    done_ptr: tl.tensor,
+    amax_ptr: tl.tensor,
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    q_stride: tl.tensor,
+    q_group_stride: tl.tensor,
+    panels: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+) -> None:
+    """What tiles leave out, panel by panel, when there are no tickets left: as a part of each turn it would cost 60
+    registers a thread, and half of the programs an SM can run. Nothing where all groups begin at multiples of 16.
+    """
+    uneven = q_stride % 16
+    for group in tl.range(0, G + 1, 128, num_stages=1):
+        groups = group + tl.arange(0, 128)
+        uneven += tl.sum(tl.where(groups <= G, group_end(offs_ptr, groups, M, G) % 16, 0))
+    if uneven != 0:
+        for item in tl.range(tl.program_id(0), panels * (G + 1), tl.num_programs(0), num_stages=1):
+            group = item // panels
+            columns = item % panels * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+            start = tl.where(group > 0, group_end(offs_ptr, tl.maximum(group - 1, 0), M, G), 0)
+            end = group_end(offs_ptr, group, M, G)
+            inside = columns < tl.where(group < G, K, 0)
+            scale = _finished_scale(
+                x_ptr,
+                done_ptr + item,
+                amax_ptr + group * K + columns,
+                _pieces_of(start, end, BLOCK_SIZE_ITER),
+                group < G,
+                inside,
+                FP8_MAX,
+                POWER_OF_TWO,
+            )
+            read_end = tl.where(group < G, end, start)
+            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
+            store_edges(
+                x_ptr, q_group_ptr, first_row(start), end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX
+            )
+
+
+@triton.jit
+def _piece_of(ticket: tl.tensor, pieces: tl.tensor, lag: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """A ticket -> its piece, and whether it is for the maxima: lag pieces ahead of the casts, in turn with them."""
+    later = ticket - lag
+    left = later - 2 * (pieces - lag)
+    is_maxima = (later < 0) | ((left < 0) & (later % 2 == 0))
+    in_turn = later // 2 + tl.where(is_maxima, lag, 0)
+    return tl.where(later < 0, ticket, tl.where(left < 0, in_turn, pieces - lag + left)), is_maxima
+
+
+@triton.jit
+def _pieces_of(start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr) -> tl.tensor:
+    """Pieces of one panel of a group: an empty group has one as well, which writes its scales."""
+    return tl.maximum(tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER), 1)
+
+
+@triton.jit
+def _pieces(
+    offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Pieces of one panel of every group together, and of the longest; the padding rows count as a group."""
+    total, longest = 0, 0
+    for group in tl.range(0, G + 1, 128, num_stages=1):
+        groups = group + tl.arange(0, 128)
+        starts = tl.where(groups > 0, group_end(offs_ptr, tl.maximum(groups - 1, 0), M, G), 0)
+        pieces = _pieces_of(starts, group_end(offs_ptr, groups, M, G), BLOCK_SIZE_ITER)
+        pieces = tl.where(groups <= G, pieces, 0)
+        total += tl.sum(pieces)
+        longest = tl.maximum(longest, tl.max(pieces))
+    return total, longest
+
+
+@triton.jit
+def _advance(
+    offs_ptr: tl.tensor,
+    piece: tl.tensor,
+    group: tl.tensor,
+    base: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    M: tl.tensor,
+    G: tl.tensor,
+    panels: tl.tensor,
+    BLOCK_SIZE_ITER: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Move a cursor on to the group that has a piece; no further than the padding rows."""
+    while (piece >= base + _pieces_of(start, end, BLOCK_SIZE_ITER) * panels) & (group < G):
+        base += _pieces_of(start, end, BLOCK_SIZE_ITER) * panels
+        group += 1
+        start = end
+        end = group_end(offs_ptr, group, M, G)
+    return group, base, start, end
+
+
+@triton.jit
+def _locate(
+    piece: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """A piece of a group -> its panel, its first row, and how many pieces the panel has."""
+    in_panel = _pieces_of(start, end, BLOCK_SIZE_ITER)
+    return piece // in_panel, first_row(start) + piece % in_panel * BLOCK_SIZE_ITER, in_panel
+
+
+def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:
+    """Programs to launch: one a block of columns of every group and of the padding rows; of panels as many as a GPU
+    runs at once, but no more than there can be turns."""
+    blocks = -(-columns // config["BLOCK_SIZE"])
+    if not config["LEAD"]:
+        return blocks * (groups + 1)
+    turns = 2 * blocks * (-(-rows // config["BLOCK_SIZE_ITER"]) + groups + 1)
+    return min(turns, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device))
+
+
+def work_for(config: Mapping[str, int], columns: int, groups: int, unused: torch.Tensor) -> torch.Tensor:
+    """The zeros that panels count in: the ticket counter, finished pieces of every panel, maxima of every column.
+
+    Walking twice needs none: ``unused``, any tensor of the launch, stands in for them.
+    """
+    if not config["LEAD"]:
+        return unused
+    panels = groups * -(-columns // config["BLOCK_SIZE"])
+    return torch.zeros(1 + panels + groups * columns, dtype=torch.int32, device=unused.device)
+
+
+def options(config: Mapping[str, int]) -> dict[str, int]:
+    """A config as a launch takes it: Triton wants ``maxnreg`` left out rather than 0."""
+    return {name: value for name, value in config.items() if name != "maxnreg" or value}
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """SMs or CUs. On a CPU any number does; of meta tensors, which are compiled for, many: they fill any GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 4 if device.type == "cpu" else 512
+
+
+def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay on so many columns, or None."""
+    threads = config["num_warps"] * limits.warp_size
+    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
+    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
+    if threads > limits.max_threads_per_block:
+        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    if values < 16:
+        return f"{values} values a thread: too few for one 16-byte store of FP8"
+    if values > 128:
+        return f"{values} values a thread: the tile and its maxima do not fit in registers"
+    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
+        room = limits.shared_bytes_per_block
+        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
+    if config["BLOCK_SIZE"] >= 2 * columns:
+        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    if config["maxnreg"]:
+        if limits.arch.startswith("gfx"):
+            return "maxnreg is an option of NVIDIA's compiler"
+        if (values, config["num_warps"], config["num_stages"]) != (128, 4, 1):
+            return f"maxnreg={config['maxnreg']} is for 4 warps of 128 values a thread, one tile at a time"
+    if config["LEAD"] and config["num_stages"] > 1:
+        return "same as num_stages=1: a piece is one tile"
+    if config["LEAD"] and (config["BLOCK_SIZE"] < 64 or values < 64):
+        return "panels with less than 64 columns or values a thread: tickets cost more than they bring"
+    return None

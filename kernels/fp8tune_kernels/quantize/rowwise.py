@@ -1,0 +1,335 @@
+"""``rowwise``: quantize an ``(N, M)`` matrix to FP8 with one scale per row and group of columns, row-major out.
+
+    amax[g, n]      = max over columns m of group g of |x[n, m]|
+    scales[g*N + n] = scale of amax[g, n]                                see :mod:`.arithmetic`
+    q[n, m]         = fp8(clamp(x[n, m] * scales[g*N + n]))              for m in group g; 0 in columns of no group
+
+    x       (N, M), row-major, or the ``.t()`` view of a row-major (M, N) tensor; bfloat16, float16 or float32
+    offs    (G,), int32: the end column of each group, non-decreasing, at most M; an empty group has no column
+    q       (N, M), row-major: the left operand of a scaled grouped GEMM over groups of its columns
+    scales  (G*N,), float32, group-major; a GEMM is given the reciprocals
+
+The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, contracts over tokens: ``grad.t()`` is its left
+operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and columns exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.quantize import panels
+from fp8tune_kernels.quantize.arithmetic import (
+    FP8_MAX,
+    magnitude,
+    magnitude_to_float32,
+    quantize,
+    reference_cast,
+    reference_scale,
+    scale_of,
+)
+from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "quantize_rowwise"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def rowwise_kernel(
+    x_ptr: tl.tensor,  # (N, M), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    q_ptr: tl.tensor,  # (N, M), row-major
+    scales_ptr: tl.tensor,  # (G * N,), group-major
+    M: tl.tensor,
+    N: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """One program: BLOCK_SIZE rows of one group, or of the padding columns after the last group (``group == G``).
+
+    The first BLOCK_SIZE_ITER columns of a group stay in registers, so that a group no longer than that is read once.
+    Of a longer one the rest is walked twice, forwards for the maximum and backwards for the cast, so that the columns
+    read last are found in the cache.
+
+    Columns are counted from the last multiple of 16 at or before the group's first element, in the numbering that x
+    and q share (``n * M + m``). So chunks of 16 are aligned in both, whatever M and wherever the group starts.
+    """
+    group = tl.program_id(0) % (G + 1)
+    rows = tl.program_id(0) // (G + 1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
+    end = tl.load(offs_ptr + group, mask=group < G, other=M)
+
+    begin = rows.to(tl.int64) * M + start
+    first = begin // 16 * 16
+    x_rows = x_ptr + first[:, None]
+    q_rows = q_ptr + first[:, None]
+    head = (begin - first).to(tl.int32)[:, None]
+    tail = tl.where(rows < N, end - start, 0)[:, None] + head
+    read_tail = tl.where(group < G, tail, 0)  # the padding columns are not read: they become the code of 0
+    longest = end - start + tl.where(M % 16 == 0, start % 16, 15)
+    tiles = tl.cdiv(longest, BLOCK_SIZE_ITER)
+
+    columns = tl.arange(0, BLOCK_SIZE_ITER)[None, :]
+    kept = tl.load(x_rows + columns, mask=_in_whole_chunks(columns, head, read_tail), other=0.0)
+    largest = _largest_of_chunks(kept)
+    for tile in tl.range(1, tl.where(group < G, tiles, 0), num_stages=num_stages):
+        tile_columns = tile * BLOCK_SIZE_ITER + columns
+        x = tl.load(x_rows + tile_columns, mask=_in_whole_chunks(tile_columns, head, read_tail), other=0.0)
+        largest = tl.maximum(largest, _largest_of_chunks(x))
+
+    # The chunks that a group shares with its neighbours, one at either end: byte by byte, and only where there are any.
+    shared = (M % 16 != 0) | (start % 16 != 0) | (end % 16 != 0)
+    lanes = tl.arange(0, 32)[None, :]
+    edge_columns = tl.where(lanes < 16, lanes, tail // 16 * 16 + lanes - 16)
+    in_edges = (edge_columns >= head) & (edge_columns < tail) & ~_in_whole_chunks(edge_columns, head, tail)
+    edges = tl.zeros((BLOCK_SIZE, 32), x_ptr.dtype.element_ty)
+    if shared:
+        edges = tl.load(x_rows + edge_columns, mask=in_edges & (group < G), other=0.0)
+
+    bits = tl.maximum(tl.max(largest, 1), tl.max(magnitude(edges), 1))
+    scale = scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+    tl.store(scales_ptr + group.to(tl.int64) * N + rows, scale, mask=rows < tl.where(group < G, N, 0))
+
+    for tile in tl.range(1, tiles, num_stages=num_stages):
+        tile_columns = (tiles - tile) * BLOCK_SIZE_ITER + columns
+        x = tl.load(x_rows + tile_columns, mask=_in_whole_chunks(tile_columns, head, read_tail), other=0.0)
+        q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+        tl.store(q_rows + tile_columns, q, mask=_in_whole_chunks(tile_columns, head, tail))
+    q = quantize(kept, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+    tl.store(q_rows + columns, q, mask=_in_whole_chunks(columns, head, tail))
+    if shared:
+        edge_q = quantize(edges, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+        tl.store(q_rows + edge_columns, edge_q, mask=in_edges)
+
+
+@triton.jit
+def _largest_of_chunks(x: tl.tensor) -> tl.tensor:
+    """The largest magnitude in each 16 columns, which one thread holds: (rows, columns) -> (rows, columns / 16)."""
+    chunk: tl.constexpr = min(16, x.shape[1])
+    return tl.max(magnitude(x).reshape(x.shape[0], x.shape[1] // chunk, chunk), 2)
+
+
+@triton.jit
+def _in_whole_chunks(columns: tl.tensor, head: tl.tensor, tail: tl.tensor) -> tl.tensor:
+    """Whether the chunk of 16 around each column lies in [head, tail): the same for all 16, so accesses stay wide."""
+    chunks = columns // 16 * 16
+    return (chunks >= head) & (chunks + 16 <= tail)
+
+
+@triton.jit(do_not_specialize=["M", "G"])
+def rowwise_transposed_kernel(
+    x_ptr: tl.tensor,  # (M, N), row-major: the matrix whose transpose is quantized
+    offs_ptr: tl.tensor,  # (G,)
+    q_ptr: tl.tensor,  # (N, M), row-major
+    scales_ptr: tl.tensor,  # (G * N,), group-major
+    work_ptr: tl.tensor,  # see fp8tune_kernels.quantize.panels
+    M: tl.tensor,
+    N: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """Either form of :mod:`.panels`: rows of q are columns in memory."""
+    quantize_columns(
+        x_ptr,
+        offs_ptr,
+        q_ptr,
+        scales_ptr,
+        work_ptr,
+        M,
+        N,
+        G,
+        M,
+        0,
+        tl.program_id(0),
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+        LEAD,
+        num_warps,
+        num_stages,
+    )
+
+
+def quantize_rowwise(
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
+
+    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
+    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
+    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
+    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
+    it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    """
+    return _operator(x, offs, float8_dtype, power_of_two)
+
+
+def reference(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in plain torch, a group at a time; reads ``offs`` on the host."""
+    N = x.shape[0]
+    q, scales = outputs(x, offs, float8_dtype, power_of_two)
+    start = 0
+    for group, end in enumerate(offs.tolist()):
+        columns = x[:, start:end]
+        amax = columns.abs().amax(1).float() if end > start else columns.new_zeros(N, dtype=torch.float32)
+        scale = reference_scale(amax, float8_dtype, power_of_two)
+        scales[group * N : (group + 1) * N] = scale
+        q[:, start:end] = reference_cast(columns, scale[:, None], float8_dtype)
+        start = end
+    q[:, start:].zero_()
+    return q, scales
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    """``(x, offs, float8_dtype, power_of_two)`` of a problem, x in the problem's layout."""
+    N, M = problem.shape["N"], problem.shape["M"]
+    transposed = problem.input_layout == "transposed"
+    x = random_matrix(problem, M, N, device).t() if transposed else random_matrix(problem, N, M, device)
+    return x, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
+
+
+def outputs(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised ``q`` and ``scales``."""
+    q = torch.empty(x.shape, dtype=float8_dtype, device=x.device)
+    return q, torch.empty(offs.shape[0] * x.shape[0], dtype=torch.float32, device=x.device)
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
+    if _is_transposed(inputs[0]):
+        _launch_transposed(config, inputs, outputs)
+    else:
+        _launch_contiguous(config, inputs, outputs)
+
+
+def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """A program for every block of rows of every group, and of the padding columns."""
+    x, offs, float8_dtype, power_of_two = inputs
+    (N, M), G = x.shape, offs.shape[0]
+    if programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):
+        taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
+
+
+def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    x, offs, float8_dtype, power_of_two = inputs
+    (N, M), G = x.shape, offs.shape[0]
+    if programs := panels.programs(config, M, N, G, x.device):
+        tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
+        constants = (FP8_MAX[float8_dtype], power_of_two)
+        launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
+
+
+def _is_transposed(x: torch.Tensor) -> bool:
+    """Whether x, row-major or a ``.t()`` view, is the view. By the stride alone: one token must not change it."""
+    return x.stride(1) != 1
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The left operand of the weight gradient, the output's gradient transposed: ``(N, M)`` with ``G = E``.
+
+    A, ``(M, K)``, is the right operand, and column-wise. The w2 row of a layer gives its gradient, as wide as its N.
+    """
+    yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 3 groups, 5 rows and 293 columns: no block divides a dim, and groups are longer than the short tiles."""
+    sizes = {"N": 5, "M": 293, "G": 3}
+    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and one written for every element; scales and offsets are too few to count."""
+    return 3 * shape["N"] * shape["M"]
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
+    return panels.invalid(config, shape["N"], limits)
+
+
+SPEC = KernelSpec(
+    name="rowwise",
+    axes={
+        "BLOCK_SIZE": (1, 4, 16, 64),
+        "BLOCK_SIZE_ITER": (128, 256, 512, 1024, 2048, 4096, 16384),
+        "LEAD": panels.AXES["LEAD"],
+        "num_warps": (2, 4, 8, 16),
+        "num_stages": (1, 3),
+        "maxnreg": panels.AXES["maxnreg"],
+    },
+    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, LEAD=0, num_warps=8, num_stages=1, maxnreg=0),
+    key=("M_bucket", "N", "G", "input_layout_transposed"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=declared(
+        edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
+        edge("a block and one more", routing="balanced", N=16, M=past_half("M"), G=1),
+        edge("columns of no group, NaN", "nan", routing="empty", N=80, M=272, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", N=16, M=67, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", N=48, M=37, G=3),
+        edge("one row, tiny values", "tiny", routing="ragged", N=1, M=67, G=2),
+        edge("an odd number of rows past an aligned address", offset=1, routing="ragged", N=65, M=144, G=2),
+    ),
+    input_layouts=("contiguous", "transposed"),
+    routed=True,
+)
+
+
+def _arguments(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
+) -> tuple[Any, ...]:
+    check_matrix("x", x, or_transposed=True)
+    check_offsets(offs, x.device)
+    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+
+
+def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+    return bucket(x.shape[1]), x.shape[0], offs.shape[0], int(_is_transposed(x))
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_rowwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
+    _arguments,
+    _key,
+    group_dim=1,
+)

@@ -1,0 +1,239 @@
+"""``rowwise-2d``: quantize an ``(M, K)`` matrix to FP8 with one scale per row, row-major in and out.
+
+    amax[m]   = max over k of |x[m, k]|
+    scales[m] = scale of amax[m]                               see :mod:`.arithmetic`
+    q[m, k]   = fp8(clamp(x[m, k] * scales[m]))
+
+    x       (M, K), row-major, bfloat16, float16 or float32
+    q       (M, K), row-major: the left operand of a scaled grouped GEMM
+    scales  (M, 1), float32; a GEMM is given the reciprocals
+
+Groups do not enter: a row belongs to one of them whole. Rows past the last group are quantized like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.edges import declared, edge, long_tail, past_half
+from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize.arithmetic import (
+    FP8_MAX,
+    magnitude,
+    magnitude_to_float32,
+    quantize,
+    reference_cast,
+    reference_scale,
+    scale_of,
+)
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "quantize_rowwise_2d"]
+
+
+@triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
+def rowwise_2d_kernel(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    q_ptr: tl.tensor,  # (M, K), row-major
+    scales_ptr: tl.tensor,  # (M, 1)
+    M: tl.tensor,
+    K: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    ONE_PASS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """One program: BLOCK_SIZE rows.
+
+    Where one tile of BLOCK_SIZE_ITER columns spans the row it is read once and kept in registers; else the program
+    walks the row twice, for the maximum and then backwards for the cast, so that the columns read last are found in
+    the cache.
+    """
+    rows = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    in_rows = (rows < M)[:, None]
+    x_rows = x_ptr + rows.to(tl.int64)[:, None] * K
+    q_rows = q_ptr + rows.to(tl.int64)[:, None] * K
+
+    columns = tl.arange(0, BLOCK_SIZE_ITER)[None, :]
+    if ONE_PASS:
+        x = tl.load(x_rows + columns, mask=in_rows & (columns < K), other=0.0)
+        largest = magnitude(x)
+    else:
+        largest = magnitude(tl.zeros((BLOCK_SIZE, BLOCK_SIZE_ITER), x_ptr.dtype.element_ty))
+        for column in tl.range(0, K, BLOCK_SIZE_ITER, num_stages=num_stages):
+            inside = in_rows & (column + columns < K)
+            largest = tl.maximum(largest, magnitude(tl.load(x_rows + column + columns, mask=inside, other=0.0)))
+    scale = scale_of(magnitude_to_float32(tl.max(largest, 1), x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+    tl.store(scales_ptr + rows, scale, mask=rows < M)
+
+    if ONE_PASS:
+        q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+        tl.store(q_rows + columns, q, mask=in_rows & (columns < K))
+    else:
+        tiles = tl.cdiv(K, BLOCK_SIZE_ITER)
+        for tile in tl.range(0, tiles, num_stages=num_stages):
+            column = (tiles - 1 - tile) * BLOCK_SIZE_ITER
+            inside = in_rows & (column + columns < K)
+            x = tl.load(x_rows + column + columns, mask=inside, other=0.0)
+            q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+            tl.store(q_rows + column + columns, q, mask=inside)
+
+
+def quantize_rowwise_2d(
+    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
+
+    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row makes
+    its scale and codes NaN. Launches once, with the config that the exported table has for these sizes, and waits for
+    nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``.
+    """
+    return _operator(x, float8_dtype, power_of_two)
+
+
+def reference(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in plain torch."""
+    amax = x.abs().amax(1, keepdim=True).float() if x.shape[1] else x.new_zeros(len(x), 1, dtype=torch.float32)
+    scales = reference_scale(amax, float8_dtype, power_of_two)
+    return reference_cast(x, scales, float8_dtype), scales
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    """``(x, float8_dtype, power_of_two)`` of a problem."""
+    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
+    return x, dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
+
+
+def outputs(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised ``q`` and ``scales``."""
+    q = torch.empty_like(x, dtype=float8_dtype, memory_format=torch.contiguous_format)
+    return q, x.new_empty(x.shape[0], 1, dtype=torch.float32)
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch: a program for every BLOCK_SIZE rows, a tile no wider than the row needs."""
+    x, float8_dtype, power_of_two = inputs
+    launch_rows(config, (x, *outputs), *x.shape, float8_dtype, power_of_two)  # type: ignore[call-arg]  # two sizes
+
+
+def launch_rows(
+    config: Mapping[str, int],
+    tensors: tuple[torch.Tensor, ...],
+    M: int,
+    K: int,
+    float8_dtype: torch.dtype,
+    power_of_two: bool,
+) -> None:
+    """The same on x, q and scales of any shape that lie in memory as M rows of K."""
+    programs = -(-M // config["BLOCK_SIZE"])
+    width = _tile_width(config, K)
+    if programs:
+        constants = (FP8_MAX[float8_dtype], power_of_two, width >= K)
+        tile = {**config, "BLOCK_SIZE_ITER": width}
+        launch_kernel(rowwise_2d_kernel, programs, tensors, (M, K), constants, tile)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``: the left operands of forward and backward.
+
+    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
+    """
+    yield NamedInts(M=row["M"], K=row["K"])
+    yield NamedInts(M=row["M"], K=row["N"])
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 29 rows and 5,003 columns: no block divides either, and rows stay longer than the shorter tiles."""
+    sizes = {"M": 29, "K": 5003}
+    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and one written for every element; the scales are too few to count."""
+    return 3 * shape["M"] * shape["K"]
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None. No tile is launched wider than the row needs."""
+    width = _tile_width(config, shape["K"])
+    threads = config["num_warps"] * limits.warp_size
+    values = config["BLOCK_SIZE"] * width // threads
+    staged = 2 * config["BLOCK_SIZE"] * width * config["num_stages"]
+    if threads > limits.max_threads_per_block:
+        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    if width >= shape["K"] and config["num_stages"] != min(SPEC.axes["num_stages"]):
+        return f"same binary as num_stages={min(SPEC.axes['num_stages'])}: the row is read once, without a loop"
+    if values < 8:
+        return f"{values} values a thread: too few for one 16-byte load of bfloat16"
+    if values > 128:
+        return f"{values} values a thread: the tile and its maxima do not fit in registers"
+    if width < shape["K"] and staged > limits.shared_bytes_per_block and config["num_stages"] > 1:
+        room = limits.shared_bytes_per_block
+        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
+    return None
+
+
+def _tile_width(config: Mapping[str, int], K: int) -> int:
+    """Columns of the tile that is launched: BLOCK_SIZE_ITER, but no more than the next power of two of the row's."""
+    return min(config["BLOCK_SIZE_ITER"], 1 << max(K - 1, 0).bit_length())
+
+
+SPEC = KernelSpec(
+    name="rowwise-2d",
+    axes={
+        "BLOCK_SIZE": (1, 2, 4, 8),
+        "BLOCK_SIZE_ITER": (1024, 2048, 4096, 8192),
+        "num_warps": (2, 4, 8, 16),
+        "num_stages": (1, 2, 4),
+    },
+    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
+    key=("M_bucket", "K"),
+    span=SPANS["rowwise-2d"],
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=declared(
+        edge("one row, huge values", "huge", M=1),
+        edge("a block of rows and one more, long tails", M=17, K=long_tail("K")),
+        edge("a prime, infinity", "infinite", M=7, K=past_half("K", 16)),
+        edge("three rows, NaN", "nan", M=3, K=past_half("K", 16)),
+        edge("zeros", "zeros", M=2),
+        edge("one column, tiny values", "tiny", M=11, K=1),
+        edge("a block of columns and one more past an aligned address", offset=1, M=5, K=past_half("K")),
+    ),
+)
+
+
+def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
+    check_matrix("x", x)
+    return x, fp8_dtype_for(x.device, float8_dtype), power_of_two
+
+
+def _key(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+    return bucket(x.shape[0]), x.shape[1]
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_rowwise_2d(Tensor x, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
+    _arguments,
+    _key,
+)

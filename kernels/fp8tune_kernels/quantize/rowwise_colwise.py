@@ -1,0 +1,176 @@
+"""``rowwise-colwise``: quantize an ``(M, K)`` matrix to FP8 as ``rowwise-2d`` and as ``colwise`` do, in one read.
+
+    scales_rows[m]           = scale of the maximum over k of |x[m, k]|         see :mod:`.arithmetic`
+    scales_columns[g*K + k]  = scale of the maximum over rows m of group g of |x[m, k]|
+    q_rows[m, k]             = fp8(clamp(x[m, k] * scales_rows[m]))
+    q_columns[m, k]          = fp8(clamp(x[m, k] * scales_columns[g*K + k]))    for m in group g; 0 in rows of no group
+
+    x               (M, K), row-major, bfloat16, float16 or float32
+    offs            (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
+    q_rows          (M, K), row-major: the left operand of a scaled grouped GEMM that contracts over K
+    scales_rows     (M, 1), float32
+    q_columns       (M, K), strides (1, M rounded up to 16): the column-major operand of one that contracts over rows
+    scales_columns  (G*K,), float32, group-major; a GEMM is given the reciprocals
+
+Of A, the first half is what the forward pass of a grouped GEMM multiplies and the second what its weight gradient does;
+of the output's gradient, the halves are for the input's and the weights' gradient. Read once where L2 holds a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.quantize import both_ways, colwise, panels, rowwise_2d
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
+from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, bucket
+
+__all__ = ["SPEC", "quantize_rowwise_colwise"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def rowwise_colwise_kernel(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    q_rows_ptr: tl.tensor,  # (M, K), row-major
+    row_scales_ptr: tl.tensor,  # (M, 1)
+    q_columns_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
+    column_scales_ptr: tl.tensor,  # (G * K,), group-major
+    work_ptr: tl.tensor,  # see fp8tune_kernels.quantize.both_ways
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_ITER: tl.constexpr,
+    LEAD: tl.constexpr,
+    num_warps: tl.constexpr,
+) -> None:
+    """Turns of :mod:`.both_ways`."""
+    quantize_both_ways(
+        x_ptr,
+        offs_ptr,
+        q_rows_ptr,
+        row_scales_ptr,
+        q_columns_ptr,
+        column_scales_ptr,
+        work_ptr,
+        M,
+        K,
+        G,
+        tl.cdiv(M, 16) * 16,
+        0,
+        FP8_MAX,
+        POWER_OF_TWO,
+        BLOCK_SIZE,
+        BLOCK_SIZE_ITER,
+        LEAD,
+        num_warps,
+    )
+
+
+def quantize_rowwise_colwise(
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize ``x`` row by row, and each group of its rows column by column.
+
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)`` as the module's docstring says. ``float8_dtype`` None
+    is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its row,
+    and of its column within the group, NaN. Zeroes about ``4*(G*K + M)`` bytes of scratch and launches once, with the
+    config that the exported table has for these sizes. Waits for nothing: the values in ``offs`` are not checked. On a
+    CPU without Triton's interpreter it runs :func:`reference`.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    """
+    return _operator(x, offs, float8_dtype, power_of_two)
+
+
+def reference(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same in plain torch; reads ``offs`` on the host."""
+    return (
+        *rowwise_2d.reference(x, float8_dtype, power_of_two),
+        *colwise.reference(x, offs, float8_dtype, power_of_two),
+    )
+
+
+def outputs(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
+    return (
+        *rowwise_2d.outputs(x, float8_dtype, power_of_two),
+        *colwise.outputs(x, offs, float8_dtype, power_of_two),
+    )
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch, after one that zeroes what it counts in."""
+    x, offs, float8_dtype, power_of_two = inputs
+    (M, K), G = x.shape, offs.shape[0]
+    tensors = (x, offs, *outputs, both_ways.work_for(M, K, G, x.device))
+    constants = (FP8_MAX[float8_dtype], power_of_two)
+    programs = both_ways.programs(config, M, K, G, x.device)
+    launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Two bytes read and twice one written for every element; scales and offsets are too few to count."""
+    return 4 * shape["M"] * shape["K"]
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None."""
+    return both_ways.invalid(config, shape["K"], limits)
+
+
+SPEC = KernelSpec(
+    name="rowwise-colwise",
+    axes=both_ways.AXES,
+    default=NamedInts(both_ways.DEFAULT),
+    key=colwise.SPEC.key,
+    problems=colwise.problems,
+    inputs=colwise.inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=bytes_moved,
+    scaled_down=colwise.scaled_down,
+    invalid=invalid,
+    edges=colwise.SPEC.edges,
+    routed=True,
+)
+
+
+def _arguments(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
+) -> tuple[Any, ...]:
+    check_matrix("x", x)
+    check_offsets(offs, x.device)
+    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+
+
+def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+    return bucket(x.shape[0]), x.shape[1], offs.shape[0]
+
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_rowwise_colwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _arguments,
+    _key,
+)

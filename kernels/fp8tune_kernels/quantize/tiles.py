@@ -1,0 +1,149 @@
+"""Tiles of kernels that reduce over rows and write columns: read along one axis, written along the other.
+
+Rows belong to groups that may start anywhere. Tiles start at multiples of 16 rows all the same, and what two groups
+share of 16 rows is written byte by byte, so that all other stores are 16 bytes wide.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.quantize.arithmetic import magnitude, quantize
+
+__all__ = [
+    "first_row",
+    "fold",
+    "folded_rows",
+    "group_end",
+    "load_tile",
+    "of_any_layout",
+    "store_edges",
+    "store_tile",
+    "top",
+]
+
+
+@triton.jit
+def group_end(offs_ptr: tl.tensor, group: tl.tensor, M: tl.tensor, G: tl.tensor) -> tl.tensor:
+    """The row after a group's last; M for group G, which stands for the padding rows. No ``offs``: G equal groups."""
+    if offs_ptr is None:
+        return tl.minimum(group + 1, G) * (M // tl.maximum(G, 1))
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        return tl.load(offs_ptr + group, mask=group < G, other=M)
+
+
+@triton.jit
+def first_row(start: tl.tensor) -> tl.tensor:
+    """Where the first tile of a group begins: the last multiple of 16 at or before its start."""
+    return start // 16 * 16
+
+
+@triton.jit
+def load_tile(
+    x_ptr: tl.tensor,
+    first: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    K: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    EVICTION: tl.constexpr,
+) -> tl.tensor:
+    """x at ``first + rows`` and ``columns``, zero outside of rows [start, end) and of K columns.
+
+    Only ``first`` needs 64 bits: an address a row of them would cost a quarter of the registers.
+    """
+    inside = ((rows >= start - first) & (rows < end - first))[:, None] & (columns < K)[None, :]
+    tile = x_ptr + first.to(tl.int64) * K + (rows[:, None] * K + columns[None, :])
+    return tl.load(tile, mask=inside, other=0.0, eviction_policy=EVICTION)
+
+
+@triton.jit
+def store_tile(
+    q_ptr: tl.tensor,
+    first: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    K: tl.tensor,
+    q_stride: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    q: tl.tensor,
+    EVICTION: tl.constexpr,
+) -> None:
+    """The whole chunks of 16 rows of a tile: a mask that is constant over each keeps the stores 16 bytes wide.
+
+    Nothing where q_stride is no multiple of 16; :func:`store_edges` writes what this leaves out.
+    """
+    chunks = rows // 16 * 16
+    whole = (chunks >= start - first) & (chunks + 16 <= tl.where(q_stride % 16 == 0, end - first, 0))
+    q_columns = q_ptr + first + columns.to(tl.int64)[None, :] * (q_stride // 16 * 16)
+    tl.store(q_columns + rows[:, None], q, mask=whole[:, None] & (columns < K)[None, :], eviction_policy=EVICTION)
+
+
+@triton.jit
+def store_edges(
+    x_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    columns: tl.tensor,
+    K: tl.tensor,
+    q_stride: tl.tensor,
+    start: tl.tensor,
+    read_end: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    FP8_MAX: tl.constexpr,
+) -> None:
+    """Of rows [first, last) of a group, byte by byte, the chunks of 16 it shares with a neighbour: at most one at
+    either end. All chunks where q_stride is no multiple of 16."""
+    aligned = q_stride % 16 == 0
+    last = tl.minimum(last, end)
+    if (first < start) | ((last == end) & (end % 16 != 0)) | (q_stride % 16 != 0):
+        chunks = tl.cdiv(last - first, 16)
+        for chunk in tl.range(0, chunks, tl.where(aligned, tl.maximum(chunks - 1, 1), 1)):
+            top = first + chunk * 16
+            rows = tl.arange(0, 16)
+            x = load_tile(x_ptr, top, rows, columns, K, start, read_end, "")
+            q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
+            whole = aligned & (top >= start) & (top + 16 <= end)
+            inside = (rows >= start - top) & (rows < tl.where(whole, 0, end - top))
+            q_columns = q_ptr + top + columns.to(tl.int64)[None, :] * q_stride
+            tl.store(q_columns + rows[:, None], q, mask=inside[:, None] & (columns < K)[None, :])
+
+
+@triton.constexpr_function
+def folded_rows(rows: int, columns: int, num_warps: int) -> int:
+    """Rows of the running maxima of a tile of ``(rows, columns)``: as many as all threads hold at once in vectors of 8
+    (a warp has at most 64 of them), so that folding a tile into them moves nothing between threads."""
+    return rows // max(1, rows * columns // (num_warps * 64 * 8))
+
+
+@triton.jit
+def fold(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
+    """A tile -> maxima of ``magnitude``, ``(FOLDED, columns)``, as wide as its values: of 16-bit ones two at a time.
+
+    By Triton's own function of two, because ``tl.max`` would widen 16 bits to 32 first, and because its interpreter
+    knows this one: any other it calls for each element, thousands of times slower.
+    """
+    by_fold = magnitude(tile).reshape(tile.shape[0] // FOLDED, FOLDED, tile.shape[1])
+    return tl.reduce(by_fold, 0, tl.standard._elementwise_max)
+
+
+@triton.jit
+def top(folded: tl.tensor) -> tl.tensor:
+    """What :func:`fold` gave -> the maxima of the columns, int32, as atomics take them."""
+    return tl.max(folded.to(tl.int32), 0)
+
+
+@triton.jit
+def of_any_layout(scale: tl.tensor) -> tl.tensor:
+    """The same scales, of which the compiler can have a second copy in the layout of the store.
+
+    A scale that comes of a reduction is tied to the layout of the load: the compiler then casts there, and transposes
+    the codes through shared memory byte by byte. An identity gather unties it, and the input is transposed instead:
+    16 bytes an access and, on NVIDIA, by ``ldmatrix``.
+    """
+    return tl.gather(scale, tl.arange(0, scale.shape[0]), 0)

@@ -1,0 +1,79 @@
+"""``transpose-3d-atomic``: quantize and transpose expert weights in panels; the maxima meet in memory.
+
+The contract is in :mod:`.transpose_3d`: one scale per expert and row of K, reduced over N, which is
+strided in memory; the codes are written with N contiguous. All programs work on the same few panels of rows, whose
+maxima are joined by atomics (:mod:`.panels`), so that even one small expert fills a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from fp8tune_kernels.quantize import panels, weights
+from fp8tune_kernels.quantize.transpose_3d import edges, launch_columns, outputs, reference
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+
+__all__ = ["SPEC", "quantize_transpose_3d_atomic"]
+
+
+def quantize_transpose_3d_atomic(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
+
+    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
+    an expert makes its scale and codes NaN. Zeroes about ``4*E*K`` bytes of scratch and launches once, with the config
+    that the exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
+    the plain torch reference.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    """
+    return _operator(w, float8_dtype, power_of_two)
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 2 experts of 523 rows of 101: no block divides either, and an expert has several pieces."""
+    return weights.scaled_down(problem, E=2, N=523, K=101)
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None."""
+    if config["BLOCK_SIZE_N"] >= 2 * shape["N"]:
+        return f"{config['BLOCK_SIZE_N']} rows a tile for {shape['N']}: half of the threads idle"
+    return panels.invalid(
+        {**config, "BLOCK_SIZE": config["BLOCK_SIZE_K"], "BLOCK_SIZE_ITER": config["BLOCK_SIZE_N"]}, shape["K"], limits
+    )
+
+
+SPEC = KernelSpec(
+    name="transpose-3d-atomic",
+    axes={
+        "BLOCK_SIZE_N": (64, 128, 256),
+        "BLOCK_SIZE_K": (64, 128, 256),
+        "LEAD": (64, 192, 512),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1,),
+        "maxnreg": panels.AXES["maxnreg"],
+    },
+    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=192, num_warps=2, num_stages=1, maxnreg=0),
+    key=weights.KEY,
+    problems=weights.problems,
+    inputs=weights.inputs,
+    outputs=outputs,
+    launch=launch_columns,
+    reference=reference,
+    bytes_moved=weights.bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=edges,
+)
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_transpose_3d_atomic(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
+    weights.arguments,
+    weights.key,
+)

@@ -1,0 +1,111 @@
+"""``transpose-3d-reduction``: quantize and transpose expert weights in one launch, without atomics.
+
+The contract is in :mod:`.transpose_3d`: one scale per expert and row of K, reduced over N, which is
+strided in memory; the codes are written with N contiguous. Each program walks the rows of its own columns twice
+(:mod:`.panels`); the first tile stays in registers, and where it holds all rows, they are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.quantize import weights
+from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+
+__all__ = ["SPEC", "quantize_transpose_3d_reduction"]
+
+
+def quantize_transpose_3d_reduction(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
+
+    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
+    an expert makes its scale and codes NaN. Launches once, with the config that the exported table has for these
+    sizes, and waits for nothing. On a CPU without Triton's interpreter it runs the plain torch reference.
+
+    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    """
+    return _operator(w, float8_dtype, power_of_two)
+
+
+def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """One launch, of a tile no longer than the expert needs."""
+    N = inputs[0].shape[2]
+    launch_columns({**config, "BLOCK_SIZE_N": _tile_rows(config, N), "LEAD": 0}, inputs, outputs)
+
+
+def scaled_down(problem: Problem) -> Problem:
+    """At most 2 experts of 1,109 rows of 37: no block divides either, and rows are more than the shorter tiles."""
+    return weights.scaled_down(problem, E=2, N=1109, K=37)
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None. No tile is launched longer than the expert needs."""
+    rows = _tile_rows(config, shape["N"])
+    threads = config["num_warps"] * limits.warp_size
+    values = rows * config["BLOCK_SIZE_K"] // threads
+    staged = 2 * rows * config["BLOCK_SIZE_K"] * (config["num_stages"] - 1)
+    if threads > limits.max_threads_per_block:
+        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    if rows >= shape["N"] and config["num_stages"] > 1:
+        return "same as num_stages=1: all rows are read once, without a loop"
+    if values < 16:
+        return f"{values} values a thread: too few for one 16-byte store of FP8"
+    if values > 128:
+        return f"{values} values a thread: two tiles do not fit in registers"
+    if staged > limits.shared_bytes_per_block:
+        room = limits.shared_bytes_per_block
+        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
+    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
+        return f"{config['BLOCK_SIZE_K']} columns a block for {shape['K']}: half of the threads idle"
+    return None
+
+
+def _tile_rows(config: Mapping[str, int], N: int) -> int:
+    """Rows of the tile that is launched: BLOCK_SIZE_N, but no more than the next power of two of the expert's."""
+    return min(config["BLOCK_SIZE_N"], 1 << max(N - 1, 0).bit_length())
+
+
+SPEC = KernelSpec(
+    name="transpose-3d-reduction",
+    axes={
+        "BLOCK_SIZE_N": (128, 256, 512, 1024, 2048),
+        "BLOCK_SIZE_K": (16, 32, 64, 128),
+        "num_warps": (4, 8, 16),
+        "num_stages": (1, 2, 4),
+    },
+    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
+    key=weights.KEY,
+    span=SPANS["transpose-3d-reduction"],
+    problems=weights.problems,
+    inputs=weights.inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    bytes_moved=weights.bytes_moved,
+    scaled_down=scaled_down,
+    invalid=invalid,
+    edges=declared(
+        edge("a block and 16 more, NaN", "nan", E=3, N=past_half("N", 16), K=48),
+        edge("a few columns more than a block, infinity", "infinite", E=1, N=past_half("N", 16), K=144),
+        edge("zeros", "zeros", E=1, N=past_half("N", 16), K=16),
+        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        edge("one column, tiny values", "tiny", E=2, N=272, K=1),
+        edge("a block and one more past an aligned address", offset=1, E=2, N=past_half("N"), K=17),
+    ),
+)
+
+_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
+    SPEC,
+    "quantize_transpose_3d_reduction(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
+    weights.arguments,
+    weights.key,
+)

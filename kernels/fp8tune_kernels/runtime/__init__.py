@@ -1,0 +1,1 @@
+"""What runs around a launch: the lookup of a config, the launcher, registration as torch operators."""

@@ -1,0 +1,101 @@
+"""What fp8tune asks of git, on real repositories."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fp8tune import errors
+from fp8tune.revisions import git
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """main: one commit; branch: a second one; trunk moved on after the fork."""
+    run(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "kernel.py").write_text("one = 1\n")
+    (tmp_path / "results.db").write_text("rows")
+    run(tmp_path, "add", ".")
+    run(tmp_path, "commit", "-q", "-m", "one")
+    run(tmp_path, "tag", "v1")
+    run(tmp_path, "checkout", "-q", "-b", "branch")
+    (tmp_path / "kernel.py").write_text("two = 2\n")
+    run(tmp_path, "commit", "-qa", "-m", "two")
+    run(tmp_path, "checkout", "-q", "main")
+    run(tmp_path, "commit", "-q", "--allow-empty", "-m", "three")
+    return tmp_path
+
+
+def test_a_revision_resolves_to_its_full_commit(repository: Path) -> None:
+    assert git.resolve(repository, "v1") == run(repository, "rev-parse", "v1")
+    assert git.resolve(repository, "HEAD~1") == git.resolve(repository, "v1")
+
+
+@pytest.mark.parametrize("name", ["brnch", "--help", "-n1", "", "main:kernel.py", "HEAD^{tree}", "a b\nc"])
+def test_an_unknown_revision_is_one_line(repository: Path, name: str) -> None:
+    with pytest.raises(errors.UsageError, match="unknown revision") as raised:
+        git.resolve(repository, name)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_revision_names_near_branches(repository: Path) -> None:
+    with pytest.raises(errors.UsageError, match="did you mean branch"):
+        git.resolve(repository, "brnch")
+
+
+def test_a_file_is_shown_as_the_commit_has_it(repository: Path) -> None:
+    assert git.show(repository, "v1", "kernel.py") == "one = 1\n"
+    assert git.show(repository, "branch", "kernel.py") == "two = 2\n"
+    assert git.show(repository, "v1", "missing.py") is None
+    assert git.show(repository, "v1", "../kernel.py") is None
+
+
+def test_the_merge_base_is_where_two_branches_forked(repository: Path) -> None:
+    assert git.merge_base(repository, "main", "branch") == git.resolve(repository, "v1")
+
+
+def test_branches_without_common_history_have_no_merge_base(repository: Path) -> None:
+    run(repository, "checkout", "-q", "--orphan", "other")
+    run(repository, "commit", "-q", "-m", "other")
+    with pytest.raises(errors.UsageError, match=r"share no history: compare them with main\.\.other"):
+        git.merge_base(repository, "main", "other")
+
+
+def test_head_says_whether_code_has_changed(repository: Path) -> None:
+    commit = git.resolve(repository, "HEAD")
+    assert git.head(repository) == commit
+    (repository / "results.db").write_text("more rows")
+    (repository / "untracked.py").write_text("")
+    assert git.head(repository) == commit
+    (repository / "kernel.py").write_text("three = 3\n")
+    assert git.head(repository) == commit + "+"
+
+
+def test_head_is_empty_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git.head(tmp_path) == ""
+    run(tmp_path, "init", "-q")
+    assert git.head(tmp_path) == ""
+    monkeypatch.setenv("PATH", "")
+    assert git.head(tmp_path) == ""
+
+
+def test_no_repository_no_folder_and_no_git_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.MachineError, match=r"not a git repository.*--repo"):
+        git.toplevel(tmp_path)
+    with pytest.raises(errors.UsageError, match="is no folder"):
+        git.toplevel(tmp_path / "missing")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(errors.MachineError, match="git is not installed"):
+        git.toplevel(tmp_path)
+
+
+def test_the_root_is_found_from_a_folder_inside(repository: Path) -> None:
+    (repository / "inside").mkdir()
+    assert git.toplevel(repository / "inside") == repository.resolve()

@@ -1,0 +1,160 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from fp8tune.errors import UsageError
+from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
+from fp8tune.store import columns, names
+
+SPEC = """
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
+
+def outside(*_):
+    raise NotImplementedError
+
+def spec(**changed):
+    fields = dict(
+        name="doubling",
+        axes={"BLOCK_SIZE": (32, 64)},
+        default=NamedInts(BLOCK_SIZE=32),
+        key=("M",),
+        problems=lambda row: iter([NamedInts(M=row["M"])]),
+        inputs=outside, outputs=outside, launch=outside, reference=outside, bytes_moved=outside, scaled_down=outside,
+    )
+    return KernelSpec(**fields | changed)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, holding somebody's ``doubling_spec.py``; the module search path is put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "doubling_spec.py").write_text(SPEC + "DOUBLING = spec()\n")
+    yield tmp_path
+    load_spec.cache_clear()
+    sys.modules.pop("doubling_spec", None)
+
+
+def refused(folder, code, attribute="SPEC", match=""):
+    (folder / "bad.py").write_text(textwrap.dedent(code))
+    with pytest.raises(UsageError, match=match) as caught:
+        load_spec(f"bad.py:{attribute}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_spec_is_found_by_module_and_by_path_and_loaded_once(folder):
+    by_path = load_spec("doubling_spec.py:DOUBLING")
+    assert by_path.name == load_spec("doubling_spec:DOUBLING").name == "doubling"
+    assert load_spec("doubling_spec.py:DOUBLING") is by_path
+    assert load_spec(f"{folder}/doubling_spec.py:DOUBLING").default == by_path.default
+
+
+def test_a_kernel_file_may_import_its_neighbours(folder):
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "neighbour_of_it.py").write_text("BLOCK_SIZES = (16, 128)\n")
+    text = "from neighbour_of_it import BLOCK_SIZES\nSPEC = spec(axes={'BLOCK_SIZE': BLOCK_SIZES})\n"
+    (folder / "kernels" / "mine.py").write_text(SPEC + text)
+    assert load_spec("kernels/mine.py:SPEC").axes == {"BLOCK_SIZE": (16, 128)}
+
+
+def test_a_file_called_like_an_installed_module_hides_nothing(folder):
+    (folder / "triton.py").write_text(SPEC + "SPEC = spec()\n")
+    before = sys.modules.get("triton")
+    assert load_spec("triton.py:SPEC").name == "doubling"
+    assert sys.modules.get("triton") is before
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("colwse", "unknown kernel 'colwse': did you mean colwise"),
+        ("", "unknown kernel ''"),
+        ("nowhere.py:SPEC", "cannot import kernel file 'nowhere.py': no such file"),
+        ("no_such_package.kernels:SPEC", "cannot import 'no_such_package.kernels': ModuleNotFoundError"),
+        (":SPEC", "cannot import ''"),
+        (".:SPEC", "cannot import '.'"),
+        ("doubling_spec:DOUBLE", "unknown kernel spec in doubling_spec 'DOUBLE': did you mean DOUBLING"),
+        ("doubling_spec.py:", "unknown kernel spec in doubling_spec.py ''"),
+        ("doubling_spec.py:spec", "is of type function: name an fp8tune_kernels.spec.KernelSpec"),
+    ],
+)
+def test_a_reference_that_names_no_spec_is_one_line(folder, reference, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load_spec(reference)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def broken(:", "cannot import '.*bad.py': SyntaxError"),
+        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
+        ("import sys; sys.exit('bye')", "SystemExit: bye"),
+    ],
+)
+def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
+    refused(folder, code, match=complaint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ("name='../../etc/x'", "kernel name '../../etc/x' is refused"),
+        ("name='two\\nlines'", "is refused"),
+        ("name=7", "kernel name 7 is refused"),
+        ("name='\\x1b[31m'", r"kernel name '\\x1b\[31m' is refused"),
+        ("axes={'lambda': (1,)}, default=NamedInts({'lambda': 1})", "axis 'lambda' is refused"),
+        ("axes={'BLOCK_SIZE': (True,)}", "BLOCK_SIZE has the value True"),
+        ("default=NamedInts(BLOCK_SIZE=-1)", "BLOCK_SIZE has the value -1"),
+        ("key=('a b',)", "key 'a b' is refused"),
+        ("scale_modes=()", "scale_modes .* is refused"),
+        ("axes=None", "has a field that cannot be used"),
+        ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
+        ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
+        ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
+        ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
+    ],
+)
+def test_a_spec_the_rest_cannot_rely_on_is_refused(folder, changed, complaint):
+    refused(folder, SPEC + f"SPEC = spec({changed})", match=complaint)
+
+
+def test_a_file_gives_the_same_module_name_in_every_process(folder):
+    code = (
+        "from fp8tune.revisions.loading import load_spec\n"
+        "print(load_spec('doubling_spec.py:DOUBLING').problems.__module__)"
+    )
+    names = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
+    assert len(names) == 1
+
+
+def test_a_name_that_loads_can_be_stored(folder):
+    (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
+    assert columns.KERNEL.fullmatch(load_spec("mine.py:SPEC").name)
+    assert names.declared_name("mine.py:SPEC") == "2d-cast"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "complaint"),
+    [
+        ("bytes_moved", ({},), r"doubling_spec.py:\d+: bytes_moved of doubling raised NotImplementedError"),
+        ("scaled_down", (None,), "scaled_down of doubling raised NotImplementedError"),
+        ("lookup_key", (Problem("doubling", NamedInts(K=1)),), "key of kernel 'doubling' names 'M'"),
+    ],
+)
+def test_what_a_spec_raises_while_it_is_planned_is_one_line(folder, function, arguments, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        getattr(load_spec("doubling_spec.py:DOUBLING"), function)(*arguments)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_edges_are_the_specs_own_to_raise_too(folder):
+    text = "def edges(problem):\n    yield problem\n    raise OSError('gone')\nSPEC = spec(edges=edges)\n"
+    (folder / "mine.py").write_text(SPEC + text)
+    with pytest.raises(UsageError, match=r"mine.py:\d+: edges of doubling raised OSError: gone"):
+        load_spec("mine.py:SPEC").edges(Problem("doubling", NamedInts(M=1)))

@@ -1,0 +1,287 @@
+"""The hash of a kernel's timed path: what moves it, what does not, and from where it can be computed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune import errors
+from fp8tune.revisions import source
+from fp8tune.revisions import walk as codewalk
+from fp8tune_kernels import catalog
+
+KERNEL = '''
+"""A kernel file."""
+import triton
+import triton.language as tl
+
+import torch
+from other.arithmetic import UNUSED, to_fp8 as cast
+from .sizes import GRID
+from fp8tune_kernels.spec import KernelSpec
+
+EPSILON = 1e-12
+INPUTS_ONLY = 3
+
+
+@triton.jit
+def _kernel(pointer, BLOCK: tl.constexpr):
+    """Docstring."""
+    # a comment
+    tl.store(pointer, cast(tl.load(pointer)) + EPSILON)
+
+
+def launch(config, inputs, outputs):
+    _kernel[GRID](inputs[0], **config)
+
+
+def outputs(x):
+    return (torch.empty_like(x),)
+
+
+def inputs(problem, device):
+    return (INPUTS_ONLY,)
+
+
+def reference(x):
+    return (x,)
+
+
+SPEC = KernelSpec(
+    name="planted", axes={"BLOCK": (1, 2)}, launch=launch, outputs=outputs, inputs=inputs, reference=reference
+)
+'''
+FILES = {
+    "other/__init__.py": "",
+    "other/kernel.py": KERNEL,
+    "other/arithmetic.py": "FACTOR = 2\nUNUSED = 1\ndef to_fp8(x):\n    return x * FACTOR\ndef spare(x):\n    return x",
+    "other/sizes.py": "GRID = (1,)\n",
+}
+
+
+def hash_of(files: Mapping[str, str], kernel: str = "other.kernel:SPEC") -> str:
+    return source.source_hash(kernel, files.get)
+
+
+def edited(path: str, old: str, new: str) -> dict[str, str]:
+    assert old in FILES[path]
+    return {**FILES, path: FILES[path].replace(old, new)}
+
+
+def test_every_python_version_gives_the_same_hash() -> None:
+    """Rows made by one Python are matched by another: a change of this value orphans every stored row."""
+    assert hash_of(FILES) == "2a4ce21acf2d7be8"
+
+
+def test_variables_of_a_comprehension_are_no_names_of_the_module() -> None:
+    """From Python 3.12 on symbol tables show them in the scope around it: every row of a GPU machine was orphaned."""
+    with_comprehension = edited("other/sizes.py", "GRID = (1,)", "GRID = tuple(spare for spare in (1,))")
+    with_comprehension["other/sizes.py"] += "def spare():\n    return 1\n"
+    other_spare = with_comprehension["other/sizes.py"].replace("return 1", "return 2")
+    assert hash_of(with_comprehension) == hash_of({**with_comprehension, "other/sizes.py": other_spare})
+    assert hash_of(with_comprehension) == "d9a92f3f6c9217b0"
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("other/kernel.py", "    # a comment\n", ""),
+        ("other/kernel.py", "Docstring.", "Another."),
+        ("other/kernel.py", "\n\n\ndef launch", "\n\n\n\n\n\ndef launch"),
+        ("other/kernel.py", "config, inputs, outputs):", "config,\n           inputs, outputs):"),
+        ("other/kernel.py", "def outputs(x):", "def outputs(x: torch.Tensor) -> tuple[torch.Tensor]:"),
+        ("other/kernel.py", "INPUTS_ONLY = 3", "INPUTS_ONLY = 4"),
+        ("other/kernel.py", "return (x,)", "return (x + 0,)"),
+        ("other/kernel.py", '"BLOCK": (1, 2)', '"BLOCK": (1, 2, 4)'),
+        ("other/arithmetic.py", "UNUSED = 1", "UNUSED = 2"),
+        ("other/arithmetic.py", "def spare(x):\n    return x", "def spare(x):\n    return -x"),
+    ],
+)
+def test_what_is_not_timed_orphans_no_rows(path: str, old: str, new: str) -> None:
+    assert hash_of(edited(path, old, new)) == hash_of(FILES)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("other/kernel.py", "EPSILON = 1e-12", "EPSILON = 1e-11"),
+        ("other/kernel.py", "@triton.jit", "@triton.jit(do_not_specialize=['pointer'])"),
+        ("other/kernel.py", "tl.constexpr", "int"),
+        ("other/kernel.py", "torch.empty_like(x)", "torch.empty_like(x).t()"),
+        ("other/kernel.py", "import triton.language as tl", "import triton.other as tl"),
+        ("other/kernel.py", "UNUSED, to_fp8 as cast", "to_fp8, spare as cast"),
+        ("other/arithmetic.py", "FACTOR = 2", "FACTOR = 3"),
+        ("other/arithmetic.py", "FACTOR = 2", "FACTOR = 2.0"),
+        ("other/arithmetic.py", "return x * FACTOR", "return FACTOR * x"),
+        ("other/sizes.py", "(1,)", "(2,)"),
+    ],
+)
+def test_what_is_timed_changes_the_hash(path: str, old: str, new: str) -> None:
+    assert hash_of(edited(path, old, new)) != hash_of(FILES)
+
+
+def test_parameters_named_like_module_level_functions_are_not_followed() -> None:
+    """``launch(config, inputs, outputs)``: its ``inputs`` is no use of the module's ``inputs``."""
+    assert hash_of(edited("other/kernel.py", "return (INPUTS_ONLY,)", "return (1, 2, 3)")) == hash_of(FILES)
+
+
+def test_moving_a_helper_to_another_module_orphans_no_rows() -> None:
+    moved = edited("other/kernel.py", "from .sizes import GRID", "from .grids import GRID")
+    moved["other/grids.py"] = moved.pop("other/sizes.py")
+    assert hash_of(moved) == hash_of(FILES)
+
+
+@pytest.mark.parametrize(
+    ("statement", "use"),
+    [
+        ("from other import arithmetic", "arithmetic.to_fp8"),
+        ("from . import arithmetic as a", "a.to_fp8"),
+        ("import other.arithmetic", "other.arithmetic.to_fp8"),
+        ("import other.arithmetic as a", "a.to_fp8"),
+        ("from .arithmetic import *", "to_fp8"),
+        ("from .reexport import to_fp8", "to_fp8"),
+        ("try:\n    from .arithmetic import to_fp8\nexcept ImportError:\n    to_fp8 = None", "to_fp8"),
+        ("if True:\n    from .arithmetic import to_fp8", "to_fp8"),
+        ("from . import arithmetic\npassed_around = {'x': arithmetic}", "passed_around['x'].to_fp8"),
+    ],
+)
+def test_helpers_are_found_through_every_form_of_import(statement: str, use: str) -> None:
+    kernel = KERNEL.replace("from other.arithmetic import UNUSED, to_fp8 as cast", statement).replace(
+        "cast(", f"{use}("
+    )
+    files = {**FILES, "other/kernel.py": kernel, "other/reexport.py": "from other.arithmetic import to_fp8\n"}
+    changed = {**files, "other/arithmetic.py": FILES["other/arithmetic.py"].replace("FACTOR = 2", "FACTOR = 3")}
+    unused = {**files, "other/arithmetic.py": FILES["other/arithmetic.py"].replace("UNUSED = 1", "UNUSED = 2")}
+    assert hash_of(files) != hash_of(changed)
+    assert (hash_of(files) == hash_of(unused)) == ("passed_around" not in statement)
+
+
+def test_imports_in_circles_end() -> None:
+    files = {
+        "ring/a.py": "from .b import *\nfrom .b import f\nSPEC = K(launch=f, outputs=g)\n",
+        "ring/b.py": "from .a import *\nfrom .a import f\n\ndef g():\n    return f() + g()\n",
+    }
+    assert hash_of(files, "ring.a:SPEC")
+    with pytest.raises(source.NoSuchKernel):
+        hash_of({"x.py": "from y import SPEC", "y.py": "from x import SPEC"}, "x.py:SPEC")
+
+
+def test_a_spec_without_a_launch_keyword_is_hashed_with_all_it_mentions() -> None:
+    files = {"k.py": "def f(): return 1\nSPEC = make(f)\n"}
+    assert hash_of(files, "k:SPEC") != hash_of({"k.py": files["k.py"].replace("1", "2")}, "k:SPEC")
+
+
+def test_a_spec_may_be_re_exported() -> None:
+    assert hash_of({**FILES, "other/api.py": "from .kernel import SPEC as S"}, "other.api:S") == hash_of(FILES)
+
+
+def test_the_name_is_read_from_the_text() -> None:
+    assert source.kernel_name("other.kernel:SPEC", FILES.get) == "planted"
+    with pytest.raises(errors.UsageError, match="plain name"):
+        source.kernel_name("other.kernel:SPEC", edited("other/kernel.py", 'name="planted"', "name=NAME").get)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("colwse", "did you mean colwise"),
+        ("other.kernel:", "attribute name"),
+        ("../x:SPEC", "module name"),
+        ("other.kernel:OTHER", "assigns no OTHER"),
+        ("other.missing:SPEC", "no module other.missing"),
+    ],
+)
+def test_a_wrong_reference_is_one_line(kernel: str, says: str) -> None:
+    with pytest.raises(errors.UsageError, match=says) as raised:
+        hash_of(FILES, kernel)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_does_not_parse_is_one_line() -> None:
+    with pytest.raises(errors.UsageError, match=r"other/sizes\.py is not Python"):
+        hash_of({**FILES, "other/sizes.py": "GRID = ("})
+
+
+def test_a_file_in_a_package_and_a_loose_file_find_their_neighbours(tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    reference = f"{tmp_path}/other/kernel.py:SPEC"
+    assert source.source_hash(reference, source.installed(reference)) == hash_of(FILES)
+    assert source.kernel_file(reference) == tmp_path / "other/kernel.py"
+    (tmp_path / "loose.py").write_text("from neighbour import f\nSPEC = K(launch=f)\n")
+    (tmp_path / "neighbour.py").write_text("def f(): return 1\n")
+    loose = f"{tmp_path}/loose.py:SPEC"
+    before = source.source_hash(loose, source.installed(loose))
+    (tmp_path / "neighbour.py").write_text("def f(): return 2\n")
+    assert source.source_hash(loose, source.installed(loose)) != before
+
+
+def test_a_module_reference_never_follows_another_package() -> None:
+    files = {"a.py": "from b import f\nSPEC = K(launch=f)\n", "b.py": "def f(): return 1\n"}
+    assert hash_of(files, "a:SPEC") == hash_of({**files, "b.py": "def f(): return 2\n"}, "a:SPEC")
+
+
+def test_a_module_may_lie_in_the_current_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_here.py").write_text("def f(): return 1\nSPEC = K(launch=f)\n")
+    monkeypatch.chdir(tmp_path)
+    assert source.source_hash("planted_here:SPEC", source.installed("planted_here:SPEC"))
+    with pytest.raises(source.NoSuchKernel, match="no module named"):
+        source.installed("planted_nowhere:SPEC")
+
+
+def test_a_commit_and_the_folder_it_was_made_from_agree(tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        (tmp_path / "src" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / path).write_text(text)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    at_commit = source.source_hash("other.kernel:SPEC", source.at_commit(tmp_path, "HEAD"))
+    assert at_commit == source.source_hash("other.kernel:SPEC", source.in_folder(tmp_path, ("kernels", "src")))
+    assert at_commit == hash_of(FILES)
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_every_declared_kernel_has_a_hash_that_reaches_its_jit_functions(kernel: str) -> None:
+    read = source.installed(kernel)
+    walk = codewalk.Walk(read, package="fp8tune_kernels", ignored=source.NOT_TIMED)
+    source.source_hash(kernel, read)
+    tree = ast.parse(source.kernel_file(kernel).read_text())
+    launch = next(node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "launch")
+    module = walk.module(catalog.module_name(kernel))
+    assert module is not None
+    walk.enter(module, launch)
+    assert any("'triton.jit'" in entry for entry in walk.entries)
+
+
+def test_hashing_imports_neither_torch_nor_triton_nor_the_kernel() -> None:
+    code = (
+        "import sys; from fp8tune.revisions import source; source.source_hash('colwise', source.installed('colwise'));"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fp8tune_kernels.quantize.colwise')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(st.text(alphabet=" \n\t#abc=()1'\"\\:", max_size=40))
+def test_any_text_parses_or_is_refused(text: str) -> None:
+    try:
+        hash_of({"k.py": text + "\nSPEC = K(launch=f)\n"}, "k:SPEC")
+    except errors.UsageError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.recursive(st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(), st.lists, max_leaves=8))
+def test_canonical_text_tells_constants_apart(value: object) -> None:
+    tree = ast.parse(f"x = {value!r}").body[0]
+    again = ast.parse(f"x = (\n{value!r}\n) # why").body[0]
+    assert codewalk.canonical(tree) == codewalk.canonical(again)
+    assert codewalk.canonical(tree) != codewalk.canonical(ast.parse(f"x = [{value!r}, 0]").body[0])
