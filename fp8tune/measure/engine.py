@@ -183,16 +183,20 @@ class Schedule(Generic[A, S]):
     """Asked before each turn: no other begins once it is True."""
 
 
-def measure(backend: Backend, groups: Sequence[Group[A, S]], schedule: Schedule[A, S]) -> Iterator[Turn[A, S]]:
+def measure(
+    backend: Backend, groups: Sequence[Group[A, S]], schedule: Schedule[A, S], worker: Worker | None = None
+) -> Iterator[Turn[A, S]]:
     """Time each group once in each process, less what a group has already. Closing the generator ends the workers.
 
-    The order of turns is that of processes, then that of groups.
+    The order of turns is that of processes, then that of groups. ``worker``: one that is there already and goes on
+    after this, instead of a fresh one.
     """
     for process in schedule.processes:
         waiting = [(index, group) for index, group in enumerate(groups) if group.wants(process)]
         if not waiting:
             continue
-        seats = _Seats(backend, schedule, process)
+        workers = [worker] if worker else [backend.worker(tree) for tree in schedule.trees]
+        seats = _Seats(workers, schedule, process)
         try:
             for index, group in waiting:
                 while group.wants(process):
@@ -200,23 +204,21 @@ def measure(backend: Backend, groups: Sequence[Group[A, S]], schedule: Schedule[
                         return
                     yield seats.turn(group, index)
         finally:
-            seats.close()
+            seats.close(*([] if worker else workers))
 
 
 class _Seats(Generic[A, S]):
     """The workers of one process number."""
 
-    def __init__(self, backend: Backend, schedule: Schedule[A, S], process: int) -> None:
-        self._schedule = schedule
-        self._process = process
-        self._workers = [backend.worker(tree) for tree in schedule.trees]
+    def __init__(self, workers: Sequence[Worker], schedule: Schedule[A, S], process: int) -> None:
+        self._workers, self._schedule, self._process = workers, schedule, process
         self._replaced = [0] * len(self._workers)
         self._threads = ThreadPoolExecutor(len(self._workers)) if len(self._workers) > 1 else None
 
-    def close(self) -> None:
+    def close(self, *workers: Worker) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
+        for worker in workers:
             worker.close()
 
     def turn(self, group: Group[A, S], index: int) -> Turn[A, S]:
