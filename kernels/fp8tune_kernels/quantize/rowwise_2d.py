@@ -13,7 +13,7 @@ Groups do not enter: a row belongs to one of them whole. Rows past the last grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ from fp8tune_kernels.quantize.arithmetic import (
     reference_scale,
     scale_of,
 )
+from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise_2d"]
@@ -214,13 +215,8 @@ def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: 
     return x, fp8_dtype_for(x.device, float8_dtype), power_of_two
 
 
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+def key(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise_2d(Tensor x, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_rowwise_2d, _arguments, key)

@@ -7,7 +7,7 @@ strided in memory; the codes are written with N contiguous. Each program walks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -97,9 +97,4 @@ SPEC = KernelSpec(
     ),
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_reduction(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_reduction, weights.arguments, weights.key)
