@@ -16,7 +16,6 @@ operands are quantized this way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -135,17 +134,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 157 rows and 101 columns: one group stays one, several stay several, no block divides a dim."""
-    sizes = {"M": 157, "K": 101, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; scales and offsets are too few to count."""
-    return 3 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return panels.invalid(config, shape["K"], limits)
@@ -161,8 +149,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 157, "K": 101, "G": 3},  # no block divides a dim; several groups stay several
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),

@@ -148,17 +148,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 109 rows, 37 and 19 columns: no block divides a dim, and the second matrix starts mid-grid."""
-    sizes = {"M": 109, "N": 37, "K": 19, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element of both; scales and offsets are too few to count."""
-    return 3 * shape["M"] * (shape["N"] + shape["K"])
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay for the wider matrix, or None."""
     return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
@@ -181,8 +170,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),

@@ -24,7 +24,7 @@ from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_transpose_3d"]
 
@@ -99,16 +99,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(colwise_transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 301 rows of 101: no block divides either, and an expert has several pieces."""
-    return weights.scaled_down(problem, E=2, N=301, K=101)
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and twice one written for every element; the scales are too few to count."""
-    return 4 * shape["E"] * shape["N"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     if config["BLOCK_SIZE_ITER"] >= 2 * shape["N"]:
@@ -126,8 +116,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 301, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=transpose_3d.edges,
 )

@@ -15,7 +15,6 @@ row belongs to one of them whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,17 +128,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 13 rows and 203 columns: no tile divides either, and the last block of a row has 11 columns."""
-    sizes = {"M": 13, "K": 203}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + shape["M"] * -(-shape["K"] // MX_BLOCK)
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     threads = config["num_warps"] * limits.warp_size
@@ -170,8 +158,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 13, "K": 203},  # no tile divides either; the last block of a row has 11 columns
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),

@@ -16,7 +16,6 @@ last block of a column is the shorter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -151,17 +150,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 157 rows and 101 columns: no tile divides either, and the last block of a column has 29 rows."""
-    sizes = {"M": 157, "K": 101}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + -(-shape["M"] // MX_BLOCK) * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     threads = config["num_warps"] * limits.warp_size
@@ -195,8 +183,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 157, "K": 101},  # no tile divides either; the last block of a column has 29 rows
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),

@@ -16,7 +16,6 @@ not, the last block of each expert's column is the shorter, and where it is no m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,18 +83,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(E=row["E"], N=row["K"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 77 rows and 45 columns: no tile divides either, and the last block has 13 rows."""
-    sizes = {"E": 2, "N": 77, "K": 45}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    E, N, K = (shape[dim] for dim in "ENK")
-    return E * K * (3 * N + -(-N // MX_BLOCK))
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return mxfp8_dim1.invalid(_of_rows(config), shape, limits)
@@ -121,8 +108,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 77, "K": 45},  # no tile divides either; the last block has 13 rows
     invalid=invalid,
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),

@@ -55,8 +55,7 @@ SPEC = KernelSpec(
     outputs=mxfp8_dim1_3d.outputs,
     launch=launch,
     reference=mxfp8_dim1_3d.reference,
-    bytes_moved=mxfp8_dim1_3d.bytes_moved,
-    scaled_down=mxfp8_dim1_3d.scaled_down,
+    interpreted=mxfp8_dim1_3d.SPEC.interpreted,
     invalid=mxfp8_dim1.invalid,
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),

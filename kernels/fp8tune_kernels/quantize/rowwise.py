@@ -16,7 +16,6 @@ operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -252,17 +251,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 5 rows and 293 columns: no block divides a dim, and groups are longer than the short tiles."""
-    sizes = {"N": 5, "M": 293, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; scales and offsets are too few to count."""
-    return 3 * shape["N"] * shape["M"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
     return panels.invalid(config, shape["N"], limits)
@@ -285,8 +273,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),

@@ -14,7 +14,6 @@ Groups do not enter: a row belongs to one of them whole. Rows past the last grou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -155,17 +154,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 29 rows and 5,003 columns: no block divides either, and rows stay longer than the shorter tiles."""
-    sizes = {"M": 29, "K": 5003}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; the scales are too few to count."""
-    return 3 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. No tile is launched wider than the row needs."""
     width = _tile_width(config, shape["K"])
@@ -207,8 +195,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 29, "K": 5003},  # no block divides either; rows stay longer than the shorter tiles
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1),

@@ -115,11 +115,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and twice one written for every element; scales and offsets are too few to count."""
-    return 4 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return both_ways.invalid(config, shape["K"], limits)
@@ -135,8 +130,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=colwise.scaled_down,
+    interpreted=colwise.SPEC.interpreted,
     invalid=invalid,
     edges=colwise.SPEC.edges,
     routed=True,

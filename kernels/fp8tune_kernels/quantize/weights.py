@@ -7,7 +7,6 @@ multiplies with, strides ``(K*N, 1, K)``: ``weights.transpose(1, 2)``. Shapes ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.runtime.ops import IN_DTYPES, fp8_dtype_for
 from fp8tune_kernels.spec import NamedInts, Problem
 
-__all__ = ["KEY", "arguments", "bytes_moved", "inputs", "key", "problems", "scaled_down"]
+__all__ = ["KEY", "arguments", "inputs", "key", "problems"]
 
 KEY = ("E", "K", "N")
 """The sizes a table is looked up by: weights change neither their number nor their shape while a model trains."""
@@ -35,17 +34,6 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     E, N, K = (problem.shape[dim] for dim in "ENK")
     w = random_matrix(problem, E * N, K, device).view(E, N, K).transpose(1, 2)
     return w, dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
-
-
-def scaled_down(problem: Problem, **most: int) -> Problem:
-    """The problem with its dims at most these."""
-    shape = NamedInts([(dim, min(size, most[dim])) for dim, size in problem.shape.items()])
-    return replace(problem, shape=shape)
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; the scales are too few to count."""
-    return 3 * shape["E"] * shape["N"] * shape["K"]
 
 
 def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
