@@ -27,6 +27,7 @@ from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
@@ -55,23 +56,10 @@ def colwise_kernel(
 ) -> None:
     """Either form of :mod:`.panels`."""
     quantize_columns(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
         work_ptr,
-        M,
-        K,
-        G,
-        tl.cdiv(M, 16) * 16,
-        0,
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
         num_stages,
     )
 

@@ -27,6 +27,7 @@ from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import colwise, panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
@@ -70,23 +71,10 @@ def colwise_dual_kernel(
         if matrix == 1:
             matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, work_y_ptr, K
         quantize_columns(
-            matrix_ptr,
-            offs_ptr,
-            q_ptr,
-            scales_ptr,
+            Matrix(matrix_ptr, offs_ptr, q_ptr, scales_ptr, M, columns, G, tl.cdiv(M, 16) * 16, 0),
             work_ptr,
-            M,
-            columns,
-            G,
-            tl.cdiv(M, 16) * 16,
-            0,
             tl.program_id(0) - matrix * programs_of_x,
-            FP8_MAX,
-            POWER_OF_TWO,
-            BLOCK_SIZE,
-            BLOCK_SIZE_ITER,
-            LEAD,
-            num_warps,
+            Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
             num_stages,
         )
 

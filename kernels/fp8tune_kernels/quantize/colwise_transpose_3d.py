@@ -21,6 +21,7 @@ import triton.language as tl
 from fp8tune_kernels.quantize import both_ways, colwise_3d, panels, transpose_3d, weights
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
@@ -47,25 +48,13 @@ def colwise_transpose_3d_kernel(
     num_warps: tl.constexpr,
 ) -> None:
     """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
+    group_stride = tl.cast(N, tl.int64) * (K - 1)
     quantize_both_ways(
-        w_ptr,
-        None,
+        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, group_stride),
         q_ptr,
         scales_ptr,
-        q_transposed_ptr,
-        scales_transposed_ptr,
         work_ptr,
-        E * N,
-        K,
-        E,
-        N,
-        tl.cast(N, tl.int64) * (K - 1),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
     )
 
 

@@ -35,6 +35,7 @@ from fp8tune_kernels.quantize.arithmetic import (
     scale_of,
 )
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
@@ -149,23 +150,10 @@ def rowwise_transposed_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: rows of q are columns in memory."""
     quantize_columns(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, N, G, M, 0),
         work_ptr,
-        M,
-        N,
-        G,
-        M,
-        0,
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
         num_stages,
     )
 

@@ -28,6 +28,7 @@ import triton.language as tl
 from fp8tune_kernels.quantize import both_ways, colwise, panels, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
@@ -56,24 +57,11 @@ def rowwise_colwise_kernel(
 ) -> None:
     """Turns of :mod:`.both_ways`."""
     quantize_both_ways(
-        x_ptr,
-        offs_ptr,
+        Matrix(x_ptr, offs_ptr, q_columns_ptr, column_scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
         q_rows_ptr,
         row_scales_ptr,
-        q_columns_ptr,
-        column_scales_ptr,
         work_ptr,
-        M,
-        K,
-        G,
-        tl.cdiv(M, 16) * 16,
-        0,
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
     )
 
 
