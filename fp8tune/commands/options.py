@@ -117,9 +117,9 @@ def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, whose ValueError becomes an error that names the option."""
 
     @functools.wraps(function)
-    def checked(value: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Any:  # typer passes the value by name
         try:
-            return function(value)
+            return function(*args, **kwargs)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
