@@ -51,7 +51,7 @@ def compare(
         CompareConfigs, typer.Option("--configs", help="Each side's own table; the first side's on both; tuned anew.")
     ] = CompareConfigs.OWN,
     blind: Annotated[
-        bool, typer.Option("--blind", help="Time identical code, too: A..A shows what this machine makes of nothing.")
+        bool, typer.Option("--blind", help="Time identical code too: A..A shows what this machine makes of no change.")
     ] = False,
     timer: TimerOption = None,
     from_db: Annotated[bool, typer.Option("--from-db", help="Run nothing: compare recorded rows.")] = False,
@@ -63,24 +63,25 @@ def compare(
     """Whether a change made kernels slower, faster or wrong: both revisions built, checked and timed in turns.
 
     Without a GPU, or with --from-db, from recorded rows. Exit code 1: a regression or newly wrong bytes; 3: a row is
-    open, or the control arm was not quiet; 0: neither.
+    open, or the control arm drifted; 0: neither.
     """
-    from fp8tune.compare import live, pairing
+    from fp8tune.compare import live
     from fp8tune.compare import recorded as comparing
     from fp8tune.compare.comparison import Comparison
+    from fp8tune.compare.rows import Configs
+    from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import compare as render_compare
     from fp8tune.render import terminal as render
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
 
-    laboratory, notices = session.choose_laboratory(None, timer)
-    if from_db or not laboratory.times:
+    backend, notices = backend_for(None, timer)
+    if from_db or not backend.times:
         with Store.open(database_to_read(db), writable=False) as store:
             comparison = comparing.compare_stored(store, repo, revisions, kernels=kernel)
         if not from_db:
             render.notice("no GPU here: from recorded rows, as with --from-db")
     else:
-        wish = live.Wish(
+        options = live.Options(
             revisions=revisions,
             repository=repo,
             kernels=tuple(dict.fromkeys(kernel or ())),
@@ -88,13 +89,13 @@ def compare(
             routing=routing,
             scale_mode=scale_mode,
             seed=seed,
-            configs=pairing.Configs(configs),
+            configs=Configs(configs),
             blind=blind,
         )
         for line in notices:
             render.notice(line)
         with render_compare.CompareProgress() as progress:
-            for event in live.compare(wish, laboratory):
+            for event in live.compare(options, backend):
                 progress.show(event)
         assert isinstance(event, Comparison)  # the last one is
         comparison = event
