@@ -16,8 +16,9 @@ from fp8tune import scratch
 from fp8tune.compare import rows as planning
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
+from fp8tune.compare.options import CompareOptions
 from fp8tune.compare.recorded import WORKTREE, declared_hashes, parse_range
-from fp8tune.compare.rows import Configs, Kernel, Plan, Row, Step
+from fp8tune.compare.rows import Kernel, Plan, Row, Step
 from fp8tune.compare.timing import AFTER, BEFORE, RowTimes, time_rounds
 from fp8tune.compare.tree import Wanted
 from fp8tune.compare.verdicts import ChangeVerdict
@@ -35,27 +36,10 @@ FREE_CONTROLS = 3
 """Rows of identical code that are timed along: unlike the control arm they use both checkouts and both caches."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """Those of ``fp8tune compare`` that matter to a live one."""
-
-    revisions: str
-    repository: Path = Path(".")
-    kernels: tuple[str, ...] = ()
-    """Empty: all that are declared at both sides."""
-    shapes: tuple[str, ...] = ("llama4",)
-    routing: str = "jagged"
-    scale_mode: str | None = None
-    seed: int = 0
-    configs: Configs = Configs.OWN
-    blind: bool = False
-    """Time and judge identical code like any other: shows what verdicts this machine gives where nothing changed."""
-
-
 Event = Step | Comparison
 
 
-def compare(options: Options, backend: Backend) -> Iterator[Event]:
+def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
     """Compare two revisions here. Closing the generator ends the workers and removes the checkouts.
 
     Raises UsageError for names and revisions nobody knows and for a side that cannot be built, MachineError without a
@@ -91,11 +75,11 @@ def compare(options: Options, backend: Backend) -> Iterator[Event]:
 
 
 def _declared(
-    options: Options, root: Path, before: Revision, after: Revision
+    options: CompareOptions, root: Path, before: Revision, after: Revision
 ) -> tuple[list[ComparedRow], list[tuple[str, str, bool]]]:
     """Rows of kernels declared at one side only; and (name, reference, same source) of those at both."""
     rows, both = [], []
-    for kernel in options.kernels or catalog.KERNELS:
+    for kernel in dict.fromkeys(options.kernels or catalog.KERNELS):
         name, hashes = declared_hashes(kernel, root, before, after, required=bool(options.kernels))
         if None not in hashes:
             both.append((name, kernel, hashes[0] == hashes[1]))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import chain
 from typing import TypeVar
 
 from fp8tune.compare import tree
 from fp8tune.compare.binaries import launched_code
 from fp8tune.compare.comparison import ComparedRow
+from fp8tune.compare.options import Configs
 from fp8tune.compare.retuning import CONFIGS, retuned
 from fp8tune.compare.tree import Declared, Wanted, last_line
 from fp8tune.compare.verdicts import ChangeVerdict
@@ -30,17 +30,6 @@ T = TypeVar("T")
 
 BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
 """How a config that was built can fail on its bytes; anything else means that it cannot be built or launched here."""
-
-
-class Configs(StrEnum):
-    """Which config each side launches."""
-
-    OWN = "own"
-    """What its own exported table says, else its default: what its users get."""
-    SAME = "same"
-    """What the first side's table says, on both: isolates the kernel's code."""
-    RETUNE = "retune"
-    """The fastest of each side's own grid, found anew with an equal budget."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from places import PLANTED, hear_interrupts
 
 from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
-from fp8tune.compare.rows import Configs, Kernel, Plan, Row, Step, wrong_bytes
+from fp8tune.compare.options import CompareOptions, Configs
+from fp8tune.compare.rows import Kernel, Plan, Row, Step, wrong_bytes
 from fp8tune.compare.tree import Wanted
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError, UsageError
@@ -73,10 +74,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compared(repository: Path, range_text: str = "main..branch", *names: str, **chosen: object) -> Comparison:
-    options = live.Options(
-        range_text,
-        repository,
-        tuple(f"{repository}/{name}.py:SPEC" for name in names),
+    options = CompareOptions(
+        revisions=range_text,
+        repository=repository,
+        kernels=tuple(f"{repository}/{name}.py:SPEC" for name in names),
         shapes=(str(repository / "one.toml"),),
         **chosen,  # type: ignore[arg-type]
     )
@@ -147,8 +148,13 @@ def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
 
 
 def test_progress_counts_to_its_end(repository: Path) -> None:
-    kernels, shapes = (f"{repository}/same.py:SPEC",), (str(repository / "one.toml"),)
-    options = live.Options("main..main", repository, kernels, shapes, blind=True)
+    options = CompareOptions(
+        revisions="main..main",
+        repository=repository,
+        kernels=(f"{repository}/same.py:SPEC",),
+        shapes=(str(repository / "one.toml"),),
+        blind=True,
+    )
     events = list(live.compare(options, SimulatedBackend("simulated:1")))
     timing = [event for event in events if isinstance(event, Step) and event.text == "timing"]
     assert [event.done for event in timing] == [1, 2, 3, 4, 5, 6]
@@ -166,7 +172,7 @@ def test_a_side_that_does_not_load_is_one_line(repository: Path) -> None:
 
 def test_no_gpu_is_one_line(repository: Path) -> None:
     with pytest.raises(MachineError, match="no GPU"):
-        next(live.compare(live.Options("main..branch", repository), InterpreterBackend()))
+        next(live.compare(CompareOptions(revisions="main..branch", repository=repository), InterpreterBackend()))
 
 
 # Bytes, which the simulated clock has none of
