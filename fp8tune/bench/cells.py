@@ -76,13 +76,16 @@ class Contender(Arm):
 Timed = TypeVar("Timed", bound=Arm)
 
 
+def check_times(backend: Backend) -> None:
+    """Raises MachineError for a back end that times nothing."""
+    if not backend.times:
+        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
+
+
 class Cells:
     """The worker that has the tensors, and how long it may be asked."""
 
     def __init__(self, backend: Backend, time_budget_s: float | None = None) -> None:
-        """Raises MachineError for a back end that times nothing."""
-        if not backend.times:
-            raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
         self.backend = backend
         self._worker = backend.worker()
         self._budget_s, self._begun = time_budget_s, time.monotonic()

@@ -10,12 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.bench import warming
-from fp8tune.bench.cells import Cells, Timing
-from fp8tune.bench.grouped_contenders import PartOfStep, Step, needs_padding, operation_of, parts_of, peak_memory
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, TORCHAO, Operation
+from fp8tune.bench.cells import Cells, Timing, check_times
+from fp8tune.bench.grouped_contenders import (
+    OPERATIONS,
+    PartOfStep,
+    Step,
+    needs_padding,
+    operation_of,
+    parts_of,
+    peak_memory,
+)
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
+from fp8tune.bench.options import BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.errors import UsageError
 from fp8tune.measure.engine import Backend
+from fp8tune.options import OperationName
 from fp8tune.plan import shapes
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS
@@ -99,26 +109,28 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over and under else None
 
 
-def problems_of(operation: Operation, shape_sets: Sequence[str], routing: str, seed: int) -> tuple[Problem, ...]:
-    """Every problem to time. Raises UsageError for options that name nothing to time."""
-    if routing not in ROUTINGS:
-        raise UsageError(f"unknown routing {routing!r}: use one of {', '.join(ROUTINGS)}")
-    rows = [row for name in shape_sets for row in shapes.load(name).rows if "N" in row]
+def problems_of(options: BenchOptions, backend: Backend) -> tuple[Problem, ...]:
+    """Every problem to time. Raises MachineError without a GPU, UsageError for options that name nothing to time."""
+    check_times(backend)
+    if options.routing not in ROUTINGS:
+        raise UsageError(f"unknown routing {options.routing!r}: use one of {', '.join(ROUTINGS)}")
+    sets, operation = options.shapes or (SHAPES,), OPERATIONS[options.op or OperationName.GROUPED_MM]
+    rows = [row for name in sets for row in shapes.load(name).rows if "N" in row]
     if not rows:
-        raise UsageError(f"no row of {', '.join(shape_sets)} has all of M, K, N and E: a grouped GEMM needs them")
+        raise UsageError(f"no row of {', '.join(sets)} has all of M, K, N and E: a grouped GEMM needs them")
     layers = dict.fromkeys(NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"]) for row in rows)
     name, multiple = operation.name, operation.multiple
     if odd := [layer for layer in layers if layer["N"] % multiple or layer["K"] % multiple]:
         raise UsageError(f"{odd[0]}: {name} wants K and N to be multiples of {multiple}")
-    return tuple(Problem(name, layer, routing, seed=seed) for layer in layers)
+    return tuple(Problem(name, layer, options.routing, seed=options.seed) for layer in layers)
 
 
 def run(
-    backend: Backend, problems: Sequence[Problem], *, with_torchao: bool = True, time_budget_s: float | None = None
+    backend: Backend, problems: Sequence[Problem], time_budget_s: float | None = None, *, with_torchao: bool = True
 ) -> Iterator[Row | Compiled]:
     """Rows as they come, after what is compiled for them; ends early, after a whole row, where a time budget is spent.
 
-    Closing the generator ends the worker. Raises MachineError without a GPU.
+    Closing the generator ends the worker.
     """
     with Cells(backend, time_budget_s) as cells:
         yield from warming.in_parallel(backend, compiled_first(problems, with_torchao), WARM_UP_WORKERS)
@@ -129,14 +141,13 @@ def run(
 
 
 def compiled_first(problems: Sequence[Problem], with_torchao: bool) -> list[Step]:
-    """What is launched once before anything is timed: torchao's first, which take longest; bf16 has nothing to compile.
-    """
+    """What is launched once before anything is timed, torchao's first, which take longest. bf16 compiles nothing."""
     every = [
         Step(who, problem, BOTH)
         for problem in problems
         for who in dict.fromkeys(who for who, _ in operation_of(problem).steps(with_torchao) if who != BF16)
     ]
-    return sorted(every, key=lambda step: (step.name != TORCHAO))
+    return sorted(every, key=lambda step: step.name != TORCHAO)
 
 
 def _row(cells: Cells, problem: Problem, with_torchao: bool) -> Row:

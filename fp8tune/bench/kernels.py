@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fp8tune.bench import warming
-from fp8tune.bench.cells import Cells, Timing
+from fp8tune.bench.cells import Cells, Timing, check_times
 from fp8tune.bench.kernel_contenders import (
     COPIED_BYTES,
     OURS,
@@ -19,6 +19,7 @@ from fp8tune.bench.kernel_contenders import (
     exported_config,
     host_time,
 )
+from fp8tune.bench.options import AGAINST, BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import ceiling_gb_per_s, gb_per_s
 from fp8tune.errors import unknown
@@ -29,8 +30,9 @@ from fp8tune.records import Device, Problem
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import geomean
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
 
-RIVALS = (TORCH_COMPILE, TORCHAO)
+SHAPES = "starting-line"
 HOSTS = (OURS, TORCHAO, TORCH_ADD)
 
 WARM_UP_BYTES = 2 << 30
@@ -123,33 +125,6 @@ class Plan:
     problems: Mapping[str, tuple[Problem, ...]]
     """How workers load a kernel's spec -> its problems."""
 
-    @classmethod
-    def of(
-        cls,
-        kernels: Sequence[str],
-        shape_sets: Sequence[str],
-        device: Device,
-        *,
-        rivals: Sequence[str] = RIVALS,
-        routing: str = "jagged",
-        seed: int = 0,
-    ) -> Plan:
-        """Imports torch and the kernels. Raises UsageError for a name nobody knows or shapes without a problem."""
-        for rival in rivals:
-            if rival not in RIVALS:
-                raise unknown("contender", rival, RIVALS)
-        for reference in kernels:
-            check_reference(reference)
-        rows = [row for name in shape_sets for row in shapes.load(name).rows]
-        fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
-        found = {
-            reference: tuple(
-                plan.problems(load_spec(reference), rows, routing=routing, fp8_dtype=fp8_dtype, seed=seed)
-            )
-            for reference in kernels
-        }
-        return cls(tuple(rivals), found)
-
     def __len__(self) -> int:
         return sum(map(len, self.problems.values()))
 
@@ -169,8 +144,34 @@ class Plan:
             for contender in self.contenders(reference, problem, device)
             if contender.bytes_moved <= WARM_UP_BYTES
         ]
-        distinct = {_binaries(contender): contender for contender in reversed(every)}
-        return sorted(reversed(distinct.values()), key=lambda contender: contender.name != TORCHAO)
+        distinct: dict[tuple[object, ...], KernelContender] = {}
+        for contender in every:
+            distinct.setdefault(_binaries(contender), contender)
+        return sorted(distinct.values(), key=lambda contender: contender.name != TORCHAO)
+
+
+def planned(options: BenchOptions, backend: Backend) -> Plan:
+    """What the options come to (imports torch and the kernels).
+
+    Raises MachineError without a GPU, UsageError for a name nobody knows or shapes that hold no problem of a kernel.
+    """
+    check_times(backend)
+    for rival in options.rivals:
+        if rival not in AGAINST:
+            raise unknown("contender", rival, AGAINST)
+    references = tuple(dict.fromkeys(options.kernels or KERNELS))
+    for reference in references:
+        check_reference(reference)
+    rows = [row for name in options.shapes or (SHAPES,) for row in shapes.load(name).rows]
+    arch = backend.device.arch
+    fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
+    problems = {
+        reference: tuple(
+            plan.problems(load_spec(reference), rows, routing=options.routing, fp8_dtype=fp8_dtype, seed=options.seed)
+        )
+        for reference in references
+    }
+    return Plan(options.rivals, problems)
 
 
 def _binaries(contender: KernelContender) -> tuple[object, ...]:
@@ -184,16 +185,16 @@ def _binaries(contender: KernelContender) -> tuple[object, ...]:
     return (contender.name, problem.kernel, problem.input_layout, *sizes.items())
 
 
-def run(backend: Backend, plan: Plan, time_budget_s: float | None = None) -> Iterator[Row | Kernel | Compiled]:
+def run(backend: Backend, wanted: Plan, time_budget_s: float | None = None) -> Iterator[Row | Kernel | Compiled]:
     """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
 
     What is compiled comes before all that. Ends early, after a whole row, where a time budget is spent; host times are
-    not taken then. Closing the generator ends the worker. Raises MachineError without a GPU.
+    not taken then. Closing the generator ends the worker.
     """
     with Cells(backend, time_budget_s) as cells:
-        yield from warming.in_parallel(backend, plan.compiled_first(backend.device), WARM_UP_WORKERS)
+        yield from warming.in_parallel(backend, wanted.compiled_first(backend.device), WARM_UP_WORKERS)
         copy: Timing | None = None
-        for reference, problems in plan.problems.items():
+        for reference, problems in wanted.problems.items():
             kernel = Kernel(load_spec(reference).name)
             refused: dict[str, Timing] = {}
             for problem in problems:
@@ -202,10 +203,10 @@ def run(backend: Backend, plan: Plan, time_budget_s: float | None = None) -> Ite
                 copy = copy or cells.in_rounds([Copy()])[Copy()]
                 if not kernel.rows:
                     yield kernel
-                kernel.rows.append(_row(cells, plan.contenders(reference, problem, backend.device), refused, copy))
+                kernel.rows.append(_row(cells, wanted.contenders(reference, problem, backend.device), refused, copy))
                 yield kernel.rows[-1]
             if not cells.is_spent():
-                for name in (name for name in HOSTS if name not in RIVALS or name in plan.rivals):
+                for name in (name for name in HOSTS if name not in AGAINST or name in wanted.rivals):
                     kernel.hosts[name] = cells.once(HostCall(name, reference, kernel.name), host_time)
 
 
