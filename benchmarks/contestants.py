@@ -55,8 +55,8 @@ class Course:
         problem = plan.problems(spec, [ROW])[0]
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
-        trials = plan.trials(spec, problem, plan.parse_grid(GRID, spec.axes), limits)
-        configs = tuple(trial.config for trial in trials if trial.pruned is None)
+        grid = plan.configs(spec, problem, plan.parse_grid(GRID, spec.axes), limits)
+        configs = tuple(config for config, pruned in grid.items() if not pruned)
         return cls(spec, problem, configs, "cuda" if torch.cuda.is_available() else "meta")
 
     @cached_property

@@ -89,15 +89,3 @@ def _disputed(store: Store, plan: Plan, problems: Collection[Problem]) -> bool:
     if not store.has_rival_finals(plan.backend.device):
         return False
     return any(winner.disputed for winner in winners(store, plan.backend, problems))
-
-
-def choose_laboratory(arch: str | None, timer: str | None, static: bool = False):  # type: ignore[no-untyped-def]
-    """For compare and bench, until they are on the engine."""
-    from fp8tune.measure.backends.choice import backend_for
-    from fp8tune.measure.laboratory import Laboratory
-
-    backend, notices = backend_for(arch, timer, static)
-    device_of = {Kind.MEASURED: "cuda", Kind.STATIC: "meta"}.get(backend.kind, "cpu")
-    compiles = backend.kind in (Kind.MEASURED, Kind.STATIC)
-    limit = getattr(backend, "_shared_limit", None) or 0
-    return Laboratory(backend.kind, backend.device, backend.timer, device_of, compiles, limit), notices
