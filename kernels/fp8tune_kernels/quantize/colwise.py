@@ -15,7 +15,7 @@ operands are quantized this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
@@ -164,7 +165,7 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(
+def arguments(
     x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
 ) -> tuple[Any, ...]:
     check_matrix("x", x)
@@ -172,13 +173,8 @@ def _arguments(
     return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
 
 
-def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+def key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1], offs.shape[0]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_colwise, arguments, key)

@@ -11,7 +11,7 @@ w is a row-major (E*N, K) matrix in E equal groups of rows, quantized row by row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -120,10 +120,4 @@ SPEC = KernelSpec(
     edges=transpose_3d.edges,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_transpose_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_colwise_transpose_3d, weights.arguments, weights.key)

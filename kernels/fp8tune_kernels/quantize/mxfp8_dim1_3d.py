@@ -15,7 +15,7 @@ not, the last block of each expert's column is the shorter, and where it is no m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.quantize import mxfp8_dim1
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
-from fp8tune_kernels.runtime.ops import IN_DTYPES, fp8_dtype_for, register
+from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
@@ -125,13 +126,7 @@ SPEC = KernelSpec(
 
 def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
-    if w.dim() != 3:
-        raise ValueError(f"w has shape {tuple(w.shape)}, wanted three dimensions (E, N, K)")
-    if w.dtype not in IN_DTYPES:
-        raise ValueError(f"w is {w.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    if not w.is_contiguous():
-        _, N, K = w.shape
-        raise ValueError(f"w has strides {w.stride()}, wanted row-major ({N * K}, {K}, 1)")
+    check_weights("w", w, as_stored=True)
     check_scale_mode(scale_mode)
     return w, fp8_dtype_for(w.device, float8_dtype), scale_mode
 
@@ -141,9 +136,4 @@ def key(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[in
     return tuple(w.shape)
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1_3d(Tensor w, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    arguments,
-    key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1_3d, arguments, key)

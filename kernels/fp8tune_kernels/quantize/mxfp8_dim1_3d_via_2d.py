@@ -10,7 +10,7 @@ block must not straddle two of them), which is a third pass. Contract, reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,9 +69,4 @@ SPEC = KernelSpec(
     scale_modes=SCALE_MODES,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1_3d_via_2d(Tensor w, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    mxfp8_dim1_3d.arguments,
-    mxfp8_dim1_3d.key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1_3d_via_2d, mxfp8_dim1_3d.arguments, mxfp8_dim1_3d.key)

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.tiles import (
     Matrix,
     Options,
@@ -333,26 +334,21 @@ def _multiprocessors(device: torch.device) -> int:
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay on so many columns, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
-    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * columns:
-        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    elements, stages = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"], config["num_stages"]
+    values = values_a_thread(config, elements, limits)
+    staged = 2 * elements * stages if stages > 1 else 0
+    if reason := (
+        wrong_tile(config, elements, limits, held="the tile and its maxima do")
+        or too_many_shared_bytes(staged, "of tiles in flight", limits)
+        or idle_columns(config["BLOCK_SIZE"], columns)
+    ):
+        return reason
     if config["maxnreg"]:
         if limits.arch.startswith("gfx"):
             return "maxnreg is an option of NVIDIA's compiler"
-        if (values, config["num_warps"], config["num_stages"]) != (128, 4, 1):
+        if (values, config["num_warps"], stages) != (128, 4, 1):
             return f"maxnreg={config['maxnreg']} is for 4 warps of 128 values a thread, one tile at a time"
-    if config["LEAD"] and config["num_stages"] > 1:
+    if config["LEAD"] and stages > 1:
         return "same as num_stages=1: a piece is one tile"
     if config["LEAD"] and (config["BLOCK_SIZE"] < 64 or values < 64):
         return "panels with less than 64 columns or values a thread: tickets cost more than they bring"

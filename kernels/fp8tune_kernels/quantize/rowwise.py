@@ -15,7 +15,7 @@ operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,8 +36,9 @@ from fp8tune_kernels.quantize.arithmetic import (
 )
 from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
@@ -288,10 +289,4 @@ def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_o
     return bucket(x.shape[1]), x.shape[0], offs.shape[0], int(_is_transposed(x))
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-    group_dim=1,
-)
+_operator = register(SPEC, quantize_rowwise, _arguments, _key, group_dim=1)

@@ -18,7 +18,7 @@ of the output's gradient, the halves are for the input's and the weights' gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
 
@@ -137,22 +137,4 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
-) -> tuple[Any, ...]:
-    check_matrix("x", x)
-    check_offsets(offs, x.device)
-    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
-
-
-def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1], offs.shape[0]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise_colwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_rowwise_colwise, colwise.arguments, colwise.key)

@@ -7,7 +7,7 @@ maxima are joined by atomics (:mod:`.panels`), so that even one small expert fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -65,9 +65,4 @@ SPEC = KernelSpec(
     edges=edges,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_atomic(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_atomic, weights.arguments, weights.key)

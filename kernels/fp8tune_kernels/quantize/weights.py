@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.runtime.ops import IN_DTYPES, fp8_dtype_for
+from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.spec import NamedInts, Problem
 
 __all__ = ["KEY", "arguments", "inputs", "key", "problems"]
@@ -38,14 +38,7 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
 
 def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
-    if w.dim() != 3:
-        raise ValueError(f"w has shape {tuple(w.shape)}, wanted three dimensions (E, K, N)")
-    if w.dtype not in IN_DTYPES:
-        raise ValueError(f"w is {w.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    _, K, N = w.shape
-    if w.stride() != (K * N, 1, K) and not w.mT.is_contiguous():  # the view costs more than all else here
-        wanted = f"({K * N}, 1, {K}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
-        raise ValueError(f"w has strides {w.stride()}, wanted {wanted}")
+    check_weights("w", w)
     return w, fp8_dtype_for(w.device, float8_dtype), power_of_two
 
 
