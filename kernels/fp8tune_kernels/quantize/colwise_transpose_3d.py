@@ -48,9 +48,8 @@ def colwise_transpose_3d_kernel(
     num_warps: tl.constexpr,
 ) -> None:
     """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
-    group_stride = tl.cast(N, tl.int64) * (K - 1)
     quantize_both_ways(
-        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, group_stride),
+        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
         q_ptr,
         scales_ptr,
         work_ptr,

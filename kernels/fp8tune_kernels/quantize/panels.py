@@ -110,15 +110,12 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
     largest = fold(kept, FOLDED)
     for number in tl.range(1, tl.where(group < matrix.G, tiles, 0), num_stages=num_stages):
         tile = Tile(first + number * options.BLOCK_SIZE_ITER, rows, columns, start, end)
-        largest = tl.maximum(largest, fold(load_tile(matrix, tile, read_end, ""), FOLDED))
-    scale = scale_of(
-        magnitude_to_float32(top(largest), matrix.x_ptr.dtype.element_ty), options.FP8_MAX, options.POWER_OF_TWO
-    )
-    tl.store(
-        matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns,
-        scale,
-        mask=columns < tl.where(group < matrix.G, matrix.K, 0),
-    )
+        x = load_tile(matrix, tile, read_end, "")
+        largest = tl.maximum(largest, fold(x, FOLDED))
+    amax = magnitude_to_float32(top(largest), matrix.x_ptr.dtype.element_ty)
+    scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
+    inside = columns < tl.where(group < matrix.G, matrix.K, 0)
+    tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
 
     scale = of_any_layout(scale)
     q_ptr = q_of_group(matrix, group)
@@ -136,8 +133,7 @@ class _Cursor(NamedTuple):
     """A group of rows that a program is at."""
 
     group: tl.tensor
-    base: tl.tensor
-    """The number of its first piece."""
+    base: tl.tensor  # the number of its first piece
     start: tl.tensor
     end: tl.tensor
 
@@ -191,9 +187,8 @@ def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> No
                 in_group,
                 options,
             )
-            is_first = first == first_row(start)
-            scale_ptr = matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns
-            tl.store(scale_ptr, scale, mask=in_group & is_first)
+            inside = in_group & (first == first_row(start))
+            tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
             q = quantize(x, of_any_layout(scale)[None, :], matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
             store_tile(matrix, q_of_group(matrix, group), tile, q, "evict_first")
         ticket = following
@@ -215,8 +210,8 @@ def _finished_scale(
         while tl.atomic_add(done_ptr, 0, sem="acquire") < in_panel:
             pass
     bits = tl.load(amax_ptr, mask=inside, other=0, cache_modifier=".cg")
-    dtype: tl.constexpr = matrix.x_ptr.dtype.element_ty
-    return scale_of(magnitude_to_float32(bits, dtype), options.FP8_MAX, options.POWER_OF_TWO)
+    amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
+    return scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
 
 
 @triton.jit

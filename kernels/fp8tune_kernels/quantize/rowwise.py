@@ -214,29 +214,16 @@ def outputs(
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
-    if _is_transposed(inputs[0]):
-        _launch_transposed(config, inputs, outputs)
-    else:
-        _launch_contiguous(config, inputs, outputs)
-
-
-def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """A program for every block of rows of every group, and of the padding columns."""
     x, offs, float8_dtype, power_of_two = inputs
     (N, M), G = x.shape, offs.shape[0]
-    if programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):
+    constants = (FP8_MAX[float8_dtype], power_of_two)
+    if _is_transposed(x):
+        if programs := panels.programs(config, M, N, G, x.device):
+            tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
+            launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
+    elif programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):  # each block of rows of every group and of the padding
         taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
-        constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
-
-
-def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    x, offs, float8_dtype, power_of_two = inputs
-    (N, M), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, M, N, G, x.device):
-        tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
-        constants = (FP8_MAX[float8_dtype], power_of_two)
-        launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
 
 
 def _is_transposed(x: torch.Tensor) -> bool:
