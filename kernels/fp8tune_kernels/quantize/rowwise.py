@@ -167,13 +167,8 @@ def quantize_rowwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
-    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
-    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
-    it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
