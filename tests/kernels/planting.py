@@ -46,9 +46,7 @@ def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
     file = plant(kernel, folder, modules, *fault)[-1]
     name = f"planted-{kernel}"
     text = faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",')
-    file.write_text(
-        f"{text}\n\nimport dataclasses\n\nALONE = dataclasses.replace(SPEC, routed=False, bytes_moved=lambda shape: 1)\n"
-    )
+    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = dataclasses.replace(SPEC, routed=False)\n")
     return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
 
 
