@@ -5,7 +5,8 @@
 Compiles samples of each changed kernel's grid on both sides, without a GPU: every block size and lead, the default, and
 ``--samples`` configs more, each on a problem drawn from round and odd sizes, dtypes, scale modes and layouts. Prints
 ``{kernel: [old hash, new hash]}`` as JSON, of the kernels whose samples are all the same: rows that were measured at
-the old hash are of the new one, too. Exit code 1 if a kernel launches other code. Compiled code stays in Triton's cache.
+the old hash are of the new one, too. Exit code 1 if a kernel launches other code.
+Compiled code stays in Triton's cache.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ def main() -> int:
     same, different = {}, 0
     with checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
-        for kernel in options.kernels:
+        specs = {kernel: load_spec(kernel) for kernel in options.kernels}
+        for kernel, spec in specs.items():
             hashes = [source.source_hash(kernel, source.in_folder(each, source.SOURCE_ROOTS)) for each in folders]
             if hashes[0] == hashes[1]:
                 continue
-            spec = load_spec(kernel)
             wanted = [each for arch in options.arch for each in samples(spec, arch, options.samples, options.seed)]
             with ThreadPoolExecutor() as threads:
                 before, after = threads.map(launched, sides, (wanted, wanted))
