@@ -121,7 +121,7 @@ def regrets(truths: Sequence[Truth], picks: Mapping[Problem, Candidates]) -> lis
     found = []
     for truth in truths:
         candidates = picks.get(truth.batch.problem)
-        if candidates is not None and truth.medians_us and candidates.winner().verdict is not PickVerdict.UNRESOLVABLE:
+        if candidates is not None and truth.medians_us and candidates.winner.verdict is not PickVerdict.UNRESOLVABLE:
             medians_us, pick = truth.medians_us, candidates.pick.config or NamedInts()
             best = min(medians_us, key=medians_us.__getitem__)
             share = medians_us.get(pick, math.inf) / medians_us[best] - 1
