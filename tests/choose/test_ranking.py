@@ -100,7 +100,7 @@ def test_the_newest_complete_version_wins_and_versions_do_not_mix():
     assert only(winners([*old, *begun])).evidence.version == KERNEL
     begun_both = [replace(item, complete=False) for item in [*old, *new]]
     winner = only(winners(begun_both))
-    assert (winner.version, winner.complete, winner.runner_up) == (NEWER, False, None)
+    assert (winner.evidence.version, winner.evidence.complete, winner.runner_up) == (NEWER, False, None)
 
 
 def test_two_drivers_are_never_compared():
