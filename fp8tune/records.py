@@ -86,6 +86,13 @@ class KernelVersion:
     """The declared grid in declaration order: breaks ties canonically."""
     key: tuple[str, ...] = ()
 
+    def complete(self, published: NamedInts) -> NamedInts:
+        """A published config with the first value of each axis that it leaves out: what its kernel lacks is off there.
+
+        Not the default, which may change.
+        """
+        return NamedInts({**{name: values[0] for name, values in self.axes if values}, **published})
+
 
 @dataclass(frozen=True)
 class Code:

@@ -274,9 +274,9 @@ class _Builder:
         return rows
 
     def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> NamedInts | None:
-        """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
+        """The published config with the axes that only ours has, if our kernel compiles with it and spills nothing."""
         version, compiled = self._compiled
-        completed = NamedInts({**version.default, **config}) if version else config
+        completed = version.complete(config) if version else config
         facts = compiled.get(completed)
         if facts is None:
             why = f"was not compiled: run {self._compile_command}"

@@ -438,7 +438,7 @@ def _published_batches(kernel: str, published: Sequence[Evidence], arch: str) ->
         if item.problem in possible:
             # the sources state no routing; which one compiles makes no difference to the binary
             problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
-            config = NamedInts({**spec.default, **(item.config or {})})
+            config = version.complete(item.config) if item.config else spec.default
             by_problem.setdefault(problem, {})[config] = None
     return [
         make_batch(kernel, spec, version, same[0], [plan.Planned(same[0], config) for config in configs])
