@@ -151,10 +151,8 @@ class Store:
         with self._transaction(write=True):
             key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, problem.kernel)}
             key |= {"device_id": self._writer.device_id(device), "problem_id": self._writer.problem_id(problem)}
-            before = visits.known(self._connection, key["problem_id"], key["version_id"], device)
-            values = {"replaces": " ".join(session.sweep for id, session in before.items() if id != sweep_id)}
-            bands = {"tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
-            self._writer.id(Finals, key, values | bands)
+            bands = {"replaces": "", "tie_band": tie_band, "keep_band": keep_band, "floor_us": floor_us}
+            self._writer.id(Finals, key, bands)
 
     def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
         """Note the hash of the reference that a sweep holds a kernel version's outputs to."""
@@ -244,11 +242,6 @@ class Store:
         """The smallest step between two samples of a block in a sweep's finals of a problem; None where unknown."""
         with self._transaction():
             return visits.tick_us(self._connection, version, device, problem, sweep)
-
-    def has_rival_finals(self, device: Device | None = None) -> bool:
-        """Whether finals of some problem (on this device) were made apart, so that neither replaces the other."""
-        with self._transaction():
-            return visits.has_rivals(self._connection, device)
 
     def calibration(self, device: Device) -> dict[str, float]:
         """The newest value of everything that was ever measured of this very device, by name."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import needs_more
-from fp8tune.choose.judging import FinalsResult, Visits, judge
+from fp8tune.choose.decision import Decision, needs_more
+from fp8tune.choose.finals import FinalsTimes, decide_finals
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
@@ -98,7 +98,7 @@ class Finals:
         return found
 
     def _is_answered(self, group: ProblemFinals, stored: Sequence[Evidence]) -> bool:
-        """True if there are no finalists, or if every finalist has undisputed finals that no time budget cut short."""
+        """True if there are no finalists, or if every finalist has finals that no time budget cut short."""
         times = {entry.config: entry.finals for entry in stored if entry.config is not None}
         configs = _configs(group)
         if not configs or not set(configs) <= set(times):
@@ -106,9 +106,8 @@ class Finals:
         has_own = any(one.session.sweep == self._uid for entry in stored for one in entry.finals)
         if self.plan.options.again and not has_own:
             return False
-        result = self._judged(group, times)
-        was_cut_short = has_own and len(group.processes) < self._last and needs_more(result.decision)
-        return not result.is_disputed and not was_cut_short
+        was_cut_short = has_own and len(group.processes) < self._last and needs_more(self._decided(group, times))
+        return not was_cut_short
 
     # Timing
 
@@ -165,14 +164,14 @@ class Finals:
             config: [t.visit(run) for t in timed.get(config, []) if t.stage == "final" and t.process in names]
             for config in _configs(group)
         }
-        if any(times.values()) and processes < self._last and needs_more(self._judged(group, times).decision):
+        if any(times.values()) and processes < self._last and needs_more(self._decided(group, times)):
             return False
         self._end(group, run)
         return True
 
-    def _judged(self, group: ProblemFinals, times: Visits) -> FinalsResult:
+    def _decided(self, group: ProblemFinals, times: FinalsTimes) -> Decision:
         version = group.subject.version
-        return judge(times, incumbent=group.subject.incumbent, default=version.default, axes=version.axes)
+        return decide_finals(times, incumbent=group.subject.incumbent, default=version.default, axes=version.axes)
 
     def _finals_run(self, group: ProblemFinals) -> FinalsRun:
         of, device = group.subject, self.plan.backend.device
