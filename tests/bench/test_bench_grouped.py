@@ -381,7 +381,7 @@ def test_our_own_wrong_result_is_a_finding(
     wrong = Timing(reason="wrong: out has an SQNR of 3.1 dB, wanted 20", sqnr_db={"out": 3.1})
     row = timed({**FAST, (TORCHAO, BOTH): 20.0})
     row = replace(row, steps={s: t.judged(wrong) if s[0] == who else t for s, t in row.steps.items()})
-    monkeypatch.setattr(bench_grouped, "run", lambda *_: iter([row]))
+    monkeypatch.setattr(bench_grouped, "run", lambda *_, **__: iter([row]))
     assert command_line("--op", "grouped-mm", "--format", "json", monkeypatch=monkeypatch) == code
     assert ("our own output is wrong" in capsys.readouterr().err) == bool(code)
 
