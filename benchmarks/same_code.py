@@ -20,10 +20,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fp8tune.compare import side
+from fp8tune.compare.binaries import launched_code
+from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions import git, source, worktrees
+from fp8tune.revisions import git, source
+from fp8tune.revisions.checkouts import checkouts
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
@@ -63,12 +65,12 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
         yield spec.name, Problem(spec.name, **fields), config, arch
 
 
-def launched(of: side.Side, wanted: Sequence[Sample]) -> list[str]:
+def launched(of: Tree, wanted: Sequence[Sample]) -> list[str]:
     """The hash of what each sample launches on one side; of what does not compile there, what its compiler says."""
     worker, found = Worker(), []
     for kernel, problem, config, arch in wanted:
         try:
-            found.append(worker.call(600, side.within, of, side.code, kernel, problem, config, arch))
+            found.append(worker.call(600, within, of, launched_code, kernel, problem, config, arch))
         except RemoteError as error:
             found.append(str(error).strip().splitlines()[-1])
     worker.close()
@@ -87,8 +89,8 @@ def main() -> int:
     cache = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
     repository = git.toplevel(Path.cwd())
     same, different = {}, 0
-    with worktrees.checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
-        sides = [side.Side(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
+    with checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
+        sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
         for kernel in options.kernels:
             hashes = [source.source_hash(kernel, source.in_folder(each, source.SOURCE_ROOTS)) for each in folders]
             if hashes[0] == hashes[1]:
