@@ -25,6 +25,7 @@ __all__ = [
     "Published",
     "Row",
     "Status",
+    "Subject",
     "Telemetry",
 ]
 
@@ -85,6 +86,16 @@ class KernelVersion:
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """The declared grid in declaration order: breaks ties canonically."""
     key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One problem as one kernel version was run on it, on one device; ``kind`` says how."""
+
+    version: KernelVersion
+    device: Device
+    kind: Kind
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -186,7 +197,7 @@ class Row:
     """The publication; empty for our own rows."""
     note: str = ""
     stage: str = "screen"
-    """``screen``, ``final``, or ``twin``: the declared default under its second name in the finals."""
+    """``screen``, ``final``, or ``duplicate``: the declared default under its second name in the finals."""
     round: int = 0
     """Counted from 0 in the screen, and from 0 in each process of the finals."""
     process: str = ""
@@ -291,7 +302,7 @@ class Evidence:
     screen_us: float | None = None
     """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
     finals: tuple[ProcessTimes, ...] = ()
-    """Of the sessions that count, in a fixed order; none where the stage is ``screen``."""
+    """Of the finals that count, by the process's name; none where the stage is ``screen``."""
     duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
     newest: float = 0.0

@@ -31,9 +31,6 @@ def import_(
     with Store.open(database_to_write(db), create=True) as store:
         report = loaded.store(store, render.CountProgress("rows stored"))
         print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
-        for winner in session.disputes(store) if report.added else ():
-            where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
-            render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:

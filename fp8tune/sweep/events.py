@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.laboratory import TRIAL_TIMEOUT_S, Batch, CompileProgress, Laboratory
-from fp8tune.records import Device, NamedInts, Outcome, Problem, Row
+from fp8tune.records import Device, NamedInts, Outcome, Problem, Row, Subject
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ class Request:
     """What it holds for any other shape, by kernel: timed in every round, for its place hangs on every problem."""
     time_budget_s: float | None = None
     trial_timeout_s: float = TRIAL_TIMEOUT_S
+
+    def subject(self, batch: Batch) -> Subject:
+        """What the database knows a batch by."""
+        return Subject(batch.version, self.laboratory.device, self.laboratory.kind, batch.problem)
 
     def row(
         self,

@@ -21,12 +21,12 @@ from fp8tune.choose.screening import finalists
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
 from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
+from fp8tune.store.process_times import Timed
 from fp8tune.store.results import Store
-from fp8tune.store.visits import Timed
 from fp8tune.sweep.events import Added, Event, FinalsStarted, NoFinals, Request, TrialDone
 
 Entry = tuple[NamedInts, str]
-"""A config and the stage of its rows: ``final``, or ``twin`` for the default under its second name."""
+"""A config and the stage of its rows: ``final``, or ``duplicate`` for the default under its second name."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Match:
     def entries(self) -> list[Entry]:
         """What each round times."""
         default = self.batch.version.default
-        duplicate = [(default, "twin")] if default in self.configs else []
+        duplicate = [(default, "duplicate")] if default in self.configs else []
         return [*((config, "final") for config in self.configs), *duplicate]
 
     def drop(self, config: NamedInts) -> None:
@@ -104,14 +104,13 @@ class Finals:
         if not self.request.retry_failed:
             for config in self._failed(batch):
                 match.drop(config)
-        timed = self.store.finals(batch.version, self.request.laboratory.device, batch.problem, self.sweep_id)
+        timed = self.store.finals(self.request.subject(batch), self.sweep_id)
         visits = [{one.process for one in timed.get(config, [])} for config in match.configs]
         match.visited = set.intersection(*visits) if visits else set()
         return match
 
     def _failed(self, batch: Batch) -> list[NamedInts]:
-        lab = self.request.laboratory
-        tried = self.store.tried(batch.version, lab.device, lab.kind, batch.problem, sweep=self.sweep_id, stage="final")
+        tried = self.store.tried(self.request.subject(batch), sweep=self.sweep_id, stage="final")
         return [config for config, outcome in tried.items() if outcome.status is not Status.OK]
 
     def _answers(self, problems: Sequence[Problem]) -> dict[tuple[Problem, str], list[Evidence]]:
@@ -187,7 +186,7 @@ class Finals:
             after = ""
             entries = self.request.permuted(match.entries, "final", index, round, batch.problem)
             for position, (config, stage) in enumerate(entries):
-                slot = Slot(index + 1, round, position, after, stage == "twin")
+                slot = Slot(index + 1, round, position, after, stage == "duplicate")
                 outcome = self.lab.run_final(batch, config, slot)
                 yield self._row(batch, config, outcome, stage, index, slot)
                 if outcome.status is not Status.OK:
@@ -208,7 +207,7 @@ class Finals:
         if not counted <= match.visited:
             return False
         batch, session = match.batch, self._session(match)
-        timed = self.store.finals(batch.version, self.request.laboratory.device, batch.problem, self.sweep_id)
+        timed = self.store.finals(self.request.subject(batch), self.sweep_id)
         visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
         if any(visits.values()) and processes < self._last and needs_more(self._judged(match, visits).decision):
             return False
@@ -221,21 +220,12 @@ class Finals:
         return judge(visits, incumbent=incumbent, default=version.default, axes=version.axes)
 
     def _session(self, match: Match) -> FinalsRun:
-        batch, device = match.batch, self.request.laboratory.device
-        tick_us = self.store.tick_us(batch.version, device, batch.problem, self.sweep_id)
+        tick_us = self.store.tick_us(self.request.subject(match.batch), self.sweep_id)
         floor = floor_us(self._measured, tick_us)
         return FinalsRun(self._uid, self._protocol.tie_band, self._protocol.keep_band, floor)
 
     def _end(self, match: Match, session: FinalsRun) -> None:
-        self.store.end_finals(
-            self.sweep_id,
-            match.batch.version,
-            self.request.laboratory.device,
-            match.batch.problem,
-            tie_band=session.tie_band,
-            keep_band=session.keep_band,
-            floor_us=session.floor_us,
-        )
+        self.store.end_finals(self.sweep_id, self.request.subject(match.batch), session)
 
     @property
     def _last(self) -> int:
@@ -243,7 +233,7 @@ class Finals:
 
 
 def _visits(timed: Iterable[Timed], session: FinalsRun, counted: set[str]) -> list[ProcessTimes]:
-    return [one.visit(session) for one in timed if one.stage == "final" and one.process in counted]
+    return [one.of_run(session) for one in timed if one.stage == "final" and one.process in counted]
 
 
 def process_name(index: int) -> str:
@@ -258,7 +248,7 @@ def _names(processes: int) -> set[str]:
 def rows_of(stored: Iterable[Evidence]) -> Iterator[Row]:
     """The rows of finals that count, each config's by session, process and round; samples are left in the database."""
     for entry in stored:
-        for stage, visits in (("final", entry.finals), ("twin", entry.duplicate)):
+        for stage, visits in (("final", entry.finals), ("duplicate", entry.duplicate)):
             for visit in visits:
                 for round, time_us in visit.blocks:
                     yield Row(

@@ -18,7 +18,7 @@ from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.laboratory import Batch, CompileProgress, Laboratory, OpenLaboratory
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import Planned
-from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.stats import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import (
@@ -103,7 +103,7 @@ def recall(
     rows: list[Row] = []
     for version, problem in problems:
         for number in range(ROUNDS if lab.times else 1):
-            tried = store.tried(version, lab.device, lab.kind, problem, round=number)
+            tried = store.tried(Subject(version, lab.device, lab.kind, problem), round=number)
             rows += [
                 Row(problem, config, lab.device, lab.kind, tried[config], version, round=number) for config in tried
             ]
@@ -139,10 +139,8 @@ class _Screen:
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
-        batch, self.is_done = self.batch, True
-        self.store.mark_complete(
-            self.sweep_id, batch.version, self.request.laboratory.device, batch.problem, len(batch.trials)
-        )
+        self.is_done = True
+        self.store.mark_complete(self.sweep_id, self.request.subject(self.batch), len(self.batch.trials))
 
     @property
     def _committed(self) -> set[NamedInts | None]:
@@ -171,10 +169,7 @@ class _Screen:
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:
         """Outcomes of this round that need no new trial."""
         tried = self.store.tried(
-            self.batch.version,
-            self.request.laboratory.device,
-            self.request.laboratory.kind,
-            self.batch.problem,
+            self.request.subject(self.batch),
             sweep=self.sweep_id if self.request.again else None,
             round=number,
             reference=self.batch.judge,

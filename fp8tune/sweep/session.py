@@ -120,19 +120,14 @@ def _judge(reference: str) -> list[str]:
 
 
 def is_stored(db: str, job: Job) -> bool:
-    """Whether a database has all rows of a job, so that nothing needs to be planned. Makes no database.
-
-    Not where an import brought finals that come to another pick: then the job has finals to run.
-    """
+    """Whether a database has all rows of a job, so that nothing needs to be planned. Makes no database."""
     if job.wish.again or job.wish.retry_failed or not database.exists(db):
         return False
     try:
         with Store.open(db, writable=False) as store:
             problems = finished_problems(store, job)
             failures = [outcome for tally in tallies(store, job) for outcome in tally.failures.values()]
-            if not problems or any(machine.is_machines(outcome.reason) for outcome in failures):
-                return False
-            return job.wish.quick or not _disputed(store, job, problems)
+            return bool(problems) and not any(machine.is_machines(outcome.reason) for outcome in failures)
     except database.EmptyDatabaseError:
         return False
 
@@ -152,21 +147,6 @@ def tallies(store: Store, job: Job, prepared: Prepared | None = None) -> list[Ta
     )
     subjects = [Subject(version, laboratory.device, laboratory.kind, problem) for version, problem in pairs]
     return [tally for subject in subjects if (tally := store.tally(subject)).outcomes]
-
-
-def disputes(store: Store) -> list[Winner]:
-    """The problems on whose pick finals that were made apart disagree. Looks closer only where there are such."""
-    if not store.has_rival_finals():
-        return []
-    evidence = store.evidence(keep=ranking.competing, finalists_only=True)
-    return [winner for winner in ranking.winners(evidence, incumbents.COMMITTED) if winner.disputed]
-
-
-def _disputed(store: Store, job: Job, problems: Collection[Problem]) -> bool:
-    """Looks closer only where more finals than one count."""
-    if not store.has_rival_finals(job.laboratory.device):
-        return False
-    return any(winner.disputed for winner in winners(store, job.laboratory, problems))
 
 
 def prepare(job: Job) -> Prepared:
