@@ -25,7 +25,7 @@ from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import start_server
 from fp8tune.plan import shapes
 from fp8tune.records import Kind
-from fp8tune.revisions import git, source, worktrees
+from fp8tune.revisions import checkouts, git, source
 from fp8tune.stats import geomean
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
@@ -68,7 +68,7 @@ def compare(wish: Wish, laboratory: Laboratory) -> Iterator[Event]:
     start_server()
     yield Step(f"checking out {before} and {after}")
     commits = [None if revision.name == WORKTREE else revision.commit for revision in (before, after)]
-    with worktrees.checkouts(root, commits) as folders, scratch.folder("cache") as cache:
+    with checkouts.checkouts(root, commits) as folders, scratch.folder("cache") as cache:
         sides = tuple(
             Side(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
             for number, (revision, folder) in enumerate(zip((before, after), folders, strict=True))

@@ -126,6 +126,8 @@ def check_shape(spec: KernelSpec, shape: Mapping[str, int]) -> None:
 
 def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
     """Raise UsageError for a shape that lacks a dim which is moved, or is beyond what any memory holds."""
+    if spec.routed and shape.get("G", 1) > MOST_GROUPS:
+        raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
     try:
         bytes_moved = spec.bytes_moved(shape)
     except KeyError as error:
@@ -135,8 +137,6 @@ def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
         raise UsageError(f"{spec.name} {shape} moves nothing: give each dim a size of at least 1")
     if bytes_moved > LARGEST_BYTES:
         raise UsageError(f"{spec.name} {shape} moves {bytes_moved:,} bytes: no device has more than {LARGEST_BYTES:,}")
-    if spec.routed and shape.get("G", 1) > MOST_GROUPS:
-        raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
 
 
 def _known(what: str, name: str, names: Sequence[str]) -> None:

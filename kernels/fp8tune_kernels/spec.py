@@ -7,8 +7,10 @@ own.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu")
@@ -19,6 +21,10 @@ LAYOUT_FLAG = "input_layout_transposed"
 
 ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
 """Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
+
+
+INTERPRETED_SIZES = {"M": 157, "K": 101, "N": 67, "E": 2, "G": 3}
+"""dim -> its largest size on Triton's interpreter, where a spec names no other."""
 
 
 class NamedInts(Mapping[str, int]):
@@ -166,10 +172,6 @@ class KernelSpec:
     """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs."""
     reference: Callable[..., tuple[Any, ...]]
     """(*inputs) -> the outputs in plain torch. Every config must give these bytes."""
-    bytes_moved: Callable[[Mapping[str, int]], int]
-    """shape -> the least bytes any implementation moves: inputs read once, outputs written once, bf16 in, fp8 out."""
-    scaled_down: Callable[[Problem], Problem]
-    """The problem at a size Triton's interpreter ends in about a second, with the same awkward properties."""
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
         default=lambda config, shape, limits: None
     )
@@ -185,6 +187,20 @@ class KernelSpec:
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
     scale_modes: tuple[str, ...] = ("power-of-two", "exact")
+    interpreted: Mapping[str, int] = field(default_factory=dict)
+    """dim -> its largest size on Triton's interpreter, which should end in about a second. Best a prime: no block
+    divides it. Dims that are not named: :data:`INTERPRETED_SIZES`."""
+    scaled_down: Callable[[Problem], Problem] = None  # type: ignore[assignment]  # see __post_init__
+    """The problem at a size for the interpreter; derived from ``interpreted`` where it is not given."""
+    bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
+    """shape -> the least bytes any implementation moves: inputs read once, outputs written once, bf16 in, fp8 out.
+    Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`."""
+
+    def __post_init__(self) -> None:
+        for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
+            given = getattr(self, name)
+            if given is None or getattr(given, "func", None) is derive:  # a copy by dataclasses.replace derives anew
+                object.__setattr__(self, name, functools.partial(derive, self))
 
     def lookup_key(self, problem: Problem) -> NamedInts:
         """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
@@ -196,6 +212,27 @@ class KernelSpec:
         if name.endswith("_bucket"):
             return bucket(problem.shape[name.removesuffix("_bucket")])
         return problem.shape[name]
+
+
+def _bytes_moved(spec: KernelSpec, shape: Mapping[str, int]) -> int:
+    """The bytes of all inputs and outputs, but for tensors of float32 and int32: scales and offsets, too few to count.
+
+    A spec whose matrices are of such a dtype gives ``bytes_moved`` itself.
+    """
+    if math.prod(shape.values()) >= 2**58:  # meta tensors have sizes of 64 bits
+        return math.prod(shape.values())
+    if spec.routed and shape.get("G") == 0:
+        return 0
+    routing = ROUTINGS[0] if spec.routed else "none"
+    inputs = spec.inputs(Problem(spec.name, NamedInts(shape), routing, scale_mode=spec.scale_modes[0]), "meta")
+    tensors = [value for value in (*inputs, *spec.outputs(*inputs)) if hasattr(value, "nbytes")]
+    return sum(tensor.nbytes for tensor in tensors if str(tensor.dtype) not in ("torch.float32", "torch.int32"))
+
+
+def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:
+    most = {**INTERPRETED_SIZES, **spec.interpreted}
+    shape = NamedInts([(dim, min(size, most.get(dim, size))) for dim, size in problem.shape.items()])
+    return replace(problem, shape=shape)
 
 
 def bucket(size: int) -> int:

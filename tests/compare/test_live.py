@@ -27,7 +27,7 @@ from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import Device, Kind, NamedInts, Problem
-from fp8tune.revisions import worktrees
+from fp8tune.revisions import checkouts
 from fp8tune.sweep import session
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
@@ -326,7 +326,7 @@ def test_what_a_killed_run_left_goes_with_the_next(
     long_run: subprocess.Popen[str], repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with worktrees.checkouts(repository, []):  # of another run, while that one goes on
+    with checkouts.checkouts(repository, []):  # of another run, while that one goes on
         assert run(repository, "worktree", "list").count("\n") == 3
     long_run.kill()
     long_run.wait()

@@ -46,10 +46,10 @@ from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_trans
 from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
-from fp8tune_kernels.runtime.ops import IN_DTYPES, check_matrix, check_offsets
 
-__all__ = ["autocast", "check_bias", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
+__all__ = ["checked_operands", "fp8_grouped_mm", "quantize_transposed"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
@@ -86,16 +86,15 @@ def fp8_grouped_mm(
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
     another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
-    A, B_t = autocast(A, B_t)
-    check_operands(A, B_t, offs, out_dtype, GROUP_ALIGNMENT)
-    check_bias(bias)
-    _check_float8_dtype(float8_dtype)
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GROUP_ALIGNMENT)
+    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the quantization kernels check
+        raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     kept = _kept(keep_fp8, A, B_t)
-    if not pad_token_groups:
+
+    def multiply(A: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         return _apply(A, B_t, offs, float8_dtype, *kept)
-    padded, padded_offs = token_groups.pad(A, offs, GROUP_ALIGNMENT)
-    out = _apply(padded, B_t, padded_offs, float8_dtype, *kept)
-    return token_groups.unpad(out, offs, A.shape[0], GROUP_ALIGNMENT)
+
+    return token_groups.multiply_padded(multiply, A, offs, GROUP_ALIGNMENT) if pad_token_groups else multiply(A, offs)
 
 
 def _kept(keep_fp8: Collection[str], A: torch.Tensor, B_t: torch.Tensor) -> tuple[bool, bool]:
@@ -202,54 +201,35 @@ def _weight_gradient(of_grad: Sequence[torch.Tensor], of_A: Sequence[torch.Tenso
     return scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs).transpose(1, 2)
 
 
-def autocast(A: torch.Tensor, B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in the dtype of the autocast region around the call, if there is one."""
-    if A.is_meta or not torch.is_autocast_enabled(A.device.type):  # no region is of device meta
-        return A, B_t
-    dtype = torch.get_autocast_dtype(A.device.type)
-    return A.to(dtype), B_t.to(dtype)
+def checked_operands(
+    A: torch.Tensor,
+    B_t: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    multiple: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B_t in the dtype of the autocast region around the call, if there is one; K and N are such multiples.
 
-
-def check_operands(
-    A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None, multiple: int
-) -> None:
-    """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes. K and N are such multiples."""
+    Raises ValueError, naming the argument, for what no scaled grouped GEMM takes.
+    """
+    if not A.is_meta and torch.is_autocast_enabled(A.device.type):  # no region is of device meta
+        dtype = torch.get_autocast_dtype(A.device.type)
+        A, B_t = A.to(dtype), B_t.to(dtype)
     check_matrix("A", A)
-    _check_weights(B_t, A)
-    if offs.device != A.device:
-        raise ValueError(f"offs is on {offs.device}, wanted {A.device} as A")
-    check_offsets(offs, A.device)
-    _, K, N = B_t.shape
-    if offs.shape[0] != B_t.shape[0]:
-        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {B_t.shape[0]}: one for each expert of B_t")
+    check_weights("B_t", B_t)
+    if B_t.device != A.device:
+        raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
+    check_offsets(offs, A.device, "A")
+    E, K, N = B_t.shape
+    if offs.shape[0] != E:
+        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {E}: one for each expert of B_t")
     if A.shape[1] != K:
         raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
     if out_dtype not in (None, torch.bfloat16):
         raise ValueError(f"out_dtype is {out_dtype}, wanted torch.bfloat16: the scaled grouped GEMM writes no other")
-
-
-def check_bias(bias: torch.Tensor | None) -> None:
-    """Raise ValueError for a bias: torch's grouped GEMM has the argument and takes none either."""
-    if bias is not None:
+    if bias is not None:  # torch's grouped GEMM has the argument and takes none either
         raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
-
-
-def _check_weights(B_t: torch.Tensor, A: torch.Tensor) -> None:
-    if B_t.dim() != 3:
-        raise ValueError(f"B_t has shape {tuple(B_t.shape)}, wanted three dimensions (E, K, N)")
-    if B_t.dtype not in IN_DTYPES:
-        raise ValueError(f"B_t is {B_t.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    if B_t.device != A.device:
-        raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
-    if not B_t.mT.is_contiguous():
-        _, K, N = B_t.shape
-        wanted = f"({K * N}, 1, {K}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
-        raise ValueError(f"B_t has strides {B_t.stride()}, wanted {wanted}")
-
-
-def _check_float8_dtype(wanted: torch.dtype | None) -> None:
-    """What of it the device decides, the quantization kernels check."""
-    if wanted is not None and wanted not in GEMM_DTYPES:
-        raise ValueError(f"float8_dtype is {wanted}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
+    return A, B_t

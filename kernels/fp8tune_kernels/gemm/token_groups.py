@@ -24,10 +24,11 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_ends, check_matrix, check_offsets
+from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["group_of_row", "on_its_device", "pad", "padded_rows", "unpad"]
+__all__ = ["group_of_row", "multiply_padded", "pad", "padded_rows", "unpad"]
 
 CONFIG = {"BLOCK_SIZE": 512, "num_warps": 4}
 """Columns a program copies, of ALIGNMENT rows: four accesses of 16 bytes a thread at 16 rows of bfloat16."""
@@ -169,6 +170,14 @@ def unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int = 16)
     return unpadded
 
 
+def multiply_padded(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, offs: torch.Tensor, alignment: int
+) -> torch.Tensor:
+    """``multiply(x, offs)`` with each group of rows padded for it, and the padding taken out of the product."""
+    product = multiply(*pad(x, offs, alignment))
+    return unpad(product, offs, x.shape[0], alignment)
+
+
 def _outputs_of_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
     check_matrix("x", x)
     check_offsets(offs, x.device)
@@ -240,30 +249,6 @@ def _copies(
     return copies
 
 
-def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current device, whatever its arguments live on."""
-
-    def on_gpu(*arguments: Any) -> Any:
-        with torch.cuda.device(arguments[0].device):
-            return launch(*arguments)
-
-    return on_gpu
-
-
-_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
-
-
-def _register(schema: str, launch: Any, reference: Any, fake: Any, backward: Any, setup_context: Any) -> Any:
-    """Define ``fp8tune::<schema>`` with its gradient, and return the callable operator."""
-    _LIBRARY.define(schema)
-    name = schema.partition("(")[0]
-    _LIBRARY.impl(name, on_its_device(launch), "CUDA")
-    _LIBRARY.impl(name, launch if interpreter.INTERPRETED else reference, "CPU")
-    torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"fp8tune::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
-    return getattr(torch.ops.fp8tune, name).default
-
-
 def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, offs, ctx.alignment = inputs
     ctx.save_for_backward(offs)
@@ -286,19 +271,17 @@ def _backward_of_unpad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None
     return pad(grad.contiguous(), offs, ctx.alignment)[0], None, None, None
 
 
-_pad = _register(
+_pad = define(
     "pad_token_groups(Tensor x, Tensor offs, int alignment) -> (Tensor, Tensor)",
     _launch_pad,
-    reference_pad,
+    _launch_pad if interpreter.INTERPRETED else reference_pad,
     _outputs_of_pad,
-    _backward_of_pad,
-    _remember_pad,
+    gradient=(_backward_of_pad, _remember_pad),
 )
-_unpad = _register(
+_unpad = define(
     "unpad_token_groups(Tensor padded, Tensor offs, SymInt M, int alignment) -> Tensor",
     _launch_unpad,
-    reference_unpad,
+    _launch_unpad if interpreter.INTERPRETED else reference_unpad,
     _outputs_of_unpad,
-    _backward_of_unpad,
-    _remember_unpad,
+    gradient=(_backward_of_unpad, _remember_unpad),
 )

@@ -14,7 +14,7 @@ kernel does the work, and reads each column once where it fits in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.quantize import rowwise_2d, weights
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 
@@ -66,11 +66,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     rowwise_2d.launch_rows(_of_rows(config), (w, *outputs), E * N, K, float8_dtype, power_of_two)
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 5 columns of 5,003: no block divides either, and columns stay longer than short tiles."""
-    return weights.scaled_down(problem, E=2, N=5, K=5003)
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return rowwise_2d.invalid(_of_rows(config), shape, limits)
@@ -98,8 +93,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 5, "K": 5003},  # no block divides either; columns stay longer than short tiles
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", E=1, N=1),
@@ -112,9 +106,4 @@ SPEC = KernelSpec(
     ),
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_colwise_3d, weights.arguments, weights.key)

@@ -14,7 +14,7 @@ one launch leaves one tail in which multiprocessors idle, not two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,10 @@ from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import colwise, panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
@@ -69,23 +71,10 @@ def colwise_dual_kernel(
         if matrix == 1:
             matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, work_y_ptr, K
         quantize_columns(
-            matrix_ptr,
-            offs_ptr,
-            q_ptr,
-            scales_ptr,
+            Matrix(matrix_ptr, offs_ptr, q_ptr, scales_ptr, M, columns, G, tl.cdiv(M, 16) * 16, 0),
             work_ptr,
-            M,
-            columns,
-            G,
-            tl.cdiv(M, 16) * 16,
-            0,
             tl.program_id(0) - matrix * programs_of_x,
-            FP8_MAX,
-            POWER_OF_TWO,
-            BLOCK_SIZE,
-            BLOCK_SIZE_ITER,
-            LEAD,
-            num_warps,
+            Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
             num_stages,
         )
 
@@ -160,17 +149,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 109 rows, 37 and 19 columns: no block divides a dim, and the second matrix starts mid-grid."""
-    sizes = {"M": 109, "N": 37, "K": 19, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element of both; scales and offsets are too few to count."""
-    return 3 * shape["M"] * (shape["N"] + shape["K"])
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay for the wider matrix, or None."""
     return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
@@ -186,15 +164,14 @@ SPEC = KernelSpec(
         "num_stages": (1, 2),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=colwise.SPEC.default,
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=0, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "K", "G"),
     problems=problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
@@ -227,10 +204,4 @@ def _key(
     return bucket(x.shape[0]), x.shape[1], y.shape[1], offs.shape[0]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_dual(Tensor x, Tensor y, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_colwise_dual, _arguments, _key)

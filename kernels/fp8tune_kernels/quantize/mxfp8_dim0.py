@@ -14,8 +14,7 @@ row belongs to one of them whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize import rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
 from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     FP8_MAX_BITS,
@@ -34,9 +34,10 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     quantize_block,
     reference_blocks,
 )
+from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim0"]
 
@@ -120,26 +121,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
         launch_kernel(mxfp8_dim0_kernel, programs, tensors, (M, K), constants, config)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``: the left operands of forward and backward.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
-    yield NamedInts(M=row["M"], K=row["K"])
-    yield NamedInts(M=row["M"], K=row["N"])
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 13 rows and 203 columns: no tile divides either, and the last block of a row has 11 columns."""
-    sizes = {"M": 13, "K": 203}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + shape["M"] * -(-shape["K"] // MX_BLOCK)
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     threads = config["num_warps"] * limits.warp_size
@@ -165,13 +146,12 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_M=4, BLOCK_SIZE_K=1024, num_warps=4, num_stages=1),
     key=("M_bucket", "K"),
-    problems=problems,
+    problems=rowwise_2d.problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 13, "K": 203},  # no tile divides either; the last block of a row has 11 columns
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),
@@ -185,19 +165,10 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
+def arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
     check_matrix("x", x)
     check_scale_mode(scale_mode)
     return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
 
 
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim0(Tensor x, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim0, arguments, rowwise_2d.key)

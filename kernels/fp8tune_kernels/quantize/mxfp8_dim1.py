@@ -15,8 +15,7 @@ last block of a column is the shorter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,20 +23,19 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize import mxfp8_dim0, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
 from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
     SCALE_MODES,
-    check_scale_mode,
     e8m0_of,
     quantize_block,
     reference_blocks,
 )
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1"]
 
@@ -114,12 +112,6 @@ def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tu
     return q, scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
-    """``(x, float8_dtype, scale_mode)`` of a problem."""
-    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
-    return x, dtype_named(problem.fp8_dtype), problem.scale_mode
-
-
 def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Uninitialised ``q`` and ``scales``. All columns of ``q`` have their padding in memory, also the last one."""
     M, K = x.shape
@@ -140,26 +132,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
         constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil", stride % 16 == 0)
         tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
         launch_kernel(mxfp8_dim1_kernel, programs, tensors, (M, K, stride), constants, config)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Both operands of the weight gradient: A is ``(M, K)``, the output's gradient ``(M, N)``.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
-    yield NamedInts(M=row["M"], K=row["K"])
-    yield NamedInts(M=row["M"], K=row["N"])
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 157 rows and 101 columns: no tile divides either, and the last block of a column has 29 rows."""
-    sizes = {"M": 157, "K": 101}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + -(-shape["M"] // MX_BLOCK) * shape["K"]
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -188,15 +160,14 @@ SPEC = KernelSpec(
         "num_warps": (1, 2, 4, 8, 16),
         "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
     },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
-    problems=problems,
-    inputs=inputs,
+    problems=rowwise_2d.problems,
+    inputs=mxfp8_dim0.inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 157, "K": 101},  # no tile divides either; the last block of a column has 29 rows
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),
@@ -210,19 +181,4 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
-    check_matrix("x", x)
-    check_scale_mode(scale_mode)
-    return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
-
-
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1(Tensor x, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1, mxfp8_dim0.arguments, rowwise_2d.key)

@@ -10,7 +10,7 @@ block must not straddle two of them), which is a third pass. Contract, reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
 
@@ -48,15 +48,14 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
 SPEC = KernelSpec(
     name="mxfp8-dim1-3d-via-2d",
     axes=mxfp8_dim1.SPEC.axes,
-    default=mxfp8_dim1.SPEC.default,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
     key=mxfp8_dim1_3d.SPEC.key,
     problems=mxfp8_dim1_3d.problems,
     inputs=mxfp8_dim1_3d.inputs,
     outputs=mxfp8_dim1_3d.outputs,
     launch=launch,
     reference=mxfp8_dim1_3d.reference,
-    bytes_moved=mxfp8_dim1_3d.bytes_moved,
-    scaled_down=mxfp8_dim1_3d.scaled_down,
+    interpreted=mxfp8_dim1_3d.SPEC.interpreted,
     invalid=mxfp8_dim1.invalid,
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
@@ -70,9 +69,4 @@ SPEC = KernelSpec(
     scale_modes=SCALE_MODES,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1_3d_via_2d(Tensor w, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    mxfp8_dim1_3d.arguments,
-    mxfp8_dim1_3d.key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1_3d_via_2d, mxfp8_dim1_3d.arguments, mxfp8_dim1_3d.key)

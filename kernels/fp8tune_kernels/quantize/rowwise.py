@@ -15,8 +15,7 @@ operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,8 +35,10 @@ from fp8tune_kernels.quantize.arithmetic import (
     scale_of,
 )
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
@@ -149,23 +150,10 @@ def rowwise_transposed_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: rows of q are columns in memory."""
     quantize_columns(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, N, G, M, 0),
         work_ptr,
-        M,
-        N,
-        G,
-        M,
-        0,
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
         num_stages,
     )
 
@@ -264,17 +252,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 5 rows and 293 columns: no block divides a dim, and groups are longer than the short tiles."""
-    sizes = {"N": 5, "M": 293, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; scales and offsets are too few to count."""
-    return 3 * shape["N"] * shape["M"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
     return panels.invalid(config, shape["N"], limits)
@@ -290,15 +267,14 @@ SPEC = KernelSpec(
         "num_stages": (1, 3),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, LEAD=0, num_warps=8, num_stages=1, maxnreg=0),
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "G", "input_layout_transposed"),
     problems=problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
@@ -326,10 +302,4 @@ def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_o
     return bucket(x.shape[1]), x.shape[0], offs.shape[0], int(_is_transposed(x))
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-    group_dim=1,
-)
+_operator = register(SPEC, quantize_rowwise, _arguments, _key, group_dim=1)

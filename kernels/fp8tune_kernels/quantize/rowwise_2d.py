@@ -13,8 +13,7 @@ Groups do not enter: a row belongs to one of them whole. Rows past the last grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +32,9 @@ from fp8tune_kernels.quantize.arithmetic import (
     reference_scale,
     scale_of,
 )
+from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise_2d"]
@@ -155,17 +155,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 29 rows and 5,003 columns: no block divides either, and rows stay longer than the shorter tiles."""
-    sizes = {"M": 29, "K": 5003}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; the scales are too few to count."""
-    return 3 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. No tile is launched wider than the row needs."""
     width = _tile_width(config, shape["K"])
@@ -199,7 +188,7 @@ SPEC = KernelSpec(
         "num_warps": (2, 4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
     span=SPANS["rowwise-2d"],
     problems=problems,
@@ -207,8 +196,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 29, "K": 5003},  # no block divides either; rows stay longer than the shorter tiles
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1),
@@ -227,13 +215,8 @@ def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: 
     return x, fp8_dtype_for(x.device, float8_dtype), power_of_two
 
 
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+def key(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise_2d(Tensor x, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_rowwise_2d, _arguments, key)

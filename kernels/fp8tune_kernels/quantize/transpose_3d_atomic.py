@@ -7,14 +7,14 @@ maxima are joined by atomics (:mod:`.panels`), so that even one small expert fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from fp8tune_kernels.quantize import panels, weights
 from fp8tune_kernels.quantize.transpose_3d import edges, launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
@@ -32,11 +32,6 @@ def quantize_transpose_3d_atomic(
     Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
     """
     return _operator(w, float8_dtype, power_of_two)
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 523 rows of 101: no block divides either, and an expert has several pieces."""
-    return weights.scaled_down(problem, E=2, N=523, K=101)
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -58,22 +53,16 @@ SPEC = KernelSpec(
         "num_stages": (1,),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=192, num_warps=2, num_stages=1, maxnreg=0),
+    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
     key=weights.KEY,
     problems=weights.problems,
     inputs=weights.inputs,
     outputs=outputs,
     launch=launch_columns,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 523, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=edges,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_atomic(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_atomic, weights.arguments, weights.key)

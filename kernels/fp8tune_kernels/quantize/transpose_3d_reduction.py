@@ -7,7 +7,7 @@ strided in memory; the codes are written with N contiguous. Each program walks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.quantize import weights
 from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 
@@ -40,11 +40,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     """One launch, of a tile no longer than the expert needs."""
     N = inputs[0].shape[2]
     launch_columns({**config, "BLOCK_SIZE_N": _tile_rows(config, N), "LEAD": 0}, inputs, outputs)
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 1,109 rows of 37: no block divides either, and rows are more than the shorter tiles."""
-    return weights.scaled_down(problem, E=2, N=1109, K=37)
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -82,7 +77,7 @@ SPEC = KernelSpec(
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=4, num_stages=1),
     key=weights.KEY,
     span=SPANS["transpose-3d-reduction"],
     problems=weights.problems,
@@ -90,8 +85,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 1109, "K": 37},  # no block divides either; rows are more than the shorter tiles
     invalid=invalid,
     edges=declared(
         edge("a block and 16 more, NaN", "nan", E=3, N=past_half("N", 16), K=48),
@@ -103,9 +97,4 @@ SPEC = KernelSpec(
     ),
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_reduction(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_reduction, weights.arguments, weights.key)
