@@ -252,8 +252,6 @@ class FinalsRun:
     keep_band: float
     floor_us: float = 0.0
     """Times below this cannot be resolved here; see :func:`fp8tune.choose.calibration.floor_us`."""
-    replaces: frozenset[str] = frozenset()
-    """The sweeps whose finals of the problem, on devices of that name, were known when these were judged."""
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,7 @@ def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, fou
         device=device,
         key=key,
         config=_in_declared_order(config, found[0].pick.version),
-        problems=tuple((candidates.winner(), candidates.times_us[config]) for candidates in covering),
+        problems=tuple((candidates.winner, candidates.times_us[config]) for candidates in covering),
         worst_slowdown=max(candidates.slowdown(config) for candidates in covering),
         basis=Basis(found[0].kind),
     )

@@ -76,7 +76,7 @@ class Table:
     """Kernels that take the row of the nearest key before that for any other shape."""
     notices: tuple[str, ...] = ()
     """One line each: what was left out and why."""
-    robust: tuple[TableRow, ...] = ()
+    robust: tuple[TableRow, ...] = field(default=(), compare=False)
     """The rows for any other shape, with the regret on held-out shapes."""
     comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Kernel -> what its rows rest on."""
@@ -328,9 +328,9 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
                 "fp8_dtype": winner.problem.fp8_dtype,
                 "scale_mode": winner.problem.scale_mode,
                 "kind": str(winner.kind),
-                "source": winner.source or None,
+                "source": winner.evidence.source or None,
                 "device": winner.device.name,
-                "source_hash": winner.version.source_hash if winner.version else None,
+                "source_hash": winner.evidence.version.source_hash if winner.evidence.version else None,
                 "best_config": _plain(winner.config),
                 "best_us": round(winner.time_us, 3),
                 "n": winner.n,

@@ -240,7 +240,7 @@ A sweep without a row here used a reference that nobody noted.
 Finals = _table(
     "finals",
     *_refer_to("sweeps", *_SUBJECT),
-    *_fields(FinalsRun, without=["sweep", "replaces"], tie_band=Share, keep_band=Share),
+    *_fields(FinalsRun, without=["sweep"], tie_band=Share, keep_band=Share),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
 """A problem whose finals ended in a sweep, or were ended by a time budget when they could stand:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import needs_more
-from fp8tune.choose.judging import FinalsResult, Visits, judge
+from fp8tune.choose.decision import Decision, needs_more
+from fp8tune.choose.finals import FinalsTimes, decide_finals
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
@@ -122,17 +122,15 @@ class Finals:
         return found
 
     def _is_answered(self, match: Match, stored: Sequence[Evidence]) -> bool:
-        """Whether there is nothing left to time: no finalists, or finals of all of them that nobody disputes and no
-        time budget of this sweep cut short."""
+        """True if there are no finalists, or if all have finals that no time budget of this sweep cut short."""
         visits = {entry.config: entry.finals for entry in stored if entry.config is not None}
         if not match.configs or not set(match.configs) <= set(visits):
             return not match.configs
         has_own = any(visit.session.sweep == self._uid for entry in stored for visit in entry.finals)
         if self.request.again and not has_own:
             return False
-        judged = self._judged(match, visits)
-        was_cut_short = has_own and len(match.visited) < self._last and needs_more(judged.decision)
-        return not judged.is_disputed and not was_cut_short
+        was_cut_short = has_own and len(match.visited) < self._last and needs_more(self._decided(match, visits))
+        return not was_cut_short
 
     @property
     def _uid(self) -> str:
@@ -209,15 +207,15 @@ class Finals:
         batch, session = match.batch, self._session(match)
         timed = self.store.finals(self.request.subject(batch), self.sweep_id)
         visits = {config: _visits(timed.get(config, []), session, counted) for config in match.configs}
-        if any(visits.values()) and processes < self._last and needs_more(self._judged(match, visits).decision):
+        if any(visits.values()) and processes < self._last and needs_more(self._decided(match, visits)):
             return False
         self._end(match, session)
         return True
 
-    def _judged(self, match: Match, visits: Visits) -> FinalsResult:
+    def _decided(self, match: Match, visits: FinalsTimes) -> Decision:
         version = match.batch.version
         incumbent = self.request.incumbents.get(match.batch.problem)
-        return judge(visits, incumbent=incumbent, default=version.default, axes=version.axes)
+        return decide_finals(visits, incumbent=incumbent, default=version.default, axes=version.axes)
 
     def _session(self, match: Match) -> FinalsRun:
         tick_us = self.store.tick_us(self.request.subject(match.batch), self.sweep_id)

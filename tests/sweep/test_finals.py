@@ -20,7 +20,6 @@ from fp8tune.choose.ranking import Winner
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.laboratory import Batch, OpenLaboratory
 from fp8tune.records import NamedInts, Outcome, Row, Status
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, session
 from fp8tune.sweep import loop as sweep
@@ -309,36 +308,6 @@ def test_a_time_budget_ends_no_finals_that_nobody_played(
     assert verdicts[1] is not PickVerdict.QUICK
     with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
         assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
-
-
-def test_a_dispute_that_only_the_committed_config_makes_is_settled_by_the_same_command(
-    wish: session.Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One side keeps the committed config and the other proves it slower: both would choose the same one afresh. Once,
-    the sweep asked whether they disagree without it, and timed nothing."""
-    batch, *_ = session.prepare(session.take(wish)).request.batches
-    best, held, *_ = (trial.config for trial in batch.trials if trial.config != batch.version.default)
-
-    def timed_as(held_us: float) -> None:
-        def run_final(self: OpenLaboratory, batch: Batch, of: NamedInts, slot: Slot) -> Outcome:
-            time_us = {best: 100.0, held: held_us}.get(of, 110.0) * (1 + 1e-5 * (slot.process + slot.round))
-            return Outcome(Status.OK, time_us=time_us, samples_us=(time_us,))
-
-        monkeypatch.setattr(OpenLaboratory, "run_final", run_final)
-
-    monkeypatch.setattr(finals, "finalists", lambda *_: (batch.version.default, best, held))
-    ours, theirs = tmp_path / "ours.db", tmp_path / "theirs.db"
-    for path, held_us in ((ours, 101.2), (theirs, 103.0)):
-        timed_as(held_us)
-        with Store.open(str(path), create=True) as store:
-            events(store, wish)
-            assert {winner.config for winner in winners(store, wish)} == {best}
-    monkeypatch.setattr(Incumbents, "config", lambda *place: held)
-    with Store.open(str(ours)) as store:
-        import_file(store, theirs)
-        assert {winner.disputed for winner in winners(store, wish)} == {True}
-        events(store, wish)
-        assert {(winner.config, winner.disputed) for winner in winners(store, wish)} == {(best, False)}
 
 
 def test_the_incumbent_plays_however_slow(store: Store, wish: session.Wish, monkeypatch: pytest.MonkeyPatch) -> None:
