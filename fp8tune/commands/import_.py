@@ -25,7 +25,7 @@ def import_(
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
-    from fp8tune.sweep import published, session
+    from fp8tune.sweep import published
 
     loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:

@@ -20,17 +20,14 @@ from fp8tune.sweep.published import compile_published
 
 
 def is_stored(db: str, plan: Plan) -> bool:
-    """Whether a database has all rows of a plan, so that nothing needs to be planned. Makes no database.
-    """
+    """Whether a database has all rows of a plan, so that nothing needs to be planned. Makes no database."""
     if plan.options.again or plan.options.retry_failed or not database.exists(db):
         return False
     try:
         with Store.open(db, writable=False) as store:
             problems = finished_problems(store, plan)
             failures = [outcome for tally in tallies(store, plan) for outcome in tally.failures.values()]
-            if not problems or any(machine.is_machines(outcome.reason) for outcome in failures):
-                return False
-            return True
+            return bool(problems) and not any(machine.is_machines(outcome.reason) for outcome in failures)
     except database.EmptyDatabaseError:
         return False
 

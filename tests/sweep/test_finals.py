@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from places import PLANTED
 
 from fp8tune.choose.calibration import measuring_plan_of
 from fp8tune.choose.decision import PickVerdict
-from fp8tune.choose.incumbents import Incumbents
 from fp8tune.choose.ranking import Winner
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
