@@ -30,10 +30,10 @@ from fp8tune.choose.calibration import is_calibrated
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.render.terminal import notice, print_json
 from fp8tune.store.results import Store
-from fp8tune.measure.backends.choice import backend_for
 
 AGREEING = 0.90
 """Rows on which two sweeps from scratch come to the same pick, at least."""
