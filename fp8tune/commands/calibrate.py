@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.commands.options import database_to_write
+from fp8tune.options import Option, WrittenDatabase
 from fp8tune.redaction import command_line
 
 
 def calibrate(
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED calibrates a fake GPU.", show_default="do_bench"),
-    ] = None,
-    db: DatabaseOption = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    timer: Annotated[str | None, Option("--timer", "simulated:SEED calibrates a fake GPU.", "do_bench")] = None,
+    db: WrittenDatabase = None,
+    json: Annotated[bool, Option("--json", "One JSON object instead of tables.")] = False,
 ) -> None:
     """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
 

@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, database, seconds, shapes_option
+from fp8tune.sweep.options import LintOptions
 
 
-def lint(
-    kernel: Annotated[str, typer.Argument(help="A kernel, as for sweep --kernel.")],
-    shapes: Annotated[list[str] | None, shapes_option("starting-line")] = None,
-    routing: Annotated[str, typer.Option(help="How rows spread over groups where the pick is made.")] = "jagged",
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", help="Narrow an axis, and so the time it takes: num_stages=1. Repeatable."),
-    ] = None,
-    seed: SeedOption = 0,
-    timer: TimerOption = None,
-    time_budget: Annotated[
-        float | None,
-        typer.Option(
-            "--time-budget",
-            parser=seconds,
-            help="Screen no new problem after this many seconds; say what was left out.",
-        ),
-    ] = None,
-    db: Annotated[
-        str | None,
-        typer.Option(
-            "--db",
-            callback=database,
-            help="Keep the rows there, and continue from them.",
-            show_default="a temporary one",
-        ),
-    ] = None,
-    format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
-) -> None:
+def lint(options: LintOptions) -> None:
     """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
 
     Varies every argument that the key leaves out (the exact M, the routing, the seed and others), one at a time, and
@@ -48,25 +18,13 @@ def lint(
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
-    from fp8tune.sweep.planning import Options
 
-    options = Options(
-        kernels=(kernel,),
-        shapes=tuple(shapes or ("starting-line",)),
-        routing=routing,
-        grid=tuple(grid or ()),
-        seed=seed,
-        timer=timer,
-        quick=True,
-        time_budget_s=time_budget,
-        command=f"fp8tune lint {kernel}",
-    )
-    plan = linting.planned(options)
+    plan = linting.planned(options.sweep)
     for line in (*plan.sweep.notices, *plan.faults):
         render.notice(line)
     if plan.faults:
         raise typer.Exit(1)
-    with linting.opened(db) as store, render.SweepProgress() as progress:
+    with linting.opened(options.db) as store, render.SweepProgress() as progress:
         report = linting.Report((), 0)
         for event in linting.run(store, plan):
             if isinstance(event, linting.Report):
@@ -74,9 +32,9 @@ def lint(
             else:
                 progress.show(event)
         tallies = linting.tallies(store, plan)
-    for line in render_tallies.failure_lines(tallies, db):
+    for line in render_tallies.failure_lines(tallies, options.db):
         render.notice(line)
     if report.left_out:
         render.notice(f"{report.left_out} variations left out by the time budget")
-    render_trust.print_lint(plan, report, str(format))
+    render_trust.print_lint(plan, report, str(options.format))
     raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

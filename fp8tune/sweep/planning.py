@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.worker import start_server
@@ -26,34 +25,12 @@ from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of ``fp8tune sweep``."""
-
-    kernels: tuple[str, ...]
-    shapes: tuple[str, ...] = ("llama4",)
-    routing: str = "jagged"
-    grid: tuple[str, ...] = ()
-    arch: str | None = None
-    static: bool = False
-    """Compile only, also for this machine's arch."""
-    scale_mode: str | None = None
-    seed: int = 0
-    timer: str | None = None
-    again: bool = False
-    retry_failed: bool = False
-    quick: bool = False
-    """The screen alone, without finals."""
-    time_budget_s: float | None = None
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
-    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +84,7 @@ class Plan:
     """Of all shape sets."""
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
-    commit: str = field(default="")
+    commit: str = ""
 
     def subject(self, of: ProblemPlan) -> Subject:
         """What the database knows a problem of this sweep by."""
@@ -161,7 +138,7 @@ def planned(options: Options) -> Plan:
 def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
     """Of everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
-        [[reference, _folder(reference), *_reference(reference)] for reference in options.kernels],
+        [[reference, _folder(reference), *_reference(reference)] for reference in options.references],
         [row.canonical for row in rows],
         [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
         "screen" if options.quick else "finals",
@@ -192,7 +169,7 @@ def expanded(short: Plan) -> Plan:
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    problems = [found for reference in short.options.kernels for found in _problems(reference, short)]
+    problems = [found for reference in short.options.references for found in _problems(reference, short)]
     if backend.kind is Kind.INTERPRETER:
         notices += (_interpreter_notice(problems),)
     if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
