@@ -123,7 +123,8 @@ def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, both: 
     elsewhere = [_differences(device, other) for of, other in there if of == problem]
     if not elsewhere:
         return f"no rows of {missing} for this problem: run fp8tune sweep there"
-    return f"rows of {missing} are never paired with these: {'; '.join(min(elsewhere, key=lambda differences: len(differences)))}"
+    nearest = min(elsewhere, key=lambda differences: len(differences))
+    return f"rows of {missing} are never paired with these: {'; '.join(nearest)}"
 
 
 def _differences(one: Device, other: Device) -> list[str]:
