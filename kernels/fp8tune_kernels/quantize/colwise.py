@@ -139,7 +139,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="colwise",
     axes=panels.AXES,
-    default=NamedInts(panels.DEFAULT),
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "K", "G"),
     problems=problems,
     inputs=inputs,

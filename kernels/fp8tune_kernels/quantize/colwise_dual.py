@@ -158,7 +158,7 @@ SPEC = KernelSpec(
         "num_stages": (1, 2),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=colwise.SPEC.default,
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=0, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "K", "G"),
     problems=problems,
     inputs=inputs,

@@ -144,7 +144,7 @@ SPEC = KernelSpec(
         "num_warps": (1, 2, 4, 8, 16),
         "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
     },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
     problems=rowwise_2d.problems,
     inputs=mxfp8_dim0.inputs,

@@ -97,7 +97,7 @@ SPEC = KernelSpec(
         "num_warps": (1, 2, 4, 8, 16),
         "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
     },
-    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
     key=("E", "N", "K"),
     problems=problems,
     inputs=inputs,

@@ -249,7 +249,7 @@ SPEC = KernelSpec(
         "num_stages": (1, 3),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, LEAD=0, num_warps=8, num_stages=1, maxnreg=0),
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "G", "input_layout_transposed"),
     problems=problems,
     inputs=inputs,

@@ -182,7 +182,7 @@ SPEC = KernelSpec(
         "num_warps": (2, 4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
     span=SPANS["rowwise-2d"],
     problems=problems,

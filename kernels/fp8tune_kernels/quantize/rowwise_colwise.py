@@ -118,7 +118,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="rowwise-colwise",
     axes=both_ways.AXES,
-    default=NamedInts(both_ways.DEFAULT),
+    default=NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
     key=colwise.SPEC.key,
     problems=colwise.problems,
     inputs=colwise.inputs,

@@ -48,7 +48,7 @@ SPEC = KernelSpec(
         "num_stages": (1,),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=192, num_warps=2, num_stages=1, maxnreg=0),
+    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
     key=weights.KEY,
     problems=weights.problems,
     inputs=weights.inputs,

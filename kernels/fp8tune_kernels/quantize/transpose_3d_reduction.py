@@ -65,7 +65,7 @@ SPEC = KernelSpec(
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=4, num_stages=1),
     key=weights.KEY,
     span=SPANS["transpose-3d-reduction"],
     problems=weights.problems,
