@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
@@ -36,8 +36,8 @@ class MeasuringPlan:
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
     """How many processes a row gets in all while it is ambiguous or contested. On the simulated GPU two sweeps from
-    scratch agree on 89 % of 800 rows where 24 are the last look, on 91.5 % of 20,000 with 48 (``benchmarks.targets``);
-    a row takes 12.7 and 16.3 on average."""
+    scratch agree on 89 % of 800 rows where 24 are the last look, on 91.5 % of 20,000 with 48; a row takes 12.7 and 16.3
+    on average (``test_pick_targets``)."""
     tie_band: float = 0.01
     keep_band: float = 0.015
     """The incumbent keeps its place until it is proven to be slower than another by more than this."""
@@ -86,21 +86,26 @@ class Decision:
     """The pick of one problem, with its bounds. Slowdowns are shares: 0.01 is one percent slower."""
 
     config: NamedInts
-    verdict: PickVerdict
+    """Empty where the pick is a published row whose source names none."""
+    verdict: PickVerdict | None
+    """None for published rows: their sources say too little."""
     time_us: float
-    """Geometric mean over processes."""
+    """Of finals the geometric mean over processes, of a screen the median."""
     runner_up: NamedInts | None = None
     """The fastest other finalist; it may be faster than the pick."""
     ratio: float | None = None
-    """runner-up / pick."""
+    """runner-up / pick: below 1 where the pick is tied with a faster one."""
     lower: float = -math.inf
     """Lower bound of the pick's slowdown against the runner-up."""
     upper: float = math.inf
     """Upper bound of the pick's slowdown against every other finalist."""
     processes: int = 0
+    """The unit of replication; of a published row, printed figures."""
     contested: bool = False
     """A config that comes before the pick, or the pick, lies so near the edge of the tie band that it may be on the
     other side."""
+    times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False)
+    """Of each finalist; empty where there were no finals."""
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:

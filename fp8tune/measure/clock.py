@@ -61,6 +61,6 @@ class Timer(Protocol):
     runs_kernels: bool
     """False where no kernel needs to be built or checked, because none runs."""
 
-    def block(self, launch: Callable[[], None], trial: Trial) -> Block | None:
+    def block(self, launch: Callable[[], object], trial: Trial) -> Block | None:
         """Time ``launch``; None where this clock does not time."""
         ...

@@ -172,7 +172,7 @@ class SimulatedTimer:
         mode = self.noise.mean_mode(np.array([self._is_bimodal(trial)]))[0]
         return float((LAUNCH_US + trial.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
 
-    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
+    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
         """The samples of one block: the same for the same seed and trial. ``launch`` is not called."""
         block_us = self.true_time_us(trial) * math.exp(self._in_process(trial) + self._in_block(trial))
         tries = itertools.count()

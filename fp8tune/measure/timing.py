@@ -16,8 +16,10 @@ from itertools import pairwise
 from fp8tune.errors import UsageError
 from fp8tune.measure.clock import Block, Timer, Trial
 from fp8tune.measure.steady import is_steady, steadiest
+from fp8tune.records import Outcome, Status
+from fp8tune.stats import block_value
 
-__all__ = ["Block", "DoBenchTimer", "NoTimer", "Timer", "Trial", "make_timer", "tick"]
+__all__ = ["Block", "DoBenchTimer", "NoTimer", "Timer", "Trial", "make_timer", "outcome_of", "tick"]
 
 WARMUP_MS = 2.0
 MIN_REP_MS = 10.0
@@ -29,7 +31,7 @@ class DoBenchTimer:
 
     runs_kernels = True
 
-    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
+    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
         """One block on the current device. The launch must have run once before, so that nothing compiles here.
 
         The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
@@ -49,14 +51,14 @@ def _is_hopeless(samples_us: Sequence[float], trial: Trial) -> bool:
     return trial.hopeless_us is not None and min(samples_us) > trial.hopeless_us
 
 
-def _whole_block(launch: Callable[[], None], rep_ms: float) -> tuple[float, ...]:
+def _whole_block(launch: Callable[[], object], rep_ms: float) -> tuple[float, ...]:
     """Every sample in microseconds."""
     from triton.testing import do_bench
 
     return tuple(1e3 * sample for sample in do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all"))
 
 
-def _look(launch: Callable[[], None]) -> tuple[float, ...]:
+def _look(launch: Callable[[], object]) -> tuple[float, ...]:
     """Two launches in microseconds, each after a flush of the cache as ``do_bench`` does it.
 
     A first launch is not kept: it took over 3 % longer than the two others in half of 15,330 looks on H100s and H200s,
@@ -81,7 +83,7 @@ class NoTimer:
 
     runs_kernels = True
 
-    def block(self, launch: Callable[[], None], trial: Trial) -> None:
+    def block(self, launch: Callable[[], object], trial: Trial) -> None:
         """None, always."""
 
 
@@ -99,6 +101,13 @@ def make_timer(text: str) -> Timer:
     if text == "none":
         return NoTimer()
     raise UsageError(f"unknown timer {text!r}: use do_bench or simulated:SEED (a whole number)")
+
+
+def outcome_of(block: Block, process: str) -> Outcome:
+    """A block as rows keep it, with its value. ``process`` names the worker process."""
+    reason = f"the steadiest of {1 + block.thrown_away} blocks" if block.thrown_away else ""
+    value = block_value(block.samples_us)
+    return Outcome(Status.OK, value, reason, block.samples_us, block.tick_us, process=process)
 
 
 def tick(samples_us: tuple[float, ...]) -> float | None:

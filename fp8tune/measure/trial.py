@@ -14,12 +14,14 @@ from dataclasses import replace
 from functools import cache
 
 from fp8tune.measure import checking, device, machine, memory
+from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Bench, difference
 from fp8tune.measure.clock import Slot
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
-from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer
+from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer, outcome_of
 from fp8tune.measure.worker import Poisoned
+from fp8tune.plan.seeds import seed_text
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
@@ -160,10 +162,67 @@ def run_final(
     return _guarded(timed)
 
 
-def _guarded(run: Callable[[], Outcome]) -> Outcome:
+# What a worker is asked of an arm
+
+
+def build(arm: Arm, torch_device: str) -> Outcome:
+    """Build what the arm's group shares. Fails as :func:`run_trial` does."""
+    return _guarded(lambda: arm.build(torch_device))
+
+
+def launch(arm: Arm, torch_device: str) -> Outcome:
+    """Launch an arm once and wait for it. What the launch breaks shows here, and not in a later call."""
+
+    def launched() -> None:
+        import torch
+
+        arm.launcher(torch_device)()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return _guarded(launched)
+
+
+def block(arm: Arm, torch_device: str) -> Outcome:
+    """Time an arm."""
+    return _guarded(lambda: timed(arm.launcher(torch_device)))
+
+
+def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome:
+    """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
+
+    In round 0 a config that is too slow to be the pick gets no whole block. After the block its outputs are compared
+    once more. Raises Poisoned with a ``crashed`` outcome where the process must not be used again.
+    """
+
+    def checked_and_timed() -> Outcome | None:
+        bench = _prepare(arm.reference, arm.problem, torch_device)
+        if arm.config not in bench.passed:
+            if failed := _check(arm.reference, bench, arm.config, torch_device):
+                return failed
+            bench.passed.add(arm.config)
+        if not times:
+            return None
+        bench.poison()
+        outcome = timed(lambda: bench.launch(arm.config), bench.hopeless_us if round == 0 else None)
+        if wrong := bench.look():
+            bench.passed.discard(arm.config)
+            return Outcome(Status.WRONG, reason=f"after timed launches: {wrong}")
+        bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
+        return outcome
+
+    return _guarded(checked_and_timed)
+
+
+def timed(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:
+    """One block on the GPU with the device's state around it."""
+    return _timed(DoBenchTimer(), Trial("", 0, 0, too_slow_us), launch)
+
+
+def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
     """The border where foreign failures become statuses."""
     try:
-        return run()
+        return run() or Outcome(Status.OK)
     except Poisoned:
         raise
     except Exception as error:
@@ -183,26 +242,18 @@ def _timed_and_looked_at(timer: Timer, trial: Trial, bench: Bench, config: Named
     return outcome
 
 
-def _timed(timer: Timer, trial: Trial, launch: Callable[[], None]) -> Outcome:
+def _timed(timer: Timer, trial: Trial, launch: Callable[[], object]) -> Outcome:
     before = device.telemetry()
     block = timer.block(launch, trial)
     if block is None:
         return Outcome(Status.OK)
-    return Outcome(
-        Status.OK,
-        reason=f"the steadiest of {1 + block.thrown_away} blocks" if block.thrown_away else "",
-        time_us=block_value(block.samples_us),
-        samples_us=block.samples_us,
-        tick_us=block.tick_us,
-        process=process_name(),
-        telemetry=device.telemetry_over(before),
-    )
+    return replace(outcome_of(block, process_name()), telemetry=device.telemetry_over(before))
 
 
 def trial_of(spec: KernelSpec, problem: Problem, config: NamedInts, number: int = 0) -> Trial:
     """What a clock is told of ``config`` on ``problem`` in round ``number``."""
     return Trial(
-        identity=f"{problem} {config.canonical}",
+        identity=f"{seed_text(problem)} {config.canonical}",
         round=number,
         bytes_moved=spec.bytes_moved(problem.shape),
         config=f"{problem.kernel} {config.canonical}",

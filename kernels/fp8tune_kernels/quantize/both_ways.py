@@ -51,7 +51,7 @@ from fp8tune_kernels.quantize.tiles import (
 )
 from fp8tune_kernels.spec import DeviceLimits
 
-__all__ = ["AXES", "DEFAULT", "invalid", "programs", "quantize_both_ways", "work_for"]
+__all__ = ["AXES", "invalid", "programs", "quantize_both_ways", "work_for"]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE": (64, 128, 256),
@@ -64,8 +64,6 @@ AXES: dict[str, tuple[int, ...]] = {
 """``maxnreg``: registers a thread may have, 0 for as many as the compiler likes; NVIDIA's alone. With 64 values a
 thread it likes about 230, and two programs of 4 warps run on an SM at once; 168 make it three without a spill, 128 four
 for some 60 bytes of spills."""
-
-DEFAULT = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 192, "num_warps": 4, "num_stages": 1, "maxnreg": 0}
 
 
 class _Cursor(NamedTuple):

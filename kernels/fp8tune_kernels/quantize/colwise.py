@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
 
@@ -73,12 +73,8 @@ def quantize_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a column of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes;
-    where that is one of panels, ``4*G*K`` bytes of scratch and some counters are zeroed first. Waits for nothing: the
-    values in ``offs`` are not checked. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -135,15 +131,10 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return panels.invalid(config, shape["K"], limits)
-
-
 SPEC = KernelSpec(
     name="colwise",
     axes=panels.AXES,
-    default=NamedInts(panels.DEFAULT),
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "K", "G"),
     problems=problems,
     inputs=inputs,
@@ -151,7 +142,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"M": 157, "K": 101, "G": 3},  # no block divides a dim; several groups stay several
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, shape["K"], limits),
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block and one more", routing="balanced", M=513, K=144, G=1),

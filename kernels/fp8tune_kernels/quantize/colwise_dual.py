@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
 
@@ -89,14 +89,8 @@ def quantize_colwise_dual(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
 
-    Layouts are as the module's docstring says. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a column of a group makes its scale and codes NaN. Launches once, with the config
-    that the exported table has for these sizes; where that is one of panels, ``4*G*(N + K)`` bytes of scratch and some
-    counters are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's
-    interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x``, ``y`` or ``offs``, and
-    where ``y`` has other rows or another dtype than ``x``.
+    Scratch, where the config is one of panels: ``4*G*(N + K)`` bytes and some counters. ValueError also where ``y`` has
+    other rows, another dtype or another device than ``x``. More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, y, offs, float8_dtype, power_of_two)
 
@@ -149,11 +143,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay for the wider matrix, or None."""
-    return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
-
-
 SPEC = KernelSpec(
     name="colwise-dual",
     axes={
@@ -164,7 +153,7 @@ SPEC = KernelSpec(
         "num_stages": (1, 2),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=colwise.SPEC.default,
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=0, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "K", "G"),
     problems=problems,
     inputs=inputs,
@@ -172,7 +161,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, max(shape["N"], shape["K"]), limits),
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a block and one more", routing="balanced", M=513, N=144, K=48, G=1),

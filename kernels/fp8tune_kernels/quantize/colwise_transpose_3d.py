@@ -62,12 +62,8 @@ def quantize_colwise_transpose_3d(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
 
-    Returns ``(q, scales, q_transposed, scales_transposed)`` as the module's docstring says. ``float8_dtype`` None is
-    the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its two slices
-    NaN. Zeroes about ``4*E*(K + N)`` bytes of scratch and launches once, with the config that the exported table has
-    for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -108,7 +104,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="colwise-transpose-3d",
     axes=both_ways.AXES,
-    default=NamedInts(both_ways.DEFAULT),
+    default=NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=64, LEAD=192, num_warps=2, num_stages=1, maxnreg=0),
     key=weights.KEY,
     problems=weights.problems,
     inputs=weights.inputs,

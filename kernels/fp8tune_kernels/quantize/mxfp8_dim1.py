@@ -95,12 +95,7 @@ def quantize_mxfp8_dim1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, scale_mode)
 
@@ -149,7 +144,7 @@ SPEC = KernelSpec(
         "num_warps": (1, 2, 4, 8, 16),
         "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
     },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
     problems=rowwise_2d.problems,
     inputs=mxfp8_dim0.inputs,

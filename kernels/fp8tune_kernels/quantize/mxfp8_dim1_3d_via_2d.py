@@ -19,7 +19,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
 
@@ -48,7 +48,7 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
 SPEC = KernelSpec(
     name="mxfp8-dim1-3d-via-2d",
     axes=mxfp8_dim1.SPEC.axes,
-    default=mxfp8_dim1.SPEC.default,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
     key=mxfp8_dim1_3d.SPEC.key,
     problems=mxfp8_dim1_3d.problems,
     inputs=mxfp8_dim1_3d.inputs,

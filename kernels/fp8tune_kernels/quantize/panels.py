@@ -53,7 +53,7 @@ from fp8tune_kernels.quantize.tiles import (
 )
 from fp8tune_kernels.spec import DeviceLimits
 
-__all__ = ["AXES", "DEFAULT", "invalid", "options", "programs", "quantize_columns", "work_for"]
+__all__ = ["AXES", "invalid", "options", "programs", "quantize_columns", "work_for"]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE": (16, 32, 64, 128, 256),
@@ -66,8 +66,6 @@ AXES: dict[str, tuple[int, ...]] = {
 """``maxnreg``: registers a thread may have, 0 for as many as the compiler likes; NVIDIA's alone. With 168, three
 programs of 4 warps run on an SM at once, for some spilled addresses: 190 us instead of 194 at 16640 x 8192 in 64
 groups on an H100."""
-
-DEFAULT = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 0, "num_warps": 4, "num_stages": 1, "maxnreg": 0}
 
 PROGRAMS_PER_MULTIPROCESSOR = 16
 """Of panels, at most: those that do not fit draw their first ticket when all are gone, and end."""

@@ -39,7 +39,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
 
@@ -167,13 +167,8 @@ def quantize_rowwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
-    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
-    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
-    it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -239,11 +234,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
-    return panels.invalid(config, shape["N"], limits)
-
-
 SPEC = KernelSpec(
     name="rowwise",
     axes={
@@ -254,7 +244,7 @@ SPEC = KernelSpec(
         "num_stages": (1, 3),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=16, BLOCK_SIZE_ITER=512, LEAD=0, num_warps=8, num_stages=1, maxnreg=0),
+    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
     key=("M_bucket", "N", "G", "input_layout_transposed"),
     problems=problems,
     inputs=inputs,
@@ -262,7 +252,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, shape["N"], limits),
     edges=declared(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
         edge("a block and one more", routing="balanced", N=16, M=past_half("M"), G=1),

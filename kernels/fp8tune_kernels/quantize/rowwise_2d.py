@@ -96,11 +96,7 @@ def quantize_rowwise_2d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row makes
-    its scale and codes NaN. Launches once, with the config that the exported table has for these sizes, and waits for
-    nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, power_of_two)
 
@@ -186,7 +182,7 @@ SPEC = KernelSpec(
         "num_warps": (2, 4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
     span=SPANS["rowwise-2d"],
     problems=problems,

@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
 
@@ -74,13 +74,8 @@ def quantize_rowwise_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row, and each group of its rows column by column.
 
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)`` as the module's docstring says. ``float8_dtype`` None
-    is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its row,
-    and of its column within the group, NaN. Zeroes about ``4*(G*K + M)`` bytes of scratch and launches once, with the
-    config that the exported table has for these sizes. Waits for nothing: the values in ``offs`` are not checked. On a
-    CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -115,15 +110,10 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return both_ways.invalid(config, shape["K"], limits)
-
-
 SPEC = KernelSpec(
     name="rowwise-colwise",
     axes=both_ways.AXES,
-    default=NamedInts(both_ways.DEFAULT),
+    default=NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
     key=colwise.SPEC.key,
     problems=colwise.problems,
     inputs=colwise.inputs,
@@ -131,7 +121,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted=colwise.SPEC.interpreted,
-    invalid=invalid,
+    invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
     edges=colwise.SPEC.edges,
     routed=True,
 )

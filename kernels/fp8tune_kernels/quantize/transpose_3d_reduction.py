@@ -28,11 +28,7 @@ def quantize_transpose_3d_reduction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
-    an expert makes its scale and codes NaN. Launches once, with the config that the exported table has for these
-    sizes, and waits for nothing. On a CPU without Triton's interpreter it runs the plain torch reference.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -69,7 +65,7 @@ SPEC = KernelSpec(
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=64, num_warps=4, num_stages=1),
     key=weights.KEY,
     span=SPANS["transpose-3d-reduction"],
     problems=weights.problems,

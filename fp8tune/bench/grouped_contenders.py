@@ -1,0 +1,231 @@
+"""What is timed of a grouped GEMM, as arms: a step of a contender, and each part of ours.
+
+What an operation consists of: :mod:`fp8tune.bench.operation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fp8tune.bench.cells import Contender, Timing
+from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
+from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
+from fp8tune.bench.sqnr import Accuracy, accuracy
+from fp8tune.measure import memory
+from fp8tune.measure.arms import Arm, Work
+from fp8tune.records import Problem
+from fp8tune_kernels.groups import group_ends
+
+if TYPE_CHECKING:
+    import torch
+
+OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in (FP8_GROUPED_MM, MXFP8_GROUPED_MM)}
+"""What ``--op`` names."""
+
+PADDING: Mapping[str, Callable[[int, int, int, int], int]] = {
+    "pad A": lambda M, N, K, G: 4 * M * K,
+    "unpad out": lambda M, N, K, G: 4 * M * N,
+    "pad grad": lambda M, N, K, G: 4 * M * N,
+    "unpad grad_A": lambda M, N, K, G: 4 * M * K,
+}
+"""Parts of a step whose groups are not all positive multiples of what its operation wants, and their least bytes."""
+
+FORWARD_PADDING = ("pad A", "unpad out")
+
+
+def operation_of(problem: Problem) -> Operation:
+    """The operation that a problem is of."""
+    return OPERATIONS[problem.kernel]
+
+
+def needs_padding(problem: Problem) -> bool:
+    """True if a group is empty or of no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
+    ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return any(size <= 0 or size % operation_of(problem).multiple for size in sizes)
+
+
+def parts_of(problem: Problem) -> tuple[str, ...]:
+    """The parts of our step on a problem."""
+    parts = tuple(operation_of(problem).parts)
+    return (*parts, *PADDING) if needs_padding(problem) else parts
+
+
+@dataclass(frozen=True)
+class Step(Contender):
+    """A contender's forward pass, forward and backward, or these in a CUDA graph."""
+
+    step: str
+
+    @property
+    def work(self) -> Work:
+        """The bytes of the parts; bf16 has GEMMs alone, of values twice as wide."""
+        parts = GEMMS if self.name == BF16 else parts_of(self.problem)
+        if self.step == FORWARD:
+            forward = (*operation_of(self.problem).forward_parts, *FORWARD_PADDING)
+            parts = tuple(part for part in parts if part in forward)
+        least_bytes = sum(part_bytes(part, self.problem) for part in parts) * (2 if self.name == BF16 else 1)
+        return Work(f"{self.name} {self.step} {self.problem}", least_bytes)
+
+    def build(self, torch_device: str) -> None:
+        """The operands."""
+        operands_of(self.problem, torch_device)
+
+    def launcher(self, torch_device: str) -> Call:
+        """Raises MachineError where a contender cannot take the operands."""
+        return step_call(operation_of(self.problem), self.name, self.step, operands_of(self.problem, torch_device))
+
+    def check(self) -> Timing:
+        """Output and gradients against exact products."""
+        memory.give_back()  # no result of another contender is left where this one's will be
+        found = accuracy_of(operation_of(self.problem), self.name, _operands[self.problem])
+        return Timing(reason=found.wrong, sqnr_db=found.sqnr_db)
+
+
+@dataclass(frozen=True)
+class PartOfStep(Arm):
+    """One of :func:`parts_of` a problem."""
+
+    part: str
+    problem: Problem
+
+    @property
+    def work(self) -> Work:
+        """Its least bytes."""
+        return Work(f"{self.part} {self.problem}", part_bytes(self.part, self.problem))
+
+    def build(self, torch_device: str) -> None:
+        """The operands."""
+        operands_of(self.problem, torch_device)
+
+    def launcher(self, torch_device: str) -> Call:
+        """What runs it and nothing else."""
+        return part_call(operation_of(self.problem), self.part, operands_of(self.problem, torch_device))
+
+
+def part_bytes(part: str, problem: Problem) -> int:
+    """The least bytes of a part."""
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    least_bytes = PADDING[part] if part in PADDING else operation_of(problem).parts[part].least_bytes
+    return least_bytes(M, N, K, G)
+
+
+def accuracy_of(operation: Operation, contender: str, given: Operands) -> Accuracy:
+    """How far a contender's output and gradients are from the exact ones."""
+    import torch
+
+    out = operation.multiplication(contender)(given)(given.A, given.B_t, given.offs)
+    grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
+    return accuracy(out.detach(), grad_A, grad_B, given)
+
+
+def peak_memory(contender: str, problem: Problem) -> int | None:
+    """Bytes that forward and backward allocate at their peak, beyond operands; None where they fail."""
+    import torch
+
+    try:
+        call = step_call(operation_of(problem), contender, BOTH, operands_of(problem, "cuda"))
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    except Exception:  # the step's own cell has the reason
+        return None
+
+
+# Operands and what runs on them
+
+_operands: dict[Problem, Operands] = {}
+"""Of the problem in hand: a large one fills much of a GPU."""
+
+
+def operands_of(problem: Problem, torch_device: str) -> Operands:
+    """Seeded random operands, kept until another problem's are made."""
+    if problem not in _operands:
+        _operands.clear()
+        _operands[problem] = _new_operands(problem, torch_device)
+    return _operands[problem]
+
+
+def _new_operands(problem: Problem, torch_device: str) -> Operands:
+    import torch
+
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    generator = torch.Generator(torch_device).manual_seed(problem.seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
+
+    ends = group_ends(problem.routing, M, G, problem.seed)
+    return Operands(
+        A=normal(M, K).requires_grad_(),
+        B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
+        offs=torch.tensor(ends, dtype=torch.int32, device=torch_device),
+        grad=normal(M, N),
+        pad=needs_padding(problem),
+    )
+
+
+def step_call(operation: Operation, contender: str, step: str, given: Operands) -> Call:
+    """What runs one of the steps. Raises MachineError where a contender cannot take the operands."""
+    import torch
+
+    multiply = operation.multiplication(contender)(given)
+    if step == FORWARD:
+        A, B_t = given.A.detach(), given.B_t.detach()
+        return lambda: multiply(A, B_t, given.offs)
+
+    def forward_and_backward() -> tuple[torch.Tensor, ...]:
+        out = multiply(given.A, given.B_t, given.offs)
+        return torch.autograd.grad(out, (given.A, given.B_t), given.grad)
+
+    return _captured(forward_and_backward) if step == GRAPH else forward_and_backward
+
+
+def _captured(call: Call) -> Call:
+    """The replay of a CUDA graph of the call: what is left of it without host work."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # binaries are loaded at their first launch, which no capture may contain
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    memory.give_back()  # a capture begins so, too, and waits for nothing
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def part_call(operation: Operation, part: str, given: Operands) -> Call:
+    """What runs one of :func:`parts_of`, on operands padded as the step pads them."""
+    from fp8tune_kernels.gemm import token_groups
+
+    multiple, offs = operation.multiple, given.offs
+    if part == "pad A":
+        return lambda: token_groups.pad(given.A.detach(), offs, multiple)
+    if part == "pad grad":
+        return lambda: token_groups.pad(given.grad, offs, multiple)
+    padded = _padded(given, multiple)
+    if part in PADDING:
+        taken_out = padded.grad if part == "unpad out" else padded.A  # out is as large as grad
+        return lambda: token_groups.unpad(taken_out, offs, len(given.A), multiple)
+    return operation.parts[part].prepare(padded)
+
+
+def _padded(given: Operands, multiple: int) -> Operands:
+    """What the kernels are launched on: no gradient is asked of it."""
+    from fp8tune_kernels.gemm import token_groups
+
+    A, grad, offs = given.A.detach(), given.grad, given.offs
+    if given.pad:
+        A, offs = token_groups.pad(A, given.offs, multiple)
+        grad, _ = token_groups.pad(grad, given.offs, multiple)
+    return replace(given, A=A, B_t=given.B_t.detach(), grad=grad, offs=offs)

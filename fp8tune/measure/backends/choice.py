@@ -1,0 +1,46 @@
+"""Which back end a command runs on: a GPU if there is one, the interpreter if there is none, or what was asked for."""
+
+from __future__ import annotations
+
+import os
+
+from fp8tune.errors import MachineError, UsageError, unknown
+from fp8tune.measure import device
+from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.backends.gpu import GpuBackend
+from fp8tune.measure.backends.interpreter import InterpreterBackend
+from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.engine import Backend
+from fp8tune_kernels.arches import ARCHES
+
+
+def backend_for(
+    arch: str | None, timer: str | None, static: bool = False, trial_timeout_s: float = TRIAL_TIMEOUT_S
+) -> tuple[Backend, tuple[str, ...]]:
+    """The back end for an arch and timer as the user gave them (None: this machine's), with notices about the choice.
+
+    Raises UsageError for a name nobody knows, MachineError for what cannot be done on this machine.
+    """
+    if timer is not None and timer.startswith("simulated"):
+        if arch not in (None, "simulated"):
+            raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")
+        return SimulatedBackend(timer), ("simulated clock: no kernel runs, times are drawn from a seeded model",)
+    if timer not in (None, "do_bench"):
+        raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+    here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
+    if arch is not None:
+        if arch not in ARCHES:
+            raise unknown("arch", arch, ARCHES)
+        if static or here is None or here.arch != arch:
+            return CompilerBackend(arch), (f"configs are compiled for {arch}; nothing is run or timed",)
+    if static:
+        raise UsageError("--static compiles for an arch: say which with --arch, such as sm_90 or gfx942")
+    if here is None:
+        if timer is not None:
+            raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
+        return InterpreterBackend(trial_timeout_s), ()
+    limits = device.limits(here)
+    if limits is None:
+        raise MachineError(f"the limits of {here.arch} are not known: add them to fp8tune_kernels/arches.py")
+    return GpuBackend(here, limits.shared_bytes_per_block, timeout_s=trial_timeout_s), ()

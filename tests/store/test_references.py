@@ -1,0 +1,130 @@
+"""Which trials say whether a config's bytes are right, where references change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from database_rows import KERNEL, begin, config, row, subject
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.records import Status
+from fp8tune.store import references, writing
+from fp8tune.store.references import Ended, last_status
+from fp8tune.store.results import Store
+
+OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    ticks = count(1)
+    monkeypatch.setattr(writing.time, "time", lambda: float(next(ticks)))
+    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+        yield opened
+
+
+def judged(store: Store, reference: str, *statuses: Status) -> int:
+    """A finished sweep with a trial of one round each."""
+    sweep = begin(store)
+    if reference:
+        store.record_reference(sweep, KERNEL, reference)
+    for number, status in enumerate(statuses):
+        time_us = 100.0 if status is OK else None
+        store.add(sweep, row(time_us, process=f"w{sweep}", status=status, round=number))
+    store.finish_sweep(sweep)
+    return sweep
+
+
+def status(store: Store) -> Status:
+    (evidence,) = store.evidence()
+    assert bool(evidence.times_us) == (evidence.status is OK)
+    return evidence.status
+
+
+def tried(store: Store, today: str, number: int = 0) -> Status | None:
+    found = store.tried(subject(), round=number, reference=today)
+    return found[config()].status if found else None
+
+
+def test_what_another_reference_judged_is_judged_anew(store: Store) -> None:
+    judged(store, "aaaa", WRONG)
+    assert (status(store), tried(store, "aaaa"), tried(store, "bbbb")) == (WRONG, WRONG, None)
+    judged(store, "bbbb", OK)
+    assert (status(store), tried(store, "bbbb")) == (OK, OK)
+    judged(store, "cccc", WRONG)
+    assert (status(store), tried(store, "bbbb"), tried(store, "cccc")) == (WRONG, OK, WRONG)
+
+
+def test_right_by_an_unknown_reference_stands_and_wrong_by_one_is_tried_again(store: Store) -> None:
+    judged(store, "", OK)
+    assert (status(store), tried(store, "aaaa")) == (OK, OK)
+    judged(store, "", WRONG, OK)
+    assert (status(store), tried(store, "")) == (WRONG, WRONG)
+    assert (tried(store, "aaaa"), tried(store, "aaaa", 1)) == (OK, OK)
+    judged(store, "aaaa", OK, OK)
+    assert (status(store), tried(store, "aaaa")) == (OK, OK)
+
+
+def test_wrong_in_any_round_stands_until_a_later_sweep_runs_that_round_again(store: Store) -> None:
+    judged(store, "aaaa", OK, WRONG, OK)
+    assert status(store) is WRONG
+    judged(store, "aaaa", OK)
+    assert status(store) is WRONG
+    judged(store, "aaaa", OK, OK)
+    assert status(store) is OK
+
+
+def test_a_failure_that_no_reference_judged_stands(store: Store) -> None:
+    judged(store, "aaaa", CRASHED)
+    assert tried(store, "bbbb") is CRASHED
+
+
+def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None:
+    judged(store, "aaaa", WRONG)
+    with Store.open(str(tmp_path / "other.db"), create=True) as other:
+        judged(other, "bbbb", OK)
+        other.merge(store)
+        store.merge(other)
+        assert status(store) is status(other) is OK
+
+
+TRIALS = st.builds(
+    Ended,
+    st.sampled_from([OK, WRONG, CRASHED]),
+    st.integers(0, 9).map(float),
+    st.sampled_from(["screen", "final"]),
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.sampled_from(["", "aaaa", "bbbb"]),
+)
+
+
+@given(st.lists(TRIALS, min_size=1, max_size=8), st.randoms())
+def test_the_order_of_rows_makes_no_difference_and_the_newest_reference_decides(
+    trials: list[Ended], shuffle: object
+) -> None:
+    found = last_status(trials)
+    shuffled = list(trials)
+    shuffle.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert last_status(shuffled) is found
+    assert found in {trial.status for trial in trials}
+    newer = replace(trials[0], status=OK, created_at=10.0, reference="cccc")
+    assert last_status([*trials, newer]) is OK
+    if all(trial.status is not WRONG for trial in trials):
+        assert found is not WRONG
+    unknown = [replace(trial, reference="", sweep=1) for trial in trials]
+    if any(trial.status is WRONG for trial in unknown):
+        assert last_status(unknown) is WRONG  # in one sweep, wrong once is wrong
+
+
+def test_what_counts_as_outdated() -> None:
+    assert not references.is_outdated(OK, "", "b")
+    assert references.is_outdated(WRONG, "", "b")
+    assert references.is_outdated(OK, "a", "b")
+    assert not references.is_outdated(WRONG, "b", "b")
+    assert not references.is_outdated(Status.PRUNED, "a", "b")
