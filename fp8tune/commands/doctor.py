@@ -19,7 +19,7 @@ def doctor(
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
-    from fp8tune.render import terminal as render
+    from fp8tune.render.findings import print_findings
 
     path = database_to_read(db)
     findings = []
@@ -28,5 +28,5 @@ def doctor(
 
         findings += repairing.repair(path)
     findings += checking.diagnose(path)
-    render.print_findings(findings, "json" if json else "table")
+    print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

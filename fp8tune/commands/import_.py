@@ -22,6 +22,7 @@ def import_(
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
+    from fp8tune.render import progress
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
@@ -29,15 +30,16 @@ def import_(
 
     loaded = importing.load(file, session.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
-        report = loaded.store(store, render.CountProgress("rows stored"))
+        with progress.Display() as display:
+            report = loaded.store(store, lambda done, total: display.update("rows stored", done, total))
         print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         for winner in session.disputes(store) if report.added else ():
             where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
             render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
-            with render.SweepProgress() as progress:
+            with progress.SweepProgress() as shown:
                 for event in session.compile_published(store):
-                    progress.show(event)
+                    shown.show(event)
         elif any(row.config is not None for row in loaded.rows):
             render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

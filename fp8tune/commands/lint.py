@@ -48,6 +48,7 @@ def lint(
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
+    from fp8tune.render.progress import SweepProgress
 
     wish = linting.Wish(
         kernel=kernel,
@@ -63,7 +64,7 @@ def lint(
         render.notice(line)
     if job.faults:
         raise typer.Exit(1)
-    with linting.opened(db) as store, render.SweepProgress() as progress:
+    with linting.opened(db) as store, SweepProgress() as progress:
         report = linting.Report((), 0)
         for event in linting.run(store, job):
             if isinstance(event, linting.Report):

@@ -65,8 +65,10 @@ def sweep(
     if trial_timeout < 1:
         raise UsageError(f"--trial-timeout {trial_timeout:g} ends trials before they begin: give at least 1 second")
     from fp8tune.records import Kind, Problem
+    from fp8tune.render import contracts
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
+    from fp8tune.render.progress import SweepProgress
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
     from fp8tune.sweep import session
@@ -101,13 +103,13 @@ def sweep(
         for line in (prepared or job).notices:
             render.notice(line)
         problems: dict[Problem, None] = {}
-        with Store.open(db, create=True) as store, render.SweepProgress() as progress:
+        with Store.open(db, create=True) as store, SweepProgress() as progress:
             for event in session.run(store, job, prepared):
                 progress.show(event)
                 if (row := session.row_of(event)) is not None:
                     problems[row.problem] = None
                     if json:
-                        render.print_json_line(row.as_json())
+                        render.print_json_line(contracts.trial(row))
             winners = [] if json else session.winners(store, job.laboratory, problems)
             tallies = session.tallies(store, job, prepared)
     if winners:

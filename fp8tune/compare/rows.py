@@ -121,7 +121,9 @@ def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], l
             arms = [row.arms[number] for row in found]
             listed = tree.ask(of, tree.candidates, reference, plan.wanted, arms, CONFIGS)
             if plan.backend.kind is Kind.MEASURED:
-                yield from _on_all_cores(plan, [(of, arm) for each in listed for arm in each], launched_code, "compiling")
+                yield from _on_all_cores(
+                    plan, [(of, arm) for each in listed for arm in each], launched_code, "compiling"
+                )
             tuned.append(retuned(plan.backend, of, listed))
         found = [Row(*arms) for arms in zip(*tuned, strict=True)]
     return found, ended

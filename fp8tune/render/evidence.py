@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fp8tune.records import Code, Kind
-from fp8tune.render.terminal import microseconds, print_json, table, visible
-from fp8tune.render.wide import print_wide
+from fp8tune.records import Code, Evidence, Kind
+from fp8tune.render import contracts
+from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
+from fp8tune.render.terminal import microseconds, print_json, slower, visible
 
 if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
@@ -25,53 +25,56 @@ def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
 
     groups: dict[tuple[str, str, str], list[Candidates]] = {}
     for candidates in usable(all_candidates):
-        groups.setdefault((candidates.problem.kernel, candidates.device.arch, candidates.device.name), []).append(
-            candidates
-        )
+        device = candidates.device
+        groups.setdefault((candidates.problem.kernel, device.arch, device.name), []).append(candidates)
     for found in groups.values():
         if len(found) > 1 and (best := robust(found)) is not None:
             _print_single_best(found, best)
 
 
 def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> None:
-    named = [candidates for candidates in all_candidates if best.config in candidates.times_us]
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     print(visible(f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"))
-    columns = [("shape", "left"), ("routing", "left"), ("us", "right"), ("best us", "right"), ("slowdown", "right")]
     slowdowns = dict(best.slowdowns)
-    rows = [
-        [
-            f"{candidates.problem.shape}" + ("" if candidates.problem.input_layout == "contiguous" else " transposed"),
-            candidates.problem.routing,
-            microseconds(candidates.times_us[best.config]),
-            microseconds(min(candidates.times_us.values())),
-            f"{slowdowns[candidates.problem]:.3f}",
-        ]
-        for candidates in named
-        if candidates.problem in slowdowns
+    named = [each for each in all_candidates if best.config in each.times_us and each.problem in slowdowns]
+    columns: list[Column[Candidates]] = [
+        left("shape", lambda row: str(row.problem.shape) + _transposed(row)),
+        left("routing", lambda row: row.problem.routing),
+        right("us", lambda row: microseconds(row.times_us[best.config])),
+        right("best us", lambda row: microseconds(min(row.times_us.values()))),
+        right("slowdown", lambda row: f"{slowdowns[row.problem]:.3f}"),
     ]
-    table("what it loses on each shape that it was timed on", columns, rows)
+    Report("what it loses on each shape that it was timed on", columns, named).print()
     print()
+
+
+def _transposed(row: Candidates) -> str:
+    return "" if row.problem.input_layout == "contiguous" else " transposed"
 
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     """Every conflict with the best row of each source: a table, or JSON."""
-    from fp8tune.choose.conflicts import as_json
     from fp8tune.choose.ranking import value_us
 
     if output_format == "json":
-        print_json([as_json(conflict) for conflict in conflicts])
+        print_report(conflicts, contracts.conflict, (), output_format)
         return
-    columns = [("kernel", "left"), ("shape", "left"), ("ratio", "right"), ("us", "right"), ("source", "left")]
-    columns += [("config", "left"), ("note", "left")]
-    rows = []
-    for conflict in conflicts:
-        head = [conflict.problem.kernel, str(conflict.problem.shape), f"{conflict.ratio:.2f}"]
-        for row in conflict.rows:
-            config = "not stated" if row.config is None else str(row.config)
-            rows.append([*head, microseconds(value_us(row)), row.source, config, row.note])
-            head = ["", "", ""]
-    print_wide("published rows that contradict each other; all are kept", columns, rows, "table", names=2)
+
+    def of_first(text: Callable[[Conflict], str]) -> Callable[[tuple[Conflict, Evidence]], str]:
+        """A conflict is named in its first line alone."""
+        return lambda line: text(line[0]) if line[1] is line[0].rows[0] else ""
+
+    columns: list[Column[tuple[Conflict, Evidence]]] = [
+        left("kernel", of_first(lambda conflict: conflict.problem.kernel)),
+        left("shape", of_first(lambda conflict: str(conflict.problem.shape))),
+        right("ratio", of_first(lambda conflict: f"{conflict.ratio:.2f}")),
+        right("us", lambda line: microseconds(value_us(line[1]))),
+        left("source", lambda line: line[1].source),
+        left("config", lambda line: "not stated" if line[1].config is None else str(line[1].config)),
+        left("note", lambda line: line[1].note),
+    ]
+    lines = [(conflict, row) for conflict in conflicts for row in conflict.rows]
+    print_parts([Report("published rows that contradict each other; all are kept", columns, lines, names=2)], "table")
 
 
 def print_calibrations(calibrations: Sequence[Calibration], output_format: str) -> None:
@@ -81,50 +84,50 @@ def print_calibrations(calibrations: Sequence[Calibration], output_format: str) 
     if output_format == "json":
         print_json([as_json(calibration) for calibration in calibrations])
         return
-    columns = [("kernel", "left"), ("times on", "left"), ("problems", "right"), ("configs", "right")]
-    columns += [("rank correlation", "right")]
-    columns += [("first loses", "right"), ("best of 5", "right"), ("default", "right"), ("exported", "left")]
-    rows = [
-        [
-            each.kernel,
-            each.device,
-            str(each.problems),
-            str(each.configs),
-            f"{each.rank_correlation:.2f}",
-            *(_loss(slowdown) for slowdown in (each.top1_slowdown, each.top5_slowdown, each.default_slowdown)),
-            "first" if each.is_trusted else "default",
-        ]
-        for each in calibrations
+    columns: list[Column[Calibration]] = [
+        left("kernel", lambda row: row.kernel),
+        left("times on", lambda row: row.device),
+        right("problems", lambda row: str(row.problems)),
+        right("configs", lambda row: str(row.configs)),
+        right("rank correlation", lambda row: f"{row.rank_correlation:.2f}"),
+        right("first loses", lambda row: slower(row.top1_slowdown)),
+        right("best of 5", lambda row: slower(row.top5_slowdown)),
+        right("default", lambda row: slower(row.default_slowdown)),
+        left("exported", lambda row: "first" if row.is_trusted else "default"),
     ]
-    if rows:
-        table(f"static ranking on {calibrations[0].arch} against times", columns, rows)
+    if calibrations:
+        Report(f"static ranking on {calibrations[0].arch} against times", columns, calibrations).print()
 
 
 def print_rankings(rankings: Mapping[str, Sequence[Ranked]], arch: str, output_format: str) -> None:
     """The configs of each kernel that compile for an arch, with the facts that rank them; no times."""
     if output_format == "json":
-        print_json([_ranked_json(kernel, arch, each) for kernel, ranked in rankings.items() for each in ranked])
+        print_json([contracts.ranked(kernel, arch, each) for kernel, ranked in rankings.items() for each in ranked])
         return
-    facts = ("cost", "registers", "spilled B", "shared B", "resident warps", "load B", "store B", "instructions/KiB")
     for kernel, ranked in rankings.items():
         axes = list(dict.fromkeys(name for each in ranked for name in each.config))
-        columns = [(name, "right") for name in (*axes, *facts)] + [("fp8", "left")]
         listed = f", {LISTED} of {len(ranked)} configs" if len(ranked) > LISTED else ""
         title = f"{kernel} compiled for {arch}, not run{listed}; costs are no times"
-        print_wide(title, columns, [_ranked_cells(each, axes) for each in ranked[:LISTED]], "table", names=len(axes))
+        columns = [*(right(name, _axis(name)) for name in axes), *_facts()]
+        print_parts([Report(title, columns, ranked[:LISTED], names=len(axes))], "table")
 
 
-def _ranked_cells(each: Ranked, axes: Sequence[str]) -> list[str]:
-    facts, code = each.facts, each.facts.code or Code()
-    numbers = (facts.registers, facts.spill_bytes, facts.shared_bytes, code.resident_warps, code.load_bytes)
-    last = (code.store_bytes, code.instructions_per_kib, "native" if code.fp8_conversions else "emulated")
-    config = [str(each.config.get(name, "")) for name in axes]
-    return [*config, f"{each.cost:.2f}", *map(str, numbers), *map(str, last)]
+def _axis(name: str) -> Callable[[Ranked], str]:
+    return lambda each: str(each.config.get(name, ""))
 
 
-def _ranked_json(kernel: str, arch: str, each: Ranked) -> Mapping[str, object]:
-    return {"kernel": kernel, "arch": arch, "config": dict(each.config), "cost": each.cost, **asdict(each.facts)}
+def _facts() -> list[Column[Ranked]]:
+    def code(each: Ranked) -> Code:
+        return each.facts.code or Code()
 
-
-def _loss(slowdown: float) -> str:
-    return f"{100 * (slowdown - 1):+.1f} %"
+    return [
+        right("cost", lambda each: f"{each.cost:.2f}"),
+        right("registers", lambda each: str(each.facts.registers)),
+        right("spilled B", lambda each: str(each.facts.spill_bytes)),
+        right("shared B", lambda each: str(each.facts.shared_bytes)),
+        right("resident warps", lambda each: str(code(each).resident_warps)),
+        right("load B", lambda each: str(code(each).load_bytes)),
+        right("store B", lambda each: str(code(each).store_bytes)),
+        right("instructions/KiB", lambda each: str(code(each).instructions_per_kib)),
+        left("fp8", lambda each: "native" if code(each).fp8_conversions else "emulated"),
+    ]

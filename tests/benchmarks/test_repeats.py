@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from benchmarks.exhaustive import Truth
 from places import PLANTED
 from typer.testing import CliRunner
 
 from benchmarks import exhaustive, repeats
-from benchmarks.exhaustive import Truth
 from benchmarks.repeats import Outcome, Repeats
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.cli import app

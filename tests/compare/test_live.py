@@ -27,6 +27,7 @@ from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.laboratory import Laboratory
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.render import contracts
 from fp8tune.revisions import checkouts
 from fp8tune.sweep import session
 
@@ -147,7 +148,7 @@ def test_retuning_searches_both_sides(repository: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
-    one, other = (compared(repository, "main..branch", "faster").as_json() for _ in range(2))
+    one, other = (contracts.comparison(compared(repository, "main..branch", "faster")) for _ in range(2))
     assert one == other
 
 

@@ -173,8 +173,8 @@ def test_a_finished_sweep_is_answered_from_its_rows(wish: session.Wish, tmp_path
     assert not session.is_stored(database, session.take(replace(wish, quick=True)))
     with Store.open(database) as opened:
         again = list(session.run(opened, job))
-        assert sorted(str(row.as_json()["config"]) for row in rows(again)) == sorted(
-            str(row.as_json()["config"]) for row in found
+        assert sorted(str(row.config) for row in rows(again)) == sorted(
+            str(row.config) for row in found
         )
         planned_again = events(opened, wish)
         assert all(event.from_database for event in planned_again if isinstance(event, sweep.TrialDone))
