@@ -93,7 +93,8 @@ class Course:
         from fp8tune_kernels.quantize import panels
 
         x, offs, *_ = self.inputs
-        return (panels.programs(config, *x.shape, offs.shape[0], x.device),)
+        rows, columns = x.shape
+        return (panels.programs(config, rows, columns, offs.shape[0], x.device),)
 
     def settings(self, config: Mapping[str, int]) -> dict[str, int]:
         """What ``launch`` makes of a config: the kernel's constants and the launch options."""

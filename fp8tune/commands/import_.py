@@ -26,9 +26,9 @@ def import_(
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
+    from fp8tune.sweep import published, session
 
-    loaded = importing.load(file, session.lookup_key)
+    loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
         with progress.Display() as display:
             report = loaded.store(store, lambda done, total: display.update("rows stored", done, total))
@@ -39,7 +39,7 @@ def import_(
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with progress.SweepProgress() as shown:
-                for event in session.compile_published(store):
+                for event in published.compile_published(store):
                     shown.show(event)
         elif any(row.config is not None for row in loaded.rows):
             render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

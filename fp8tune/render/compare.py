@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.duel import Played
 from fp8tune.compare.live import Event
-from fp8tune.compare.pairing import Step
+from fp8tune.compare.rows import Step
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, Problem
 from fp8tune.render import contracts
@@ -49,7 +48,7 @@ def _reports(comparison: Comparison, header: Callable[[str], str] = str) -> Iter
         right("95 % interval", lambda row: _interval(row.effect)),
         right("Detectable", lambda row: slower(row.smallest_detectable, 2)),
         right("Control", _control),
-        left("ChangeVerdict", lambda row: str(row.verdict)),
+        left("Verdict", lambda row: str(row.verdict)),
     ]
     columns = [Column(header(column.header), column.side, column.cell) for column in columns]
     for device in _devices(comparison):
@@ -79,7 +78,7 @@ def summary(comparison: Comparison) -> str:
         said.append(f"of the control arm {_mean(comparison.control.ratio, comparison.control)}, {state}")
     for disturbed, why in (
         (sum(row.throttled for row in comparison.rows), "timed while the GPU was slowed down"),
-        (sum(row.stalled for row in comparison.rows), "timed again because the machine was held up"),
+        (sum(row.stalled for row in comparison.rows), "timed again because the machine stalled"),
     ):
         if disturbed:
             said.append(f"{disturbed} of {sum(row.blocks for row in comparison.rows)} blocks were {why}")
@@ -162,7 +161,5 @@ class CompareProgress(Display):
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.compare.live.compare`."""
         match event:
-            case Step(text, done, total):
-                self.update(text, done, total, phase=text)
-            case Played(done, total):
-                self.update("timing", done, total, event.left_s, phase=f"timing {total}")
+            case Step(text, done, total, left_s):
+                self.update(text, done, total, left_s, phase=f"{text} {total}")

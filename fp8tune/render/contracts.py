@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fp8tune.bench.kernels import Row as BenchRow
     from fp8tune.calibrate.record import Calibration
     from fp8tune.check.doctor import Finding
-    from fp8tune.check.lint import Judgement
+    from fp8tune.check.lint import VariationResult
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.ranking import Winner
     from fp8tune.choose.static_score import Ranked
@@ -158,7 +158,7 @@ def calibration(found: Calibration) -> Object:
     return {**device, "measured": found.values, "protocol": asdict(found.protocol)}
 
 
-def judgement(found: Judgement) -> Object:
+def variation(found: VariationResult) -> Object:
     """One varied argument of a key, ``lint``. ``slowdown`` and ``allowed`` are ratios."""
     problem, argument = found.variation.problem, found.variation.argument
     return {
@@ -176,7 +176,7 @@ def judgement(found: Judgement) -> Object:
     }
 
 
-def varied_to(found: Judgement) -> int | str:
+def varied_to(found: VariationResult) -> int | str:
     """The value that ``lint`` gave the varied argument."""
     name, problem = found.variation.argument, found.variation.problem
     value: int | str = problem.shape[name] if name in problem.shape else getattr(problem, name)

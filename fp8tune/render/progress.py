@@ -96,7 +96,7 @@ class SweepProgress(Display):
 
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
-        from fp8tune.measure import laboratory
+        from fp8tune.measure.engine import CompileProgress
         from fp8tune.sweep import events
 
         match event:
@@ -112,7 +112,7 @@ class SweepProgress(Display):
                 self.line(f"finals of {problems} problems: {processes} processes, {plan.rounds} rounds ({origin})")
             case events.NoFinals(problem, reason):
                 self.line(f"  no finals: {problem.kernel} {problem.shape}: {reason}")
-            case laboratory.CompileProgress(problem, done, total):
+            case CompileProgress(problem, done, total):
                 text = f"{problem.kernel} {problem.shape}: compiling {done}/{total}"
                 self._update(text, f"compiled {problem}" if done == total else "")
             case events.TrialDone(row, from_database):

@@ -11,7 +11,7 @@ from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import slower
 
 if TYPE_CHECKING:
-    from fp8tune.check.lint import Job, Judgement
+    from fp8tune.check.lint import LintPlan, VariationResult
     from fp8tune.check.lint import Report as LintReport
     from fp8tune.choose.heldout import Regret
     from fp8tune.export.merging import Merged
@@ -81,9 +81,9 @@ def export_notices(notices: Sequence[str], verbose: bool) -> list[str]:
     return shown
 
 
-def print_lint(job: Job, report: LintReport, output_format: str) -> None:
+def print_lint(plan: LintPlan, report: LintReport, output_format: str) -> None:
     """Every variation with what the pick loses on it, as a table or JSON."""
-    columns: list[Column[Judgement]] = [
+    columns: list[Column[VariationResult]] = [
         left("key", lambda row: str(row.subject.key)),
         left("varied", lambda row: row.variation.argument),
         left("to", lambda row: str(contracts.varied_to(row))),
@@ -94,6 +94,6 @@ def print_lint(job: Job, report: LintReport, output_format: str) -> None:
         left("verdict", lambda row: str(row.verdict)),
         left("best there", lambda row: "" if row.pick == row.best else str(row.best)),
     ]
-    title = f"{job.kernel} on {job.device.name or job.device.arch}"
-    table = Report(title, columns, report.judgements)
-    print_report(report.judgements, contracts.judgement, [table], output_format)
+    title = f"{plan.kernel} on {plan.device.name or plan.device.arch}"
+    table = Report(title, columns, report.results)
+    print_report(report.results, contracts.variation, [table], output_format)
