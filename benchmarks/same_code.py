@@ -48,22 +48,25 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
     """What is compiled of a kernel; the same for the same arguments."""
     draw = random.Random(f"{spec.name} {arch} {seed}")
     shapes = [next(spec.problems(row)) for row in ROWS]
-    configs = [NamedInts(zip(spec.axes, values, strict=True)) for values in itertools.product(*spec.axes.values())]
+    configs = [
+        NamedInts(dict(zip(spec.axes, values, strict=True))) for values in itertools.product(*spec.axes.values())
+    ]
     valid = [config for config in configs if spec.invalid(config, shapes[0], ARCHES[arch].limits()) is None]
     chosen = [spec.default, *draw.sample(valid, min(count, len(valid)))]
     for name in (name for name in spec.axes if "BLOCK" in name or name == "LEAD"):
         of_value = [[config for config in valid if config[name] == value] for value in spec.axes[name]]
         chosen += [draw.choice(configs) for configs in of_value if configs]
     for config in dict.fromkeys(chosen):
-        fields = {
-            "shape": draw.choice(shapes),
-            "routing": "balanced" if spec.routed else "none",
-            "input_layout": draw.choice(spec.input_layouts),
-            "in_dtype": draw.choice(("bfloat16", "bfloat16", "float16", "float32")),
-            "fp8_dtype": draw.choice((ARCHES[arch].fp8_dtype, "float8_e5m2")),
-            "scale_mode": draw.choice(spec.scale_modes),
-        }
-        yield spec.name, Problem(spec.name, **fields), config, arch
+        problem = Problem(
+            spec.name,
+            shape=draw.choice(shapes),
+            routing="balanced" if spec.routed else "none",
+            input_layout=draw.choice(spec.input_layouts),
+            in_dtype=draw.choice(("bfloat16", "bfloat16", "float16", "float32")),
+            fp8_dtype=draw.choice((ARCHES[arch].fp8_dtype, "float8_e5m2")),
+            scale_mode=draw.choice(spec.scale_modes),
+        )
+        yield spec.name, problem, config, arch
 
 
 def launched(of: Tree, wanted: Sequence[Sample]) -> list[str]:

@@ -66,8 +66,8 @@ def warm_up(arm: Arm) -> bool:
     from triton.runtime import driver
 
     with contextlib.suppress(Exception):  # it is a reason where it is timed
-        driver.active.get_benchmarker = lambda: _one_launch
         arm.build("cuda")
+        driver.active.get_benchmarker = lambda: _one_launch
         arm.launcher("cuda")()
         torch.cuda.synchronize()
     return True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.ranking import Winner
-    from fp8tune.choose.static_score import Ranked
+    from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
     from fp8tune.store.tallies import Tally
 
@@ -80,7 +80,7 @@ def winner(pick: Winner) -> Object:
         "reason": "",
         "ceiling_share": pick.ceiling_share,
         "n": pick.n,
-        "source": pick.source or None,
+        "source": pick.evidence.source or None,
         "verdict": pick.verdict,
         "noise_floor": pick.noise_floor,
         "runner_up": _config(pick.runner_up),
@@ -144,9 +144,27 @@ def published(row: Published) -> Object:
     }
 
 
-def ranked(kernel: str, arch: str, each: Ranked) -> Object:
-    """One config of a static ranking, ``static-report --arch``; its facts are :class:`fp8tune.records.Facts`."""
-    return {"kernel": kernel, "arch": arch, "config": dict(each.config), "cost": each.cost, **asdict(each.facts)}
+def compiled(found: CompiledKernel) -> Object:
+    """What compiling one kernel for one arch gave, ``static-report``: configs counted, and the one that is exported."""
+    from fp8tune.choose.untimed import TIMED_ON
+
+    return {
+        "kernel": found.kernel,
+        "arch": found.arch,
+        "configs": len(found.fitting) + found.failed,
+        "fitting": len(found.fitting),
+        "spilling": found.spilling,
+        "failed": found.failed,
+        "config": _config(found.choice.config if found.choice else None),
+        "timed_on": TIMED_ON,
+        "mean_slowdown": found.choice.slowdown if found.choice else None,
+    }
+
+
+def fitting(found: CompiledKernel, each: Fitting) -> Object:
+    """One config that compiles, ``static-report --arch``, with the fields of :class:`fp8tune.records.Facts`."""
+    named = {"kernel": found.kernel, "arch": found.arch, "config": dict(each.config)}
+    return {**named, "mean_slowdown": each.slowdown, **asdict(each.facts)}
 
 
 # calibrate, lint, doctor

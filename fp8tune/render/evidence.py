@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fp8tune.records import Code, Evidence, Kind
@@ -13,10 +13,10 @@ from fp8tune.render.terminal import microseconds, print_json, slower, visible
 if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.ranking import Candidates, Shared
-    from fp8tune.choose.static_score import Calibration, Ranked
+    from fp8tune.choose.untimed import CompiledKernel, Fitting
 
 LISTED = 10
-"""Configs of a static ranking that are printed; JSON has all."""
+"""Configs of a kernel that was only compiled that are printed; JSON has all."""
 
 
 def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
@@ -77,57 +77,54 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     print_parts([Report("published rows that contradict each other; all are kept", columns, lines, names=2)], "table")
 
 
-def print_calibrations(calibrations: Sequence[Calibration], output_format: str) -> None:
-    """How the static ranking does where there are measured rows too."""
-    from fp8tune.choose.static_score import as_json
+def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
+    """What was compiled for each arch, and the config that suits it best."""
+    from fp8tune.choose.untimed import TIMED_ON
 
     if output_format == "json":
-        print_json([as_json(calibration) for calibration in calibrations])
+        print_json([contracts.compiled(row) for row in rows])
         return
-    columns: list[Column[Calibration]] = [
+    columns: list[Column[CompiledKernel]] = [
         left("kernel", lambda row: row.kernel),
-        left("times on", lambda row: row.device),
-        right("problems", lambda row: str(row.problems)),
-        right("configs", lambda row: str(row.configs)),
-        right("rank correlation", lambda row: f"{row.rank_correlation:.2f}"),
-        right("first loses", lambda row: slower(row.top1_slowdown)),
-        right("best of 5", lambda row: slower(row.top5_slowdown)),
-        right("default", lambda row: slower(row.default_slowdown)),
-        left("exported", lambda row: "first" if row.is_trusted else "default"),
+        left("arch", lambda row: row.arch),
+        right("compile", lambda row: str(len(row.fitting))),
+        right("spill", lambda row: str(row.spilling)),
+        right("fail", lambda row: str(row.failed)),
+        left("first choice", lambda row: str(row.choice.config) if row.choice else ""),
+        right(f"loses on {TIMED_ON}", lambda row: slower(row.choice.slowdown if row.choice else None)),
     ]
-    if calibrations:
-        Report(f"static ranking on {calibrations[0].arch} against times", columns, calibrations).print()
+    if rows:
+        Report("compiled, not run", columns, rows).print()
 
 
-def print_rankings(rankings: Mapping[str, Sequence[Ranked]], arch: str, output_format: str) -> None:
-    """The configs of each kernel that compile for an arch, with the facts that rank them; no times."""
+def print_fitting(rows: Sequence[CompiledKernel], output_format: str) -> None:
+    """The configs of each kernel that compile for an arch, in the order of choice, with what the compiler says."""
     if output_format == "json":
-        print_json([contracts.ranked(kernel, arch, each) for kernel, ranked in rankings.items() for each in ranked])
+        print_json([contracts.fitting(row, each) for row in rows for each in row.fitting])
         return
-    for kernel, ranked in rankings.items():
-        axes = list(dict.fromkeys(name for each in ranked for name in each.config))
-        listed = f", {LISTED} of {len(ranked)} configs" if len(ranked) > LISTED else ""
-        title = f"{kernel} compiled for {arch}, not run{listed}; costs are no times"
+    for row in rows:
+        axes = list(dict.fromkeys(name for each in row.fitting for name in each.config))
+        listed = f", {LISTED} of {len(row.fitting)} configs" if len(row.fitting) > LISTED else ""
+        title = f"{row.kernel} compiled for {row.arch}, not run{listed}"
         columns = [*(right(name, _axis(name)) for name in axes), *_facts()]
-        print_parts([Report(title, columns, ranked[:LISTED], names=len(axes))], "table")
+        print_parts([Report(title, columns, row.fitting[:LISTED], names=len(axes))], "table")
 
 
-def _axis(name: str) -> Callable[[Ranked], str]:
+def _axis(name: str) -> Callable[[Fitting], str]:
     return lambda each: str(each.config.get(name, ""))
 
 
-def _facts() -> list[Column[Ranked]]:
-    def code(each: Ranked) -> Code:
+def _facts() -> list[Column[Fitting]]:
+    from fp8tune.choose.untimed import TIMED_ON
+
+    def code(each: Fitting) -> Code:
         return each.facts.code or Code()
 
     return [
-        right("cost", lambda each: f"{each.cost:.2f}"),
+        right(f"loses on {TIMED_ON}", lambda each: slower(each.slowdown)),
         right("registers", lambda each: str(each.facts.registers)),
         right("spilled B", lambda each: str(each.facts.spill_bytes)),
         right("shared B", lambda each: str(each.facts.shared_bytes)),
         right("resident warps", lambda each: str(code(each).resident_warps)),
-        right("load B", lambda each: str(code(each).load_bytes)),
-        right("store B", lambda each: str(code(each).store_bytes)),
-        right("instructions/KiB", lambda each: str(code(each).instructions_per_kib)),
         left("fp8", lambda each: "native" if code(each).fp8_conversions else "emulated"),
     ]

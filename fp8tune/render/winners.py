@@ -60,7 +60,7 @@ def _measured() -> Iterator[Column[Winner]]:
     yield right("noise", lambda winner: share(winner.noise_floor, 2))
     yield left("verdict", lambda winner: str(winner.verdict or ""))
     yield right("n", lambda winner: str(winner.n))
-    yield left("from", lambda winner: (winner.source or winner.kind) + ("" if winner.complete else " (unfinished)"))
+    yield left("from", _origin)
 
 
 def _names(items: Iterable[NamedInts]) -> list[str]:
@@ -84,5 +84,11 @@ def _axis(name: str) -> Callable[[Winner], str]:
     return cell
 
 
+def _origin(winner: Winner) -> str:
+    evidence = winner.evidence
+    return (evidence.source or evidence.kind) + ("" if evidence.complete else " (unfinished)")
+
+
 def _gb_per_s(winner: Winner) -> float | None:
-    return winner.bytes_moved / winner.time_us / 1e3 if winner.bytes_moved and winner.time_us else None
+    moved = winner.evidence.bytes_moved
+    return moved / winner.time_us / 1e3 if moved and winner.time_us else None
