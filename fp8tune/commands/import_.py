@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.commands.options import database_to_write
+from fp8tune.options import Argument, Option, WrittenDatabase
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="Another fp8tune database, or a CSV of published measurements.")],
-    db: DatabaseOption = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Also compile all published configs, as export needs them.")
-    ] = False,
+    file: Annotated[Path, Argument("Another fp8tune database, or a CSV of published measurements.")],
+    db: WrittenDatabase = None,
+    compile: Annotated[bool, Option("--compile", "Also compile all published configs, as export needs them.")] = False,
 ) -> None:
     """Merge another database (all rows kept), or published rows with their source: all of a file or nothing.
 

@@ -21,7 +21,8 @@ from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, planning, session
 from fp8tune.sweep import loop as sweep
-from fp8tune.sweep.planning import Options, Plan
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 PROTOCOL = measuring_plan_of({})

@@ -23,7 +23,8 @@ from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning, session
-from fp8tune.sweep.planning import Options, Plan
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
