@@ -39,17 +39,15 @@ def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> No
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     print(visible(f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"))
     columns = [("shape", "left"), ("routing", "left"), ("us", "right"), ("best us", "right"), ("slowdown", "right")]
-    slowdowns = dict(best.slowdowns)
     rows = [
         [
             f"{candidates.problem.shape}" + ("" if candidates.problem.input_layout == "contiguous" else " transposed"),
             candidates.problem.routing,
             microseconds(candidates.times_us[best.config]),
             microseconds(min(candidates.times_us.values())),
-            f"{slowdowns[candidates.problem]:.3f}",
+            f"{candidates.slowdown(best.config):.3f}",
         ]
         for candidates in named
-        if candidates.problem in slowdowns
     ]
     table("what it loses on each shape that it was timed on", columns, rows)
     print()
