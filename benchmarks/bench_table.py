@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,29 @@ Row = Mapping[str, Any]
 """One ``"row": "problem"`` of the JSON."""
 
 
-def rows(paths: Iterable[Path]) -> list[Row]:
-    """The problems of all files, in their order."""
-    objects = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))]
-    return [row for row in objects if row["row"] == "problem"]
-
-
-def lines(rows: Sequence[Row], rival: str = "torchao") -> Iterator[str]:
+def lines(rows: Sequence[Row], rival: str) -> Iterator[str]:
     """A markdown table, then the means: a ratio counts where both outputs are right."""
     yield f"| kernel | shape | MB | us | GB/s | of ceiling | {rival} us | ratio |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    ratios: dict[str, list[float]] = {}
+    wrong = 0
     for row in rows:
-        yield f"| {' | '.join(_cells(row, rival))} |"
+        theirs = row["rivals"].get(rival, {})
+        yield f"| {' | '.join(_cells(row, theirs))} |"
+        wrong += str(theirs.get("reason", "")).startswith("wrong")
+        if (ratio := theirs.get("ratio")) is not None:
+            ratios.setdefault(row["kernel"], []).append(ratio)
     yield ""
-    means = [f"`{kernel}` {geomean(found):.2f}" for kernel in _kernels(rows) if (found := _ratios(rows, rival, kernel))]
-    counted, wrong = _ratios(rows, rival), sum(_is_wrong(row, rival) for row in rows)
-    overall = (
-        f"of all {len(counted)} {geomean(counted):.2f}, {min(counted):.2f} to {max(counted):.2f}" if counted else "-"
-    )
+    every = [ratio for found in ratios.values() for ratio in found]
+    means = [f"`{kernel}` {geomean(found):.2f}" for kernel, found in ratios.items()]
+    overall = f"of all {len(every)} {geomean(every):.2f}, {min(every):.2f} to {max(every):.2f}" if every else "-"
     yield f"Geometric means: {', '.join(means)}; {overall}."
     yield f"{rival} is wrong on {wrong} of {len(rows)} and in no mean there."
 
 
-def _cells(row: Row, rival: str) -> list[str]:
+def _cells(row: Row, theirs: Row) -> list[str]:
     shape = " ".join(f"{dim}={size}" for dim, size in row["shape"].items())
     view = "" if row["input_layout"] == "contiguous" else " view"
-    theirs = row["rivals"].get(rival, {})
     rate = "" if row["gb_per_s"] is None else f"{row['gb_per_s']:,.0f}"
     return [
         f"`{row['kernel']}`",
@@ -58,26 +55,14 @@ def _cells(row: Row, rival: str) -> list[str]:
     ]
 
 
-def _is_wrong(row: Row, rival: str) -> bool:
-    return str(row["rivals"].get(rival, {}).get("reason", "")).startswith("wrong")
-
-
-def _kernels(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["kernel"] for row in rows))
-
-
-def _ratios(rows: Sequence[Row], rival: str, kernel: str | None = None) -> list[float]:
-    ratios = [row["rivals"].get(rival, {}).get("ratio") for row in rows if kernel in (None, row["kernel"])]
-    return [ratio for ratio in ratios if ratio is not None]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_table", description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--against", default="torchao")
     given = parser.parse_args(arguments)
-    print("\n".join(lines(rows(given.paths), given.against)))
+    objects = [row for path in given.paths for row in json.loads(path.read_text(encoding="utf-8"))]
+    print("\n".join(lines([row for row in objects if row["row"] == "problem"], given.against)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tuners that race, each as its own documentation says to use it.
+"""The tuners that race over one problem of ``colwise``, each as its own documentation says to use it.
 
 A contestant is a function of the course that imports and builds what it needs and returns the search. Only the search
 is on the clock: from its first call to the pick. All of them launch ``colwise_kernel`` just as a sweep does.
@@ -7,17 +7,111 @@ is on the clock: from its first call to the pick. All of them launch ``colwise_k
 from __future__ import annotations
 
 import os
+import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.course import GRID, KERNEL, ROW, Course
+from fp8tune.measure import device
 from fp8tune.measure.worker import usable_cores
-from fp8tune.records import NamedInts
+from fp8tune.plan import problems as plan
+from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import median
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import KernelSpec
+
+KERNEL = "colwise"
+ROW = NamedInts(M=16640, K=5120, E=64)
+"""A row of a shape set. It has no N, and so holds one problem: 16640 x 5120 in 64 jagged groups."""
+GRID = ("BLOCK_SIZE_ITER=32,64,128,256,512", "LEAD=0", "maxnreg=0")
+"""The kernel's grid, but for this: every tuner launches one function with the same tensors, and so nothing that has
+zeroes written first (panels), and no option that is left out rather than 0. A short tile makes up for the number."""
+ARCH_WITHOUT_GPU = "sm_90"
+SAMPLES = 5
+"""Launches of a config that the oracle times in a round, after one that is not timed."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The problem and the configs, the same for every contestant."""
+
+    spec: KernelSpec
+    problem: Problem
+    configs: tuple[NamedInts, ...]
+    torch_device: str
+    """``cuda``; or ``meta`` where there is no GPU: tuners can be built there, nothing can be searched."""
+
+    @classmethod
+    def here(cls) -> Course:
+        """The course on this machine's GPU: the configs of the grid that the kernel does not prune."""
+        import torch
+
+        spec = load_spec(KERNEL)
+        problem = plan.problems(spec, [ROW])[0]
+        found = device.probe()
+        limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
+        axes = plan.parse_grid(GRID, spec.axes)
+        kept = [trial.config for trial in plan.trials(spec, problem, axes, limits) if trial.pruned is None]
+        configs = tuple(
+            config for config in kept if all(config[axis] in axes[axis] for axis in axes)
+        )  # not the default
+        return cls(spec, problem, configs, "cuda" if torch.cuda.is_available() else "meta")
+
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[int, ...]]:
+        """The kernel's, as the grid narrows and widens them."""
+        return {axis: tuple(values) for axis, values in plan.parse_grid(GRID, self.spec.axes).items()}
+
+    @property
+    def tunables(self) -> dict[str, tuple[int, ...]]:
+        """The axes that have a choice of values."""
+        return {axis: values for axis, values in self.axes.items() if len(values) > 1}
+
+    @cached_property
+    def inputs(self) -> tuple[Any, ...]:
+        """The inputs of ``launch``: x, offs, the FP8 dtype, the scale mode."""
+        return self.spec.inputs(self.problem, self.torch_device)
+
+    @cached_property
+    def outputs(self) -> tuple[Any, ...]:
+        """The outputs that every launch overwrites: q, scales."""
+        return self.spec.outputs(*self.inputs)
+
+    def launch(self, config: Mapping[str, int]) -> None:
+        """Enqueue the kernel with this config, as a sweep does."""
+        self.spec.launch(config, self.inputs, self.outputs)
+
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """What ``launch`` gives ``colwise_kernel`` besides the config. A test holds the two together."""
+        from fp8tune_kernels.quantize.arithmetic import FP8_MAX
+
+        x, offs, fp8_dtype, power_of_two = self.inputs
+        unused = x  # without panels nothing counts in it
+        return x, offs, *self.outputs, unused, *x.shape, offs.shape[0], FP8_MAX[fp8_dtype], power_of_two
+
+    def grid(self, config: Mapping[str, Any]) -> tuple[int]:
+        """The programs that ``launch`` starts: one a block of columns of each group, and of the rows after the last."""
+        from fp8tune_kernels.quantize import panels
+
+        x, offs, *_ = self.inputs
+        rows, columns = x.shape
+        return (panels.programs(config, rows, columns, offs.shape[0], x.device),)
+
+    def settings(self, config: Mapping[str, int]) -> dict[str, int]:
+        """What ``launch`` makes of a config: the kernel's constants and the launch options."""
+        from fp8tune_kernels.quantize import panels
+
+        return panels.options(config)
+
+    def as_config(self, settings: Mapping[str, Any]) -> NamedInts:
+        """The config in a tuner's launch settings, in the order of the axes."""
+        return NamedInts([(a, int(settings[a]) if a in self.tunables else self.axes[a][0]) for a in self.spec.axes])
 
 
 @dataclass(frozen=True)
@@ -41,41 +135,48 @@ def triton_autotune(course: Course) -> Search:
     return _by_launching(course, triton.autotune(_triton_configs(course), key=["M", "K", "G"])(colwise_kernel))
 
 
-def fp8tune_quick(course: Course) -> Search:
+def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
+    from fp8tune.choose import ranking
+    from fp8tune.cli import app
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
 
     folder = Path(tempfile.mkdtemp())
+    shapes, db = str(folder / "race.toml"), str(folder / "race.db")
     sizes = "\n".join(f"{dim} = {size}" for dim, size in ROW.items())
-    (folder / "race.toml").write_text(f"[[rows]]\n{sizes}\n")
-    shapes = (str(folder / "race.toml"),)
-    wish = session.Wish((KERNEL,), shapes, grid=GRID, timer=course.timer, quick=True, command="race")
+    Path(shapes).write_text(f"[[rows]]\n{sizes}\n")
+    grid = [argument for axis in GRID for argument in ("--grid", axis)]
+    command = ["sweep", "--quick", "--kernel", KERNEL, "--shapes", shapes, *grid, "--timer", timer, "--db", db]
 
     def search() -> Found:
-        job = session.take(wish)
-        prepared = _narrowed(session.prepare(job), course)
-        timed = set()
-        with Store.open(str(folder / "race.db"), create=True) as store:
-            for event in session.run(store, job, prepared):
-                row = session.row_of(event)
-                if row is not None and row.outcome.time_us is not None:
-                    timed.add(row.config)
-            pick = session.winners(store, job.laboratory, [course.problem])[0].config
-        return Found(course.as_config(pick or {}), len(timed))
+        app(command, standalone_mode=False)
+        with Store.open(db, writable=False) as store:
+            evidence = store.evidence(keep=ranking.competing)
+        fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
+        raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
+        (candidates,) = ranking.all_candidates(raced)
+        return Found(course.as_config(candidates.pick.config or {}), len(candidates.times_us))
 
     return search
 
 
 def thread_pool(course: Course) -> Search:
     """What one writes in ten lines: all configs compiled by a pool of threads, then a short ``do_bench`` of each."""
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
     course.arguments  # noqa: B018 - the tensors are built before the clock starts
 
     def search() -> Found:
-        compile_in_threads(course, usable_cores())
-        times_ms = {config: _short_bench_ms(course, config) for config in course.configs}
-        fastest = {config: time_ms for config, time_ms in times_ms.items() if time_ms is not None}
-        return Found(min(fastest, key=fastest.__getitem__), len(fastest))
+        compile_in_threads(course)
+        times_ms = {}
+        for config in course.configs:
+            try:
+                samples_ms = do_bench(lambda: course.launch(config), warmup=2, rep=10, return_mode="all")  # noqa: B023
+                times_ms[config] = median(samples_ms)
+            except OutOfResources:
+                continue
+        return Found(min(times_ms, key=times_ms.__getitem__), len(times_ms))
 
     return search
 
@@ -117,28 +218,60 @@ CONTESTANTS: dict[str, Callable[[Course], Search]] = {
     "helion-lfbo": helion_lfbo,
     "libtuner": libtuner,
 }
-"""In the order they run: those the verdict is about first."""
+"""In the order they run: the two that the race is about first."""
 
 
-def compile_in_threads(course: Course, threads: int) -> None:
+def true_times_us(course: Course, rounds: int) -> dict[NamedInts, list[float]]:
+    """Microseconds of each config that can be launched, one value a round, timed in turns in this process.
+
+    A round is a permutation of all configs, so that drift and neighbours hit each alike. A value is the median of
+    :data:`SAMPLES` launches, each after a flush of the L2 cache as ``do_bench`` does it.
+    """
+    import torch
+    import triton
+
+    compile_in_threads(course)
+    driver = triton.runtime.driver.active
+    flush = driver.get_empty_cache_for_benchmark()
+    times_us: dict[NamedInts, list[float]] = {config: [] for config in course.configs if _launches(course, config)}
+    order, permuted = list(times_us), random.Random(0)
+    for _ in range(rounds):
+        permuted.shuffle(order)
+        events: dict[NamedInts, list[tuple[Any, Any]]] = {config: [] for config in order}
+        for config, pairs in events.items():
+            course.launch(config)
+            for _ in range(SAMPLES):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                driver.clear_cache(flush)
+                start.record()
+                course.launch(config)
+                end.record()
+                pairs.append((start, end))
+        torch.cuda.synchronize()  # only here: the GPU never waits for Python
+        for config, pairs in events.items():
+            times_us[config].append(1e3 * median(start.elapsed_time(end) for start, end in pairs))
+    return times_us
+
+
+def compile_in_threads(course: Course) -> None:
     """``warmup`` calls in Triton's asynchronous mode. A config that fails to compile is left to its launch."""
     import triton
 
     from fp8tune_kernels.quantize.colwise import colwise_kernel
 
-    with ThreadPoolExecutor(threads) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+    with ThreadPoolExecutor(usable_cores()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
         for config in course.configs:
             colwise_kernel.warmup(*course.arguments, grid=course.grid(config), **course.settings(config))
 
 
-def _short_bench_ms(course: Course, config: NamedInts) -> float | None:
+def _launches(course: Course, config: NamedInts) -> bool:
     from triton.runtime.errors import OutOfResources
-    from triton.testing import do_bench
 
     try:
-        return median(do_bench(lambda: course.launch(config), warmup=2, rep=10, return_mode="all"))
+        course.launch(config)
     except OutOfResources:
-        return None
+        return False
+    return True
 
 
 def _triton_configs(course: Course) -> list[Any]:
@@ -182,25 +315,14 @@ def _helion(course: Course, algorithm: str, **options: Any) -> Search:
 
         return run
 
-    default = course.spec.default
+    default, inputs = course.spec.default, course.inputs
     tunables = {axis: PowerOfTwoFragment(min(v), max(v), default[axis]) for axis, v in course.tunables.items()}
-    inputs, tensors = course.inputs, course.inputs[:2]
 
     def reference(*_: Any) -> tuple[Any, ...]:
         return course.spec.reference(*inputs)
 
     def search() -> Found:
-        best = autotune(tunables, compile_fn, tensors, baseline_fn=reference, algorithm=algorithm, **options)
+        best = autotune(tunables, compile_fn, inputs[:2], baseline_fn=reference, algorithm=algorithm, **options)
         return Found(course.as_config(best), len(compiled))
 
     return search
-
-
-def _narrowed(prepared: Any, course: Course) -> Any:
-    """The sweep over no other configs than the course's."""
-    wanted = set(course.configs)
-    batches = [
-        replace(batch, trials=tuple(trial for trial in batch.trials if trial.config in wanted))
-        for batch in prepared.request.batches
-    ]
-    return replace(prepared, request=replace(prepared.request, batches=tuple(batches)))

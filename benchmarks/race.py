@@ -1,236 +1,270 @@
 """Autotuners side by side on one GPU: wall time to a pick from a cold compile cache, what the pick is worth, and
 whether the next run picks the same. ``benchmarks/README.md`` says how to read it.
 
-    python -m benchmarks.race
-    python -m benchmarks.race --contestants triton.autotune,fp8tune --reruns 3 --json race.json
-    python -m benchmarks.race --warm
+    python -m benchmarks.race --dry-run      # what can be used here
+    python -m benchmarks.race --json race.json
+    python -m benchmarks.race --contestants triton.autotune,fp8tune --reruns 3
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.contestants import CONTESTANTS
-from benchmarks.standings import Oracle, Run, config_text, standings, table
-from benchmarks.step import MACHINE, ORACLE, Answer, Step, run_step
+from benchmarks.contestants import CONTESTANTS, Course, true_times_us
 from fp8tune import scratch
 from fp8tune.errors import Fp8tuneError, MachineError, unknown
+from fp8tune.measure.compiling import one_line
 from fp8tune.records import NamedInts
+from fp8tune.stats import block_value, median
 
-VERDICT = 2
-"""The first so many contestants run before the oracle: should time run out, the figures that matter are there."""
+ORACLE = "oracle"
+"""The process that times all configs at length."""
+BEFORE_THE_ORACLE = 2
+"""So many contestants: should time run out, the figures that matter are there."""
+HEADINGS: tuple[str, ...] = (
+    "contestant",
+    "search s",
+    "less",
+    "process s",
+    "less",
+    "timed",
+    "pick",
+    "regret %",
+    "runs",
+    "picks",
+)
+HEADINGS += ("mean regret %", "worst %")
+
+Answer = dict[str, Any]
+"""What a process found; ``failure`` holds the reason where it found nothing."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """The command line."""
+class Run:
+    """One search by one contestant, in a process of its own."""
 
-    contestants: tuple[str, ...]
-    reruns: int
-    configs: int | None
-    rounds: int
-    time_budget_s: float
-    deadline_s: float | None
-    json_path: Path | None
-    warm: bool
-    dry: bool
+    contestant: str
+    process_s: float
+    """From the start of the process to its end."""
+    search_s: float | None = None
+    """The search alone, without imports and inputs; None where there is no pick."""
+    pick: NamedInts | None = None
+    timed: int | None = None
+    """Configs that the contestant timed."""
+    failure: str = ""
+    """Why there is no pick."""
 
-
-@dataclass
-class Race:
-    """What has come out so far."""
-
-    options: Options
-    perform: Callable[[Step], tuple[Answer, float]]
-    machine: Answer = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-    oracle: Oracle | None = None
-
-    def hold(self) -> None:
-        """Take every step in order, saying and saving what comes out of each."""
-        begun = time.monotonic()
-        for step in schedule(self.options):
-            reason = self.skipped(step, time.monotonic() - begun)
-            if reason is not None:
-                _say(f"{step.name} run {step.number + 1} left out: {reason}")
-                continue
-            self.take(step)
-            self.save()
-            if step.name == ORACLE and self.runs:
-                _say(self.table())
-        if any(run.pick for run in self.runs):
-            _say(self.table())
-
-    def skipped(self, step: Step, elapsed_s: float) -> str | None:
-        """Why a step is not worth starting, if it is not."""
-        own = [run for run in self.runs if run.contestant == step.name]
-        if own and own[0].pick is None:
-            return "its first run has no pick"
-        expected_s = own[-1].process_s if own else 0.0
-        if self.options.deadline_s is not None and elapsed_s + expected_s > self.options.deadline_s:
-            return f"it would end after the deadline of {self.options.deadline_s:g} s"
-        return None
-
-    def take(self, step: Step) -> None:
-        """Do one step and keep what it found."""
-        answer, process_s = self.perform(step)
-        if step.name == ORACLE:
-            self._keep_oracle(answer, process_s)
-            return
+    @classmethod
+    def of(cls, contestant: str, answer: Answer, process_s: float) -> Run:
+        """From what a process answered."""
         pick = NamedInts(answer["pick"]) if "pick" in answer else None
-        self.runs.append(
-            Run(
-                step.name,
-                step.number,
-                process_s,
-                search_s=answer.get("search_s"),
-                pick=pick,
-                timed=answer.get("timed"),
-                failure=answer.get("failure", ""),
-            )
+        failure = answer.get("failure", "")
+        return cls(contestant, process_s, answer.get("search_s"), pick, answer.get("timed"), failure)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The true times of the configs, as far as a long timing gives them."""
+
+    times_us: Mapping[NamedInts, float]
+    noise: float
+    """Median over the configs of how far two halves of the rounds differ: 0.001 is 0.1 %."""
+
+    @classmethod
+    def of_rounds(cls, rounds_us: Mapping[NamedInts, Sequence[float]]) -> Oracle:
+        """From the values of at least two rounds of each config: a config's time is their 25 % trimmed mean."""
+        halves = [(block_value(values[::2]), block_value(values[1::2])) for values in rounds_us.values()]
+        times_us = {config: block_value(values) for config, values in rounds_us.items()}
+        return cls(times_us, median(abs(one / other - 1) for one, other in halves))
+
+    @property
+    def best(self) -> NamedInts:
+        """The fastest config."""
+        return min(self.times_us, key=self.times_us.__getitem__)
+
+    def regret(self, pick: NamedInts | None) -> float | None:
+        """0.01 for a pick 1 % slower than the best; None for a config that was not timed."""
+        if pick is None or pick not in self.times_us:
+            return None
+        return self.times_us[pick] / self.times_us[self.best] - 1
+
+
+# The table
+
+
+def table(runs: Sequence[Run], oracle: Oracle | None) -> str:
+    """A line a contestant: its first run, which compiled, beside the picks of all; or the reason of having none."""
+    by_contestant: dict[str, list[Run]] = {}
+    for run in runs:
+        by_contestant.setdefault(run.contestant, []).append(run)
+    others = by_contestant.get("triton.autotune", [None])[0]
+    rows = [HEADINGS, *(_cells(own, others, oracle) for own in by_contestant.values() if own[0].pick)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    text += [f"{name}: {own[0].failure}" for name, own in by_contestant.items() if not own[0].pick]
+    if oracle:
+        text.append(
+            f"best of the oracle: {config_text(oracle.best)} at {oracle.times_us[oracle.best]:.2f} us; "
+            f"its halves differ by {100 * oracle.noise:.2f} % (median of {len(oracle.times_us)} configs)"
         )
-        found = answer.get("failure") or f"searched {answer['search_s']:.1f} s, picks {config_text(pick)}"
-        cache = "warm" if step.number or self.options.warm else "cold"
-        _say(f"{step.name} run {step.number + 1} ({cache} cache, process {process_s:.1f} s): {found}")
-
-    def _keep_oracle(self, answer: Answer, process_s: float) -> None:
-        if "failure" in answer:
-            _say(f"no oracle, and so no regrets: {answer['failure']}")
-            return
-        self.oracle = Oracle.of_rounds({NamedInts(config): values for config, values in answer["rounds_us"]})
-        _say(f"oracle: {self.options.rounds} rounds over all configs in {process_s:.1f} s")
-
-    def table(self) -> str:
-        """The standings so far."""
-        return table(standings(self.runs, self.oracle), self.oracle)
-
-    def save(self) -> None:
-        """Write all of it as JSON, if a path was given."""
-        if self.options.json_path is None:
-            return
-        found = {"machine": self.machine, "warm": self.options.warm, **as_json(self.runs, self.oracle)}
-        text = json.dumps(found, indent=1)
-        self.options.json_path.write_text(text + "\n")
+    return "\n".join(text)
 
 
-def as_json(runs: Sequence[Run], oracle: Oracle | None) -> dict[str, object]:
-    """Every run, the oracle's time of every config, and the standings; configs as objects, regrets as shares."""
-    lines = standings(runs, oracle)
-    return {
-        "runs": [{**asdict(replace(run, pick=None)), "pick": _plain(run.pick)} for run in runs],
-        "oracle": oracle
-        and {
-            "noise": oracle.noise,
-            "best": dict(oracle.best),
-            "times": [{"config": dict(config), "time_us": us} for config, us in oracle.times_us.items()],
-        },
-        "standings": [
-            {
-                "contestant": line.contestant,
-                "search_s": line.cold.search_s,
-                "process_s": line.cold.process_s,
-                "search_ratio": line.search_ratio,
-                "process_ratio": line.process_ratio,
-                "pick": _plain(line.cold.pick),
-                "picks": [{"config": dict(config), "runs": count} for config, count in line.picks],
-                "regrets": list(line.regrets),
-                "failure": line.cold.failure,
-            }
-            for line in lines
-        ],
-    }
+def _cells(own: Sequence[Run], others: Run | None, oracle: Oracle | None) -> tuple[str, ...]:
+    cold, picks = own[0], [run.pick for run in own if run.pick]
+    regrets = [regret for pick in picks if oracle and (regret := oracle.regret(pick)) is not None]
+    return (
+        cold.contestant,
+        _number(cold.search_s),
+        _ratio(others.search_s if others else None, cold.search_s),
+        _number(cold.process_s),
+        _ratio(others.process_s if others and others.pick else None, cold.process_s),
+        str(cold.timed),
+        config_text(cold.pick),
+        _percent(oracle.regret(cold.pick) if oracle else None),
+        str(len(picks)),
+        str(len(set(picks))),
+        _percent(sum(regrets) / len(regrets) if regrets else None),
+        _percent(max(regrets, default=None)),
+    )
 
 
-def _plain(config: NamedInts | None) -> dict[str, int] | None:
-    return None if config is None else dict(config)
+def config_text(config: NamedInts | None) -> str:
+    """``32/128/4/1``: the values in the order of the axes."""
+    return "/".join(str(value) for value in config.values()) if config else "-"
 
 
-def schedule(options: Options) -> list[Step]:
-    """All steps: the verdict's contestants cold, the oracle, the other contestants cold, then the reruns in turns.
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
-    The oracle of a warm race comes first: it compiles what all of them find.
+
+def _ratio(theirs_s: float | None, own_s: float | None) -> str:
+    return f"{theirs_s / own_s:.1f}x" if theirs_s and own_s else "-"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def as_json(runs: Sequence[Run], oracle: Oracle | None) -> Mapping[str, object]:
+    """Every run, and the oracle's time of every config; configs as objects."""
+    times = oracle and [{"config": dict(config), "time_us": us} for config, us in oracle.times_us.items()]
+    plain = [{**asdict(run), "pick": None if run.pick is None else dict(run.pick)} for run in runs]
+    return {"runs": plain, "oracle": oracle and {"noise": oracle.noise, "best": dict(oracle.best), "times": times}}
+
+
+# A process
+
+
+def answer_of(name: str, rounds: int, dry: bool) -> Answer:
+    """What the process of a contestant, or of the oracle, does."""
+    course = Course.here()
+    if name == ORACLE:
+        return {"rounds_us": [[dict(config), us] for config, us in true_times_us(course, rounds).items()]}
+    try:
+        search = CONTESTANTS[name](course)
+    except Exception as error:  # whatever keeps a tuner from being used here is its line in the table
+        return {"failure": f"cannot be used here: {one_line(error)}"}
+    if dry:
+        return {"failure": "ready"}
+    begun = time.perf_counter()
+    try:
+        found = search()
+    except Exception as error:  # likewise whatever it dies of
+        return {"failure": f"failed: {one_line(error)}"}
+    return {"search_s": time.perf_counter() - begun, "pick": dict(found.pick), "timed": found.timed}
+
+
+def in_process(name: str, given: argparse.Namespace, folder: Path, cache: Path) -> tuple[Answer, float]:
+    """The answer of a process and the seconds it lived. Triton's cache is in ``cache``, temporary files in ``folder``.
+
+    One that does not end in time is killed with all it started: nothing of it may share the GPU with the next.
     """
+    for made in (folder, cache):
+        made.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TMPDIR": str(folder)}
+    environment.pop("TRITON_INTERPRET", None)
+    answer, log = folder / "answer.json", folder / "log"  # the tuners' own output may be anything
+    command = [sys.executable, "-m", "benchmarks.race", "--rounds", str(given.rounds), "--answer", name, str(answer)]
+    command += ["--dry-run"] * given.dry_run
+    begun = time.monotonic()
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command, cwd=Path(__file__).parent.parent, env=environment, stdout=said, stderr=said, process_group=0
+        )
+        try:
+            process.wait(given.time_budget)
+        except subprocess.TimeoutExpired:
+            return {"failure": f"stopped after {given.time_budget:g} s"}, time.monotonic() - begun
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            except ProcessLookupError:
+                pass
+    seconds = time.monotonic() - begun
+    if answer.exists():
+        return json.loads(answer.read_text()), seconds
+    last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1][:300]
+    return {"failure": f"exited with code {process.returncode}: {last}"}, seconds
 
-    def runs(names: Sequence[str], number: int) -> list[Step]:
-        return [Step(name, number, options.configs, dry=options.dry) for name in names]
 
-    names = options.contestants
-    if options.dry:
-        return runs(names, 0)
-    oracle = Step(ORACLE, 0, options.configs, options.rounds)
-    reruns = [step for number in range(1, options.reruns) for step in runs(names, number)]
-    verdict = 0 if options.warm else VERDICT
-    return [*runs(names[:verdict], 0), oracle, *runs(names[verdict:], 0), *reruns]
-
-
-def cache_owner(step: Step, options: Options) -> str:
-    """Whose compile cache a step uses: its contestant's own; the first one's for the oracle and in a warm race."""
-    return options.contestants[0] if options.warm or step.name == ORACLE else step.name
-
-
-def parse(arguments: Sequence[str] | None = None) -> Options:
-    """The command line as options. Raises UsageError for an unknown contestant; exits for what argparse refuses."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line. Raises UsageError for an unknown contestant; exits for what argparse refuses."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.race", description=(__doc__ or "").partition("\n\n")[0])
     add = parser.add_argument
     add("--contestants", default=",".join(CONTESTANTS), help="names with commas between (default: %(default)s)")
     add("--reruns", type=int, default=5, metavar="N", help="searches of each contestant, the cold one included")
-    add("--configs", type=int, metavar="N", help="only the first N configs")
     add("--rounds", type=int, default=60, metavar="N", help="rounds of the oracle (default: %(default)s)")
-    add("--time-budget", type=float, default=150.0, metavar="S", help="stop a contestant's run after S seconds")
-    add("--deadline", type=float, metavar="S", help="start nothing that would end more than S seconds from now")
-    add("--json", type=Path, metavar="PATH", help="write all results there, after every step")
-    add("--warm", action="store_true", help="one compile cache for all, filled beforehand: a race for picks, not time")
+    add("--time-budget", type=float, default=150.0, metavar="S", help="stop a process after S seconds")
+    add("--json", type=Path, metavar="PATH", help="write all results there, after every process")
     add("--dry-run", action="store_true", help="only import and build every contestant; needs no GPU")
+    add("--answer", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    names = tuple(dict.fromkeys(given.contestants.split(",")))
-    for name in names:
+    given.contestants = list(dict.fromkeys(given.contestants.split(",")))
+    for name in given.contestants:
         if name not in CONTESTANTS:
             raise unknown("contestant", name, CONTESTANTS)
-    if min(given.reruns, given.rounds - 1, given.configs or 1) < 1:
-        parser.error("--reruns and --configs start at 1, --rounds at 2")
-    return Options(
-        contestants=names,
-        reruns=given.reruns,
-        configs=given.configs,
-        rounds=given.rounds,
-        time_budget_s=given.time_budget,
-        deadline_s=given.deadline,
-        json_path=given.json,
-        warm=given.warm,
-        dry=given.dry_run,
-    )
+    if min(given.reruns, given.rounds - 1) < 1:
+        parser.error("--reruns starts at 1, --rounds at 2")
+    return given
 
 
-def hold(options: Options) -> None:
-    """Hold the race in a temporary folder, which has the compile caches too."""
-    with scratch.folder("race") as folder:
-
-        def perform(step: Step) -> tuple[Answer, float]:
-            own = folder / f"{step.name}-{step.number}"
-            return run_step(step, folder / f"cache-{cache_owner(step, options)}", own, options.time_budget_s)
-
-        race = Race(options, perform)
-        race.machine, _ = perform(Step(MACHINE, 0, options.configs))
-        _announce(race.machine, options)
-        race.hold()
+def schedule(given: argparse.Namespace) -> list[str]:
+    """Who runs when: the first two, the oracle, the other contestants, then the reruns in turns."""
+    names = given.contestants
+    if given.dry_run:
+        return list(names)
+    return [*names[:BEFORE_THE_ORACLE], ORACLE, *names[BEFORE_THE_ORACLE:], *names * (given.reruns - 1)]
 
 
-def _announce(machine: Answer, options: Options) -> None:
-    """Say what runs where. Raises MachineError where nothing can."""
-    if "failure" in machine:
-        raise MachineError(machine["failure"])
-    device = machine["device"]
-    if device is None and not options.dry:
-        raise MachineError("there is no GPU here: use --dry-run to see which contestants can be used")
-    where = "no GPU" if device is None else f"{device['name']}, torch {device['torch']}, triton {device['triton']}"
-    _say(f"{machine['problem']}, {machine['configs']} configs; {where}, {machine['cores']} cores")
-    _say(f"configs are {'/'.join(machine['axes'])}")
+def hold(given: argparse.Namespace, folder: Path) -> None:
+    """Run all processes in order, saying and saving what comes out of each. Caches are in ``folder``."""
+    runs: list[Run] = []
+    oracle: Oracle | None = None
+    for number, name in enumerate(schedule(given)):
+        if any(run.contestant == name and run.pick is None for run in runs):
+            continue  # it cannot run here
+        owner = given.contestants[0] if name == ORACLE else name
+        answer, process_s = in_process(name, given, folder / f"{number}-{name}", folder / f"cache-{owner}")
+        if name == ORACLE and "failure" not in answer:
+            oracle = Oracle.of_rounds({NamedInts(config): values for config, values in answer["rounds_us"]})
+        elif name != ORACLE:
+            runs.append(Run.of(name, answer, process_s))
+        _say(f"{name}: process {process_s:.1f} s {answer.get('failure', '')}")
+        if given.json:
+            given.json.write_text(json.dumps(as_json(runs, oracle), indent=1) + "\n")
+    _say(table(runs, oracle))
 
 
 def _say(text: str) -> None:
@@ -240,7 +274,17 @@ def _say(text: str) -> None:
 def main() -> None:
     """The command: one line and exit code 2 for what cannot be done."""
     try:
-        hold(parse())
+        given = parse()
+        if given.answer:
+            name, path = given.answer
+            Path(path).write_text(json.dumps(answer_of(name, given.rounds, given.dry_run)))
+            return
+        course = Course.here()
+        if course.torch_device != "cuda" and not given.dry_run:
+            raise MachineError("there is no GPU here: use --dry-run to see which contestants can be used")
+        _say(f"{course.problem.kernel} {course.problem.shape} {course.problem.routing}, {len(course.configs)} configs")
+        with scratch.folder("race") as folder:
+            hold(given, folder)
     except Fp8tuneError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fp8tune.choose import ranking
 from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.render.terminal import microseconds, notice, print_json, table
+from fp8tune.render.terminal import microseconds, notice, table
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
@@ -103,8 +103,7 @@ def show(verdict: Verdict) -> None:
     kernels = dict.fromkeys(judged.problem.kernel for judged in verdict.judged)
     for kernel in kernels:
         table(kernel, columns, [_cells(judged) for judged in verdict.judged if judged.problem.kernel == kernel])
-    means = {**{kernel: verdict.geomean(kernel) for kernel in kernels}, "all": verdict.geomean()}
-    for name, mean in means.items():
+    for name, mean in {**{kernel: verdict.geomean(kernel) for kernel in kernels}, "all": verdict.geomean()}.items():
         if mean is not None:
             print(f"{name}: {100 * (mean - 1):.1f} % slower in the geometric mean")
 
@@ -116,41 +115,18 @@ def _cells(judged: Judged) -> list[str]:
     return [*cells, str(judged.best), microseconds(judged.best_us), slower]
 
 
-def as_json(verdict: Verdict) -> Mapping[str, object]:
-    """The same for a machine."""
-    rows = [
-        {
-            "kernel": judged.problem.kernel,
-            "shape": dict(judged.problem.shape),
-            "input_layout": judged.problem.input_layout,
-            "device": judged.device,
-            "config": dict(judged.config),
-            "time_us": judged.time_us,
-            "best_config": dict(judged.best),
-            "best_us": judged.best_us,
-            "slowdown": judged.slowdown,
-        }
-        for judged in verdict.judged
-    ]
-    return {"geomean": verdict.geomean(), "shapes": verdict.shapes, "seen": verdict.seen, "rows": rows}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the database, judge, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.unseen", description=__doc__.splitlines()[0])
     parser.add_argument("--db", required=True, help="the database that the unseen shapes were swept into")
     parser.add_argument("--arch", default="sm_90", help="whose table and rows")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
     given = parser.parse_args(arguments)
     kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
     with Store.open(given.db, writable=False) as store:
         found = all_candidates(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
     verdict = judge([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
-    if given.json:
-        print_json(as_json(verdict))
-    else:
-        show(verdict)
+    show(verdict)
     if verdict.seen:
         notice(f"{verdict.seen} problems are not judged: the table of {given.arch} has a row for their key")
     if verdict.shapes < FEWEST_SHAPES:

@@ -24,6 +24,7 @@ from fp8tune.commands import (
     static_report,
     sweep,
 )
+from fp8tune.commands.options import as_command
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
 from fp8tune.render import streams
@@ -56,17 +57,20 @@ def _root(
         print(context.get_help())
 
 
-app.command()(sweep.sweep)
-app.command()(bench.bench)
-app.command()(calibrate.calibrate)
-app.command()(show.show)
-app.command(name="static-report")(static_report.static_report)
-app.command()(export.export)
-app.command()(lint.lint)
-app.command(name="import")(import_.import_)
-app.command()(forget.forget)
-app.command()(compare.compare)
-app.command()(doctor.doctor)
+for _command in (
+    sweep.sweep,
+    bench.bench,
+    calibrate.calibrate,
+    show.show,
+    static_report.static_report,
+    export.export,
+    lint.lint,
+    import_.import_,
+    forget.forget,
+    compare.compare,
+    doctor.doctor,
+):
+    app.command(_command.__name__.strip("_").replace("_", "-"))(as_command(_command))
 
 
 def main() -> None:

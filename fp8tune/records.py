@@ -25,6 +25,7 @@ __all__ = [
     "Published",
     "Row",
     "Status",
+    "Subject",
     "Telemetry",
 ]
 
@@ -92,6 +93,16 @@ class KernelVersion:
         Not the default, which may change.
         """
         return NamedInts({**{name: values[0] for name, values in self.axes if values}, **published})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One problem as one kernel version was run on it, on one device; ``kind`` says how."""
+
+    version: KernelVersion
+    device: Device
+    kind: Kind
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -174,7 +185,7 @@ class Row:
     """The publication; empty for our own rows."""
     note: str = ""
     stage: str = "screen"
-    """``screen``, ``final``, or ``twin``: the declared default under its second name in the finals."""
+    """``screen``, ``final``, or ``duplicate``: the declared default under its second name in the finals."""
     round: int = 0
     """Counted from 0 in the screen, and from 0 in each process of the finals."""
     process: str = ""
@@ -277,7 +288,7 @@ class Evidence:
     screen_us: float | None = None
     """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
     finals: tuple[ProcessTimes, ...] = ()
-    """Of the sessions that count, in a fixed order; none where the stage is ``screen``."""
+    """Of the finals that count, by the process's name; none where the stage is ``screen``."""
     duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
     newest: float = 0.0

@@ -36,8 +36,8 @@ class MeasuringPlan:
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
     """How many processes a row gets in all while it is ambiguous or contested. On the simulated GPU two sweeps from
-    scratch agree on 89 % of 800 rows where 24 are the last look, on 91.5 % of 20,000 with 48 (``benchmarks.targets``);
-    a row takes 12.7 and 16.3 on average."""
+    scratch agree on 89 % of 800 rows where 24 are the last look, on 91.5 % of 20,000 with 48; a row takes 12.7 and 16.3
+    on average (``test_pick_targets``)."""
     tie_band: float = 0.01
     keep_band: float = 0.015
     """The incumbent keeps its place until it is proven to be slower than another by more than this."""

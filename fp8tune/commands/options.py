@@ -1,135 +1,129 @@
-"""Options that several commands have, and the words that options take."""
+"""Declared options as parameters of a typer command, and which database a command takes that is not told."""
 
 from __future__ import annotations
 
-import enum
-import math
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
+from fp8tune import options
 from fp8tune.errors import UsageError
-from fp8tune.records import Published
-from fp8tune_kernels.catalog import KERNELS
-
-DATABASE = "fp8tune.db"
-"""Of this folder: what a command writes into, and reads first, unless ``--db`` says otherwise."""
-
-COMMITTED_DATABASE = "results.db"
-"""Of a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
-
-LARGEST_SEED = 2**63 - 1
-"""What the database and torch hold."""
-
-LONGEST_S = 1e7
-"""A time of more than sixteen weeks is a typing error."""
-
-
-def seconds(text: str | float) -> float:
-    """What an option takes that is a time. Refuses one that is negative, endless or no number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LONGEST_S:  # also false for what is no number
-        raise typer.BadParameter(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
-    return value
-
-
-def seed(value: int) -> int:
-    """A seed that can be stored."""
-    if abs(value) > LARGEST_SEED:
-        raise typer.BadParameter(f"{value} is too large for a seed: keep it below 2^63")
-    return value
-
-
-def module_path(path: Path | None) -> Path | None:
-    """Where a table may be written. Raises UsageError for a folder, and where the JSON beside it would replace it."""
-    if path is not None and (path.is_dir() or not path.name):
-        raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
-    if path is not None and path.suffix == ".json":
-        raise UsageError(f"{path} is where the JSON beside the module goes: name the module, {path.with_suffix('.py')}")
-    return path
-
-
-def database(url: str | None) -> str | None:
-    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
-    if url is not None and (url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")):
-        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
-    return url
-
-
-KernelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--kernel",
-        help=f"One of {', '.join(KERNELS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere. Repeatable.",
-        show_default="all",
-    ),
-]
-_DATABASE_HELP = (
-    "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
-    "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
+from fp8tune.options import (
+    COMMITTED_DATABASE,
+    DATABASE,
+    Arch,
+    Argument,
+    Kernels,
+    Option,
+    ReadDatabase,
+    Routing,
+    ScaleMode,
+    Seed,
+    TimeBudget,
+    Timer,
+    WrittenDatabase,
 )
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--db", callback=database, help=_DATABASE_HELP, show_default=DATABASE),
-]
-ReadDatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        callback=database,
-        help=_DATABASE_HELP,
-        show_default=f"{DATABASE} where there is one, else {COMMITTED_DATABASE}",
-    ),
-]
-ArchOption = Annotated[str | None, typer.Option("--arch", help="A GPU arch such as sm_90 or gfx942.")]
-
-SeedOption = Annotated[int, typer.Option("--seed", callback=seed, help="Seeds values and group layouts.")]
-RoutingOption = Annotated[
-    str,
-    typer.Option("--routing", help="How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged."),
-]
-ScaleModeOption = Annotated[
-    str | None, typer.Option("--scale-mode", help="power-of-two or exact.", show_default="the kernel's first")
-]
-TimerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--timer", help="simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", show_default="do_bench"
-    ),
-]
-TimeBudgetOption = Annotated[
-    float | None,
-    typer.Option(
-        "--time-budget", parser=seconds, help="Start no new problem after this many seconds; say what was left out."
-    ),
-]
+from fp8tune.options import OperationName as OperationName
+from fp8tune.options import TableFormat as TableFormat
+from fp8tune.options import database as database
+from fp8tune.options import module_path as module_path
 
 
-def shapes_option(default: str) -> Any:
-    """``--shapes`` of a command that takes ``default`` where it is not given."""
-    return typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default=default)
+@dataclass(frozen=True)
+class _Parameter:
+    """One option or argument of a command."""
+
+    name: str
+    type: Any
+    declared: Option | Argument | OptionInfo | ArgumentInfo
+    default: Any
+
+    @property
+    def repeats(self) -> bool:
+        return bool(self.type == tuple[str, ...])
+
+    def for_typer(self) -> inspect.Parameter:
+        """The parameter that typer reads."""
+        type, default = (list[str] | None, None) if self.repeats else (self.type, self.default)
+        declared = self.declared
+        info: Any = declared
+        if isinstance(declared, Argument):
+            info = typer.Argument(help=declared.help, metavar=declared.metavar)
+        elif isinstance(declared, Option):
+            info = typer.Option(
+                declared.flag,
+                help=declared.help,
+                show_default=declared.shown or (", ".join(self.default) if self.repeats else True),
+                parser=declared.parse and _naming_the_option(declared.parse),
+                callback=declared.check and _naming_the_option(declared.check),
+            )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, kind, default=default, annotation=Annotated[type, info])
+
+    def value(self, given: Any) -> Any:
+        """Of what typer gives."""
+        return given if not self.repeats else tuple(given) if given else self.default
 
 
-class TableFormat(enum.StrEnum):
-    """What a command prints that has no more to choose from."""
+def as_command(function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` with a parameter for each option, as typer takes it.
 
-    TABLE = "table"
-    JSON = "json"
+    Each parameter of ``function`` is an option, ``Annotated[..., Option(...)]``, or a dataclass of options. Fields that
+    declare no option keep their default.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, tuple[Any, list[_Parameter]]] = {}
+    alone: list[_Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if dataclasses.is_dataclass(hint):
+            groups[parameter.name] = hint, list(_fields(hint))
+        else:
+            alone.append(_parameter(parameter.name, hint, parameter.default))
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        values = {one.name: one.value(given[one.name]) for one in alone}
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{one.name: one.value(given[one.name]) for one in fields})
+        function(**values)
+
+    parameters = [*(one for _, fields in groups.values() for one in fields), *alone]
+    command.__signature__ = inspect.Signature([one.for_typer() for one in parameters])  # type: ignore[attr-defined]
+    return command
 
 
-class OperationName(enum.StrEnum):
-    """What the kernels are for: ``bench`` times it, ``show`` has published figures of it."""
+def _fields(options: Any) -> Iterator[_Parameter]:
+    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        if any(isinstance(each, Option | Argument) for each in get_args(hints[field.name])):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            yield _parameter(field.name, hints[field.name], default)
 
-    GROUPED_MM = "grouped-mm"
-    MXFP8_GROUPED_MM = "mxfp8-grouped-mm"
 
-    def covers(self, row: Published) -> bool:
-        """Whether a published row is of this operation: ``grouped-mm`` is one in any recipe."""
-        return self in (row.operation, f"{row.recipe}-{row.operation}")
+def _parameter(name: str, hint: Any, default: Any) -> _Parameter:
+    type, declared, *_ = get_args(hint)
+    return _Parameter(name, type, declared, default)
+
+
+def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose ValueError becomes an error that names the option."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:  # typer passes the value by name
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return checked
 
 
 def database_to_write(db: str | None) -> str:
@@ -154,3 +148,32 @@ def database_to_read(db: str | None) -> str:
 
         render.notice(f"rows are those of {DATABASE}; --db {COMMITTED_DATABASE} reads the committed ones")
     return db if db is not None else COMMITTED_DATABASE if committed and not own else DATABASE
+
+
+# For commands whose signature still declares typer's own options
+
+
+def _of_typer(declared: Any) -> Any:
+    return _parameter("value", declared, None).for_typer().annotation.__metadata__[0]
+
+
+KernelOption = Annotated[list[str] | None, _of_typer(Kernels)]
+DatabaseOption = Annotated[str | None, _of_typer(WrittenDatabase)]
+ReadDatabaseOption = Annotated[str | None, _of_typer(ReadDatabase)]
+ArchOption = Annotated[str | None, _of_typer(Arch)]
+SeedOption = Annotated[int, _of_typer(Seed)]
+RoutingOption = Annotated[str, _of_typer(Routing)]
+ScaleModeOption = Annotated[str | None, _of_typer(ScaleMode)]
+TimerOption = Annotated[str | None, _of_typer(Timer)]
+TimeBudgetOption = Annotated[float | None, _of_typer(TimeBudget)]
+
+
+def shapes_option(default: str) -> Any:
+    """``--shapes`` of a command that takes ``default`` where it is not given."""
+    return typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default=default)
+
+
+def seconds(text: str | float) -> float:
+    """:func:`fp8tune.options.seconds` for typer."""
+    value: float = _naming_the_option(options.seconds)(text)
+    return value

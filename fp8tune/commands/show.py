@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import typer
-
-from fp8tune.commands.options import (
-    ArchOption,
-    KernelOption,
-    OperationName,
-    ReadDatabaseOption,
-    database_to_read,
-)
+from fp8tune.commands.options import database_to_read
 from fp8tune.errors import UsageError
+from fp8tune.options import Arch, Kernels, OperationName, Option, ReadDatabase
+from fp8tune.records import Evidence
 
 INTERPRETER = "interpreter"
 """The arch of what was checked without a GPU: nothing is timed there, so that nothing is best."""
@@ -28,22 +23,23 @@ class Format(enum.StrEnum):
     CSV = "csv"
 
 
-def show(
-    kernel: KernelOption = None,
-    arch: ArchOption = None,
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """The options of ``show``."""
+
+    kernels: Kernels = ()
+    arch: Arch = None
     op: Annotated[
         OperationName | None,
-        typer.Option("--op", help="What others published of a whole operation, instead; grouped-mm: in any recipe."),
-    ] = None,
-    conflicts: Annotated[
-        bool, typer.Option("--conflicts", help="Published rows that contradict each other, instead.")
-    ] = False,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="How many configs of each problem failed and why, instead.")
-    ] = False,
-    db: ReadDatabaseOption = None,
-    format: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
-) -> None:
+        Option("--op", "What others published of a whole operation, instead; grouped-mm: in any recipe."),
+    ] = None
+    conflicts: Annotated[bool, Option("--conflicts", "Published rows that contradict each other, instead.")] = False
+    failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
+    db: ReadDatabase = None
+    format: Annotated[Format, Option("--format", "table, json or csv.")] = Format.TABLE
+
+
+def show(options: ShowOptions) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
 
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
@@ -52,79 +48,89 @@ def show(
     others published of a whole operation, the rows that cannot be right marked. With --arch interpreter what was
     checked without a GPU.
     """
-    if op is not None:
-        if kernel or conflicts or failed:
+    if options.op is not None:
+        if options.kernels or options.conflicts or options.failed:
             raise UsageError(
                 "--op shows published rows of a whole operation: leave out --kernel, --conflicts and --failed"
             )
-        _show_operation(op, arch, database_to_read(db), str(format))
-        return
-    from fp8tune.choose import conflicts as contradicting
+        _show_operation(options, options.op)
+    elif options.failed or options.arch == INTERPRETER:
+        if options.conflicts:
+            raise UsageError("--conflicts shows published rows: leave out --failed and --arch interpreter")
+        _show_tallies(options)
+    elif options.conflicts:
+        if options.format is Format.CSV:
+            raise UsageError("--conflicts prints a table or JSON: use --format json")
+        _show_conflicts(options)
+    else:
+        _show_picks(options)
+
+
+def _show_picks(options: ShowOptions) -> None:
     from fp8tune.choose import incumbents, ranking
-    from fp8tune.records import Kind
     from fp8tune.render import evidence as render_evidence
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners
-    from fp8tune.store import names
-    from fp8tune.store.results import Store
 
-    if failed or arch == INTERPRETER:
-        if conflicts:
-            raise UsageError("--conflicts shows published rows: leave out --failed and --arch interpreter")
-        _show_tallies(kernel, arch, failed, database_to_read(db), str(format))
-        return
-    if conflicts and format is Format.CSV:
-        raise UsageError("--conflicts prints a table or JSON: use --format json")
-    db = database_to_read(db)
-    picks = not (conflicts or (kernel and format is Format.TABLE))
-
-    with Store.open(db, writable=False) as store:
-        wanted = names.stored_kernels(kernel, store)
-        if arch is not None:
-            names.check_arch(arch, store)
-        chosen = wanted if kernel else [None]
-        if conflicts:
-            evidence = [item for name in chosen for item in store.evidence(name, arch, [Kind.PUBLISHED])]
-        else:
-            keep = ranking.competing
-            evidence = [item for name in chosen for item in store.evidence(name, arch, keep=keep, finalists_only=picks)]
-    if conflicts:
-        render_evidence.print_conflicts(contradicting.conflicts(evidence), str(format))
-        return
+    db, with_losses = database_to_read(options.db), bool(options.kernels) and options.format is Format.TABLE
+    evidence = _evidence(options, db, keep=ranking.competing, finalists_only=not with_losses)
     winners = ranking.winners(evidence, incumbents.COMMITTED)
-    if not winners and format is Format.TABLE:
+    if not winners and options.format is Format.TABLE:
         render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    print_winners(winners, str(format))
-    if kernel and format is Format.TABLE:
+    print_winners(winners, str(options.format))
+    if with_losses:
         render_evidence.print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
 
 
-def _show_operation(op: OperationName, arch: str | None, db: str, output_format: str) -> None:
+def _show_conflicts(options: ShowOptions) -> None:
+    from fp8tune.choose.conflicts import conflicts
+    from fp8tune.records import Kind
+    from fp8tune.render.evidence import print_conflicts
+
+    evidence = _evidence(options, database_to_read(options.db), kinds=[Kind.PUBLISHED])
+    print_conflicts(conflicts(evidence), str(options.format))
+
+
+def _evidence(options: ShowOptions, db: str, **wanted: Any) -> list[Evidence]:
+    """Of the kernels and arch that the options name; ``wanted`` is what :meth:`Store.evidence` takes besides."""
+    from fp8tune.store import names
+    from fp8tune.store.results import Store
+
+    with Store.open(db, writable=False) as store:
+        named = names.stored_kernels(options.kernels, store)
+        if options.arch is not None:
+            names.check_arch(options.arch, store)
+        kernels = named if options.kernels else [None]
+        return [row for kernel in kernels for row in store.evidence(kernel, options.arch, **wanted)]
+
+
+def _show_operation(options: ShowOptions, op: OperationName) -> None:
     from fp8tune.render import published as render_published
     from fp8tune.render import terminal as render
     from fp8tune.store.results import Store
 
+    db = database_to_read(options.db)
     with Store.open(db, writable=False) as store:
-        rows = [row for row in store.published() if op.covers(row) and arch in (None, row.device.arch)]
-    if not rows and output_format == "table":
+        rows = [row for row in store.published() if op.covers(row) and options.arch in (None, row.device.arch)]
+    if not rows and options.format is Format.TABLE:
         render.notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
-    render_published.print_published(rows, output_format)
+    render_published.print_published(rows, str(options.format))
 
 
-def _show_tallies(kernels: list[str] | None, arch: str | None, failed: bool, db: str, output_format: str) -> None:
+def _show_tallies(options: ShowOptions) -> None:
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
+    db = database_to_read(options.db)
     with Store.open(db, writable=False) as store:
-        wanted = names.stored_kernels(kernels, store)
-        if arch is not None and arch != INTERPRETER:
-            names.check_arch(arch, store)
-        subjects = [subject for name in wanted for subject in store.tried_subjects(name, arch)]
-        tallies = [store.tally(subject) for subject in subjects]
-    shown = [tally for tally in tallies if tally.failures or not failed]
-    if not shown and output_format == "table":
+        kernels = names.stored_kernels(options.kernels, store)
+        if options.arch is not None and options.arch != INTERPRETER:
+            names.check_arch(options.arch, store)
+        tallies = [store.tally(subject) for name in kernels for subject in store.tried_subjects(name, options.arch)]
+    shown = [tally for tally in tallies if tally.failures or not options.failed]
+    if not shown and options.format is Format.TABLE:
         render.notice(f"nothing failed of what is in {db}" if tallies else f"nothing was tried of this in {db}")
-        return
-    render_tallies.print_tallies(shown, output_format)
+    else:
+        render_tallies.print_tallies(shown, str(options.format))

@@ -1,4 +1,4 @@
-"""The outcome of comparing two revisions, and its form for machines; people are shown it by ``render_compare``."""
+"""The outcome of comparing two revisions, and its form for machines; :mod:`fp8tune.render.compare` shows it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from fp8tune.compare import verdicts
-from fp8tune.compare.verdicts import ChangeVerdict, Effect
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.stats import Estimate
 
 GATING = (ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG)
 UNSETTLED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS)
@@ -39,12 +40,12 @@ class ComparedRow:
     reason: str = ""
     before_config: NamedInts | None = None
     after_config: NamedInts | None = None
-    effect: Effect | None = None
-    """The change with its error, from the data that gave the verdict; None where nothing shows the noise."""
-    control: Effect | None = None
+    effect: Estimate | None = None
+    """The change (a log ratio) with its error, from the data that gave the verdict; None if nothing shows the noise."""
+    control: Estimate | None = None
     """The same of the control arm, which ran the first side's code once more."""
-    quiet: bool | None = None
-    """Whether the control arm stayed where it belongs; None without one."""
+    is_stable: bool | None = None
+    """Whether the control arm moved by no more than chance; None without one."""
     tested: int = 1
     """How many rows were decided together."""
     n: int = 0
@@ -52,7 +53,7 @@ class ComparedRow:
     blocks: int = 0
     """Timed in those rounds, on all three arms."""
     stalled: int = 0
-    """Of them, timed again because the machine was held up."""
+    """Of them, timed again because the machine stalled."""
     throttled: int = 0
     """Of them, timed while the device ran slower than it should."""
     slowdowns: tuple[str, ...] = ()
@@ -60,12 +61,12 @@ class ComparedRow:
 
     @property
     def arch(self) -> str:
-        """Empty where there are no rows."""
+        """Empty without rows."""
         return self.device.arch if self.device else ""
 
     @property
     def shape(self) -> NamedInts:
-        """Empty where there are no rows."""
+        """Empty without rows."""
         return self.problem.shape if self.problem else NamedInts()
 
     @property
@@ -82,7 +83,7 @@ class ComparedRow:
 
     @property
     def throttling(self) -> str:
-        """What is known of throttled blocks, for people; empty where there were none."""
+        """What is known of throttled blocks, for people; empty without any."""
         if not self.throttled:
             return ""
         why = ", ".join(self.slowdowns)
@@ -90,6 +91,7 @@ class ComparedRow:
 
     def as_json(self) -> Mapping[str, object]:
         """The contract's fields, then those that tell rows of one shape apart, then what the verdict rests on."""
+        problem = self.problem
         return {
             "kernel": self.kernel,
             "arch": self.arch,
@@ -98,16 +100,14 @@ class ComparedRow:
             "after_us": self.after_us,
             "ratio": self.ratio,
             "verdict": str(self.verdict),
-            "routing": self.problem.routing if self.problem else None,
-            "input_layout": self.problem.input_layout if self.problem else None,
-            "scale_mode": self.problem.scale_mode if self.problem else None,
+            **{name: getattr(problem, name, None) for name in ("routing", "input_layout", "scale_mode")},
             "device": self.device.name if self.device else None,
             "reason": self.reason,
             "interval": list(self.effect.interval) if self.effect else None,
             "smallest_detectable": self.smallest_detectable,
             "n": self.n,
             "control": self.control.ratio if self.control else None,
-            "control_quiet": self.quiet,
+            "control_quiet": self.is_stable,
             "blocks": self.blocks,
             "stalled_blocks": self.stalled,
             "throttled_blocks": self.throttled,
@@ -124,16 +124,16 @@ class Comparison:
     before: Revision
     after: Revision
     rows: tuple[ComparedRow, ...]
-    overall: Effect | None = None
+    overall: Estimate | None = None
     """The geometric mean over the rows that were timed against each other; None from recorded rows."""
-    control: Effect | None = None
+    control: Estimate | None = None
     """The same of the control arm."""
     origin: str = "Recorded rows, matched by kernel source"
-    """Where the times come from: a part of a sentence's end."""
+    """Where the times come from: the end of a sentence."""
 
     @property
     def geomean(self) -> float | None:
-        """Of the ratios of rows whose code changed; 1 where none did; None where nothing could be compared."""
+        """Of the ratios of rows whose code changed; 1 if none did; None if nothing could be compared."""
         if self.overall:
             return self.overall.ratio
         ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != ChangeVerdict.SAME_CODE]
@@ -142,29 +142,29 @@ class Comparison:
         return 1.0 if any(row.verdict == ChangeVerdict.SAME_CODE for row in self.rows) else None
 
     @property
-    def quiet(self) -> bool | None:
-        """Whether every control arm, and all of them together, stayed where they belong; None where there were none."""
+    def is_stable(self) -> bool | None:
+        """Whether each control arm, and all of them together, moved by no more than chance; None without any."""
         if self.control is None:
             return None
-        return verdicts.quiet(self.control) and all(row.quiet is not False for row in self.rows)
+        return verdicts.is_stable(self.control) and all(row.is_stable is not False for row in self.rows)
 
     @property
     def exit_code(self) -> int:
-        """1 for a regression or newly wrong bytes; 3 where a row is open, there are none, or a control was loud."""
+        """1 for a regression or newly wrong bytes; 3 if a row is open, there are none, or a control arm drifted."""
         if any(row.verdict in GATING for row in self.rows):
             return 1
         unsettled = any(row.verdict in UNSETTLED for row in self.rows)
-        return 3 if unsettled or not self.rows or self.quiet is False else 0
+        return 3 if unsettled or not self.rows or self.is_stable is False else 0
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Why rows could not be compared, each reason once; and a control arm that was not quiet."""
+        """Why rows could not be compared, each reason once; and a control arm that drifted."""
         if not self.rows:
             return ("no kernel is declared at either revision: name some with --kernel",)
         reasons = dict.fromkeys(f"{row.kernel}: {row.reason}" for row in self.rows if row.reason)
         throttled = [f"{row.kernel} {row.shape}: {row.throttling}" for row in self.rows if row.throttled]
-        loud = ["the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"]
-        return (*reasons, *throttled, *(loud if self.quiet is False else []))
+        drifted = ["the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"]
+        return (*reasons, *throttled, *(drifted if self.is_stable is False else []))
 
     def as_json(self) -> Mapping[str, object]:
         """``fp8tune compare --format json``."""
@@ -175,6 +175,6 @@ class Comparison:
             "geomean": self.geomean,
             "geomean_interval": list(self.overall.interval) if self.overall else None,
             "control": self.control.ratio if self.control else None,
-            "control_quiet": self.quiet,
+            "control_quiet": self.is_stable,
             "exit_code": self.exit_code,
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from fp8tune import errors
 
@@ -73,26 +74,12 @@ def tracks(path: Path) -> bool:
     return answer.returncode == 0
 
 
-def add_worktree(repository: Path, folder: Path, commit: str, reason: str) -> None:
-    """Check a commit out, detached, into a folder of its own, locked with a reason. No hook of the repository runs."""
-    options = ("worktree", "add", "--detach", "--quiet", "--lock", "--reason", reason)
-    _output(repository, "-c", "core.hooksPath=/dev/null", *options, str(folder), commit)
-
-
-def remove_worktree(repository: Path, folder: Path) -> None:
-    """Remove a worktree, locked or not, whole or half made; nothing happens where it is none."""
-    _git(repository, "worktree", "unlock", str(folder))
-    _git(repository, "worktree", "remove", "--force", "--force", str(folder))
-
-
-def locked_worktrees(repository: Path) -> dict[Path, str]:
-    """The folders of locked worktrees with the reason each was locked for."""
-    found = {}
-    for entry in _output(repository, "worktree", "list", "--porcelain").split("\n\n"):
-        lines = dict(line.partition(" ")[::2] for line in entry.splitlines())
-        if lines.get("locked"):
-            found[Path(lines["worktree"])] = lines["locked"]
-    return found
+def check_out(repository: Path, commit: str, folder: Path) -> None:
+    """Write all files of a commit into a folder. Through an index of its own, so that git keeps no record of it."""
+    folder.mkdir(parents=True)
+    index = {"GIT_INDEX_FILE": str(folder.with_name(f"{folder.name}.index"))}
+    _output(repository, "read-tree", commit, environment=index)
+    _output(repository, "checkout-index", "--all", f"--prefix={folder}/", environment=index)
 
 
 def working_files(repository: Path) -> list[str]:
@@ -101,26 +88,27 @@ def working_files(repository: Path) -> list[str]:
     return [name for name in listed.split("\0") if name]
 
 
-def _output(folder: Path, *arguments: str) -> str:
-    answer = _git(folder, *arguments)
+def _output(folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+    answer = _git(folder, *arguments, environment=environment)
     if answer.returncode:
         said = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
         raise errors.MachineError(f"git cannot read {folder}: {said}; name a checkout with --repo")
     return answer.stdout.strip()
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _git(
+    folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     if not folder.is_dir():
         raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
             encoding="utf-8",
             errors="replace",
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**os.environ, "LC_ALL": "C", **environment},
             check=False,
         )
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.text import KERNEL_NAME, NAME, WORD
@@ -65,8 +65,8 @@ def check_reference(reference: str) -> None:
 
 def _declared(kernel: str) -> KernelSpec:
     check_reference(kernel)
-    try:
-        return catalog.load(kernel)
+    try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
+        return cast(KernelSpec, importlib.import_module("fp8tune_kernels.catalog").load(kernel))
     except ImportError as error:
         raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
 

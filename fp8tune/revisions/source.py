@@ -1,9 +1,8 @@
 """The hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
 
-Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach: jit functions,
-helpers and constants, through imports within the kernel's own package. Comments, docstrings, formatting, the names
-of helpers and modules, the reference, the inputs, the grid and other kernels are not in it: changing those orphans no
-rows.
+Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
+within the kernel's own package. Comments, docstrings, formatting, names of helpers and modules, the reference, the
+inputs, the grid and other kernels are not in it.
 
 Limits: names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or a module's side effects on import
 are not seen, nor is the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written
@@ -95,16 +94,12 @@ def reference_hash(kernel: str, read: Read) -> str:
 def folder_hash(kernel: str) -> str:
     """16 hex digits naming the text of every Python file beside an installed kernel's own: whatever its spec may reach.
 
-    Far cheaper than following names, and never the same for two grids; a comment changes it too. Exported tables are
-    left out: a sweep does not read them. Raises NoSuchKernel where the kernel is not installed.
+    Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
+    them. Raises NoSuchKernel if the kernel is not installed.
     """
     folder = kernel_file(kernel).parent
-    if kernel in catalog.KERNELS:  # its package has rooms
-        package = folder.parent
-        files = [path for path in package.rglob("*.py") if "tables" not in path.relative_to(package).parts]
-    else:
-        files = list(folder.glob("*.py"))
-    texts = [path.read_bytes() for path in sorted(files)]
+    root, files = (folder.parent, "**/*.py") if kernel in catalog.KERNELS else (folder, "*.py")
+    texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
@@ -127,24 +122,23 @@ def installed(kernel: str) -> Read:
 def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
     """Reads files below a folder, trying each source root in turn."""
 
-    @functools.cache
-    def read(path: str) -> str | None:
-        for root in roots:
-            file = folder / root / path
-            if file.is_file():
-                return file.read_text(encoding="utf-8", errors="replace")
-        return None
+    def text(path: str) -> str | None:
+        file = folder / path
+        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
-    return read
+    return _in_roots(text, roots)
 
 
 def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
     """Reads files as a commit of a git repository has them, trying each source root in turn."""
+    return _in_roots(functools.partial(git.show, repository, commit), roots)
 
+
+def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
     @functools.cache
     def read(path: str) -> str | None:
-        texts = (git.show(repository, commit, str(PurePosixPath(root, path))) for root in roots)
-        return next((text for text in texts if text is not None), None)
+        texts = (text(str(PurePosixPath(root, path))) for root in roots)
+        return next((found for found in texts if found is not None), None)
 
     return read
 

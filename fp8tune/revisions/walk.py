@@ -13,11 +13,15 @@ import symtable
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fp8tune.errors import UsageError
 
 Read = Callable[[str], str | None]
 """A file's path relative to the import root (``fp8tune_kernels/spec.py``) -> its text, None where absent."""
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True)
@@ -25,17 +29,16 @@ class Module:
     """A parsed module: which top-level statements bind a name, and what its imports stand for."""
 
     name: str
-    package: str
-    """What relative imports start from."""
     statements: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, str] = field(default_factory=dict)
     """Name bound here -> dotted name of the module, or of the thing in a module, that it stands for."""
-    stars: list[str] = field(default_factory=list)
-    """Modules of ``from x import *``."""
+
+    def binds(self, name: str) -> bool:
+        """Whether the module has a top-level name."""
+        return name in self.statements or name in self.imports
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """A name bound at the top level of a module; ``name`` empty: the module itself, passed around."""
 
     module: str
@@ -76,24 +79,26 @@ class Walk:
                     self._add(reached, statement)
 
     def module(self, name: str) -> Module | None:
-        """A module this walk may follow, parsed; None for any other. Raises UsageError where it is not Python."""
+        """A module this walk may follow, parsed; None for any other. Raises UsageError if it is not Python."""
         if name not in self._modules:
-            self._modules[name] = self._load(name)
+            self._modules[name] = None
+            if self.package in (None, name.partition(".")[0]) and not self._is_ignored(name):
+                self._load(name)
         return self._modules[name]
 
-    def _load(self, name: str) -> Module | None:
-        if self.package not in (None, name.partition(".")[0]) or self._is_ignored(name):
-            return None
+    def _load(self, name: str) -> None:
         for path in candidates(name):
-            text = self.read(path)
-            if text is not None:
+            if (text := self.read(path)) is not None:
                 package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-                return _parsed(Module(name, package), path, text)
-        return None
+                module = self._modules[name] = Module(name)
+                stars = _parse_into(module, package, path, text)
+                for star in filter(None, map(self.module, stars)):
+                    found = {n: f"{star.name}.{n}" for n in (*star.statements, *star.imports) if not module.binds(n)}
+                    module.imports.update(found)
+                return
 
     def _is_ignored(self, name: str) -> bool:
-        above = name.split(".")
-        return any(".".join(above[: depth + 1]) in self.ignored for depth in range(len(above)))
+        return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
 
     def _add(self, module: Module, node: ast.AST) -> None:
         self.entries.append(canonical(_Numbered(self, module, node).visit(copy.deepcopy(node))))
@@ -117,9 +122,6 @@ class Walk:
             return ".".join([number, *chain[1:]])
         if place.name in module.imports:
             return self._imported(module.imports[place.name], chain[1:], within)
-        for star in filter(None, map(self.module, module.stars)):
-            if self._binds(star, place.name):
-                return self.label(star, chain, within)
         return ".".join(chain)
 
     def _imported(self, target: str, attributes: tuple[str, ...], within: frozenset[_Place]) -> str:
@@ -131,16 +133,9 @@ class Walk:
                 continue
             if depth == len(parts):  # the module itself is passed around: anything in it may be used
                 return self._number(_Place(module.name))
-            if self._binds(module, parts[depth]):
+            if module.binds(parts[depth]):
                 return self.label(module, tuple(parts[depth:]), within)
         return "ignored" if self._is_ignored(target) else ".".join(parts)
-
-    def _binds(self, module: Module, name: str, within: frozenset[str] = frozenset()) -> bool:
-        if name in module.statements or name in module.imports:
-            return True
-        within = within | {module.name}
-        stars = [star for star in map(self.module, module.stars) if star is not None and star.name not in within]
-        return any(self._binds(star, name, within) for star in stars)
 
 
 class _Numbered(ast.NodeTransformer):
@@ -148,9 +143,8 @@ class _Numbered(ast.NodeTransformer):
 
     def __init__(self, walk: Walk, module: Module, node: ast.AST) -> None:
         self._walk, self._module = walk, module
-        self._own = set(_bound_names(node)) if isinstance(node, ast.stmt) else set()
+        self._own = _bound_names(node) if isinstance(node, ast.stmt) else set()
         self._names = _global_names(node) | self._own
-        self._node = node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self._labelled(node, (node.id,))
@@ -188,21 +182,17 @@ def candidates(module: str) -> tuple[str, str]:
     return f"{path}.py", f"{path}/__init__.py"
 
 
-def canonical(node: ast.AST) -> str:
+def canonical(value: object) -> str:
     """A syntax tree as text, without layout and comments; the same from every Python version.
 
     ``ast.dump`` is not: newer Pythons add fields that older trees lack, so empty and absent fields are left out here.
     """
-    fields = sorted((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
-    return f"{type(node).__name__}({', '.join(f'{name}={_canonical_value(value)}' for name, value in fields)})"
-
-
-def _canonical_value(value: object) -> str:
-    if isinstance(value, ast.AST):
-        return canonical(value)
     if isinstance(value, list):
-        return "[" + ", ".join(map(_canonical_value, value)) + "]"
-    return repr(value)
+        return f"[{', '.join(map(canonical, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = sorted((name, inner) for name, inner in ast.iter_fields(value) if inner is not None and inner != [])
+    return f"{type(value).__name__}({', '.join(f'{name}={canonical(inner)}' for name, inner in fields)})"
 
 
 class _WithoutProse(ast.NodeTransformer):
@@ -225,62 +215,51 @@ class _WithoutProse(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _parsed(module: Module, path: str, text: str) -> Module:
+def _parse_into(module: Module, package: str, path: str, text: str) -> list[str]:
+    """Fill a module from its text; the modules of each ``from x import *``. Relative imports start at ``package``."""
     try:
         tree = _WithoutProse().visit(ast.parse(text))
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not Python ({error}): fix the file") from None
+    stars = []
     for statement in tree.body:
-        for node in _run_at_import(statement):
+        for node in _outside_scopes(statement):
             if isinstance(node, ast.Import):
-                _record_import(module, node)
+                for alias in node.names:
+                    first = alias.name.partition(".")[0]
+                    module.imports[alias.asname or first] = alias.name if alias.asname else first
             elif isinstance(node, ast.ImportFrom):
-                _record_import_from(module, node)
+                above = package.split(".") if node.level else []
+                origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+                stars += [origin for alias in node.names if alias.name == "*"]
+                named = {a.asname or a.name: f"{origin}.{a.name}" for a in node.names if a.name != "*"}
+                module.imports.update(named)
         if not isinstance(statement, ast.Import | ast.ImportFrom):
-            for name in _bound_names(statement):
+            for name in sorted(_bound_names(statement)):
                 module.statements.setdefault(name, []).append(statement)
-    return module
+    return stars
 
 
-def _record_import(module: Module, node: ast.Import) -> None:
-    for alias in node.names:
-        first = alias.name.partition(".")[0]
-        module.imports[alias.asname or first] = alias.name if alias.asname else first
-
-
-def _record_import_from(module: Module, node: ast.ImportFrom) -> None:
-    above = module.package.split(".") if node.level else []
-    above = above[: len(above) - node.level + 1]
-    origin = ".".join([*above, *([node.module] if node.module else [])])
-    for alias in node.names:
-        if alias.name == "*":
-            module.stars.append(origin)
-        else:
-            module.imports[alias.asname or alias.name] = f"{origin}.{alias.name}"
-
-
-def _run_at_import(node: ast.stmt | ast.excepthandler) -> Iterator[ast.AST]:
-    """A top-level statement and those inside it that are in no function or class."""
+def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
+    """A top-level statement and all in it that is in no function, class or comprehension."""
     yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.stmt | ast.excepthandler):
-                yield from _run_at_import(child)
+            yield from _outside_scopes(child)
 
 
-class _WithoutComprehensions(ast.NodeTransformer):
-    """Puts None for each comprehension: since Python 3.12 symbol tables show its variables in the scope around it."""
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            return ast.Constant(None)
-        return super().generic_visit(node)
-
-
-def _bound_names(statement: ast.stmt) -> list[str]:
-    plain = _WithoutComprehensions().visit(copy.deepcopy(statement))
-    symbols = symtable.symtable(ast.unparse(plain), "<module>", "exec").get_symbols()
-    return sorted(symbol.get_name() for symbol in symbols if symbol.is_assigned())
+def _bound_names(statement: ast.stmt) -> set[str]:
+    """The names that a top-level statement binds in its module."""
+    names = set()
+    for node in _outside_scopes(statement):
+        match node:
+            case ast.Name(name, ast.Store() | ast.Del()) | ast.ExceptHandler(name=str(name)):
+                names.add(name)
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+            case ast.alias(name, alias) if name != "*":
+                names.add(alias or name.partition(".")[0])
+    return names
 
 
 def _global_names(node: ast.AST) -> set[str]:
@@ -291,6 +270,7 @@ def _global_names(node: ast.AST) -> set[str]:
         for inner in table.get_children():
             yield from walk(inner)
 
-    # within a function, so that every Python takes the variables of its comprehensions for locals
+    # within a function, because the variables of a comprehension are then locals in every Python: since 3.12 symbol
+    # tables show them in the scope around it
     inside = "def _():\n" + textwrap.indent(ast.unparse(node), " ")
     return set(walk(symtable.symtable(inside, "<module>", "exec"))) - {"_"}

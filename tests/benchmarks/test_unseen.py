@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -90,9 +89,5 @@ def test_a_database_is_judged_from_the_command_line(tmp_path, capsys, monkeypatc
         finished_sweep(store, {problem(K=K): {config(32): 103.0, config(64): 100.0} for K in range(1024, 11265, 1024)})
     monkeypatch.setattr(unseen, "load_spec", lambda kernel: SPECS.get(kernel, load_spec(kernel)))
     monkeypatch.setattr(lookup, "table", lambda arch: Table((table_row(config(32)),)))
-    assert unseen.main(["--db", str(tmp_path / "unseen.db"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["geomean"] == pytest.approx(1.03)
-    assert len(document["rows"]) == document["shapes"] == 11
     assert unseen.main(["--db", str(tmp_path / "unseen.db")]) == 0
     assert "colwise: 3.0 % slower in the geometric mean" in capsys.readouterr().out

@@ -182,21 +182,6 @@ def test_what_the_machine_code_does_is_kept_and_merged(tmp_path):
             assert {item.config: item.facts.code for item in other.evidence()} == found
 
 
-def test_a_database_without_the_table_is_read_and_completed(tmp_path):
-    path = tmp_path / "old.db"
-    with stored(path) as store:
-        store.add(begin(store), row())
-        store._connection.exec_driver_sql("DROP TABLE codes")
-        store._connection.commit()
-    with Store.open(str(path), writable=False) as store:
-        assert [item.facts.code for item in store.evidence()] == [None]
-        with stored(tmp_path / "new.db") as other:
-            assert other.merge(store) == (1, 0)
-    with Store.open(str(path)) as store:
-        store.add(begin(store), row(None, config=config(64), kind=Kind.STATIC, facts=Facts(1, 0, 0, 1.0, GOOD)))
-        assert [item.facts.code for item in store.evidence() if item.config == config(64)] == [GOOD]
-
-
 def test_an_export_reads_the_times_that_stand_in(tmp_path):
     with stored(tmp_path / "a.db") as store:
         sweep = begin(store, GFX950)

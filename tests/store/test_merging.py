@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
 
 from fp8tune.choose import ranking
 from fp8tune.choose.decision import PickVerdict
@@ -42,7 +42,7 @@ def sweep_with_finals(
             block_us = time_us * noise.uniform(0.9995, 1.0005)
             made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
             store.add(sweep, replace(made, device=device))
-    store.mark_complete(sweep, KERNEL, device, of, len(CONFIGS))
+    store.mark_complete(sweep, subject(of, device), len(CONFIGS))
     end_finals(store, sweep, of, device)
     store.finish_sweep(sweep)
 
@@ -113,7 +113,7 @@ def filled(path: Path, generator: random.Random) -> None:
                 sweep = begin(store, request=f"{path.name} {number}")
                 version = generator.choice([KERNEL, WIDENED])
                 store.add(sweep, row(times[0], of=problem(K=K), config=CONFIGS[0], version=version))
-                store.mark_complete(sweep, version, H100, problem(K=K), 1)
+                store.mark_complete(sweep, subject(problem(K=K), version=version), 1)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -46,10 +46,10 @@ from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_trans
 from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
-from fp8tune_kernels.runtime.ops import IN_DTYPES, check_matrix, check_offsets
 
-__all__ = ["autocast", "check_bias", "check_operands", "fp8_grouped_mm", "quantize_transposed"]
+__all__ = ["checked_operands", "fp8_grouped_mm", "quantize_transposed"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
@@ -86,16 +86,15 @@ def fp8_grouped_mm(
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
     another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
-    A, B_t = autocast(A, B_t)
-    check_operands(A, B_t, offs, out_dtype, GROUP_ALIGNMENT)
-    check_bias(bias)
-    _check_float8_dtype(float8_dtype)
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GROUP_ALIGNMENT)
+    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the quantization kernels check
+        raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     kept = _kept(keep_fp8, A, B_t)
-    if not pad_token_groups:
+
+    def multiply(A: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         return _apply(A, B_t, offs, float8_dtype, *kept)
-    padded, padded_offs = token_groups.pad(A, offs, GROUP_ALIGNMENT)
-    out = _apply(padded, B_t, padded_offs, float8_dtype, *kept)
-    return token_groups.unpad(out, offs, A.shape[0], GROUP_ALIGNMENT)
+
+    return token_groups.multiply_padded(multiply, A, offs, GROUP_ALIGNMENT) if pad_token_groups else multiply(A, offs)
 
 
 def _kept(keep_fp8: Collection[str], A: torch.Tensor, B_t: torch.Tensor) -> tuple[bool, bool]:
@@ -109,8 +108,8 @@ def _kept(keep_fp8: Collection[str], A: torch.Tensor, B_t: torch.Tensor) -> tupl
     )
 
 
-Quantized = tuple[torch.Tensor, torch.Tensor]
-"""Codes and scales of one operand of one GEMM."""
+Quantized = Sequence[torch.Tensor]
+"""Codes and scales of one operand of one GEMM; or nothing."""
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
@@ -126,56 +125,54 @@ class _Fp8GroupedMM(torch.autograd.Function):
         keep_A: bool,
         keep_B: bool,
     ) -> torch.Tensor:
-        of_A: list[torch.Tensor] = [A]
-        of_B: list[torch.Tensor] = [B_t]
+        kept_A: Quantized = (A,)
+        kept_B: Quantized = (B_t,)
         if keep_A:
-            q_A, scales_A, *of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype)
+            of_A, kept_A = _halves(quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype))
         else:
-            q_A, scales_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
+            of_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
         if keep_B:
-            q_B, scales_B, *of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+            of_B, kept_B = _halves(quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype))
         else:
-            q_B, scales_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
-        ctx.save_for_backward(offs, *of_A, *of_B)
+            of_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
+        ctx.save_for_backward(offs, *kept_A, *kept_B)
         ctx.float8_dtype, ctx.keep_A, ctx.keep_B = float8_dtype, keep_A, keep_B
         ctx.dtypes = A.dtype, B_t.dtype
-        return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
+        return _multiply_rows(of_A, of_B, offs)
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         offs, *saved = ctx.saved_tensors
-        of_A, of_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
+        kept_A, kept_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
         grad, dtype = grad.contiguous(), ctx.float8_dtype
         grad_A = grad_B_t = None
-        rows: Sequence[torch.Tensor] = ()
-        columns: Sequence[torch.Tensor] = ()
+        rows: Quantized = ()
+        columns: Quantized = ()
         if ctx.keep_A and all(ctx.needs_input_grad[:2]):
-            rows, columns = _quantized_both_ways(grad, offs, dtype)
+            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=dtype))
         if ctx.needs_input_grad[0]:
-            experts = of_B if ctx.keep_B else quantize_transposed(of_B[0], float8_dtype=dtype)
-            grad_A = _input_gradient(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
+            experts = kept_B if ctx.keep_B else quantize_transposed(kept_B[0], float8_dtype=dtype)
+            grad_A = _multiply_rows(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
             grad_A = grad_A.to(ctx.dtypes[0])
             del experts
         del rows  # codes that the other gradient would have beside its own
         if ctx.needs_input_grad[1]:
-            if ctx.keep_A:
-                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
-            else:
-                columns, of_A = _quantized_columns(grad, of_A[0], offs, dtype)
-            grad_B_t = _weight_gradient(columns, of_A, offs).to(ctx.dtypes[1])
+            if not ctx.keep_A:
+                columns, kept_A = _quantized_columns(grad, kept_A[0], offs, dtype)
+            (q_grad, scales_grad), (q_A, scales_A) = columns or quantize_colwise(grad, offs, float8_dtype=dtype), kept_A
+            del columns
+            grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
+            grad_B_t = grad_B.transpose(1, 2).to(ctx.dtypes[1])  # strides (K*N, 1, K), as B_t has them
         return grad_A, grad_B_t, None, None, None, None
 
 
 _apply: Callable[..., torch.Tensor] = _Fp8GroupedMM.apply
 
 
-def _quantized_both_ways(
-    grad: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None
-) -> tuple[Quantized, Quantized]:
-    """(M, N) by rows and by columns of each group, in one read."""
-    q_rows, scales_rows, q_columns, scales_columns = quantize_rowwise_colwise(grad, offs, float8_dtype=float8_dtype)
-    return (q_rows, scales_rows), (q_columns, scales_columns)
+def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
+    """Codes and scales by rows, and by columns, of what was quantized in one read."""
+    return both_ways[:2], both_ways[2:]
 
 
 def _quantized_columns(
@@ -185,71 +182,44 @@ def _quantized_columns(
     if grad.dtype != A.dtype:  # A in float32 is quantized from float32
         of_grad = quantize_colwise(grad, offs, float8_dtype=float8_dtype)
         return of_grad, quantize_colwise(A, offs, float8_dtype=float8_dtype)
-    q_grad, scales_grad, q_A, scales_A = quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype)
-    return (q_grad, scales_grad), (q_A, scales_A)
+    return _halves(quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype))
 
 
-def _input_gradient(of_grad: Sequence[torch.Tensor], of_B: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
-    """``grad @ B`` of each expert, from codes and scales: (M, N) and transposed (E, K, N) -> (M, K), bfloat16."""
-    (q_grad, scales_grad), (q_B, scales_B) = of_grad, of_B
-    return scaled_grouped_gemm(q_grad, q_B, scales_grad.squeeze(1), scales_B.squeeze(1), offs)
+def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: torch.Tensor) -> torch.Tensor:
+    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N), strides (K*N, 1, K) -> (M, N)."""
+    (q_A, scales_A), (q_B, scales_B) = of_A, of_B
+    return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
 
 
-def _weight_gradient(of_grad: Sequence[torch.Tensor], of_A: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
-    """``grad.t() @ A`` of each group, from codes and scales: (M, N) and (M, K) -> (E, K, N), strides (K*N, 1, K) as B_t
-    has them, bfloat16."""
-    (q_grad, scales_grad), (q_A, scales_A) = of_grad, of_A
-    return scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs).transpose(1, 2)
+def checked_operands(
+    A: torch.Tensor,
+    B_t: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    multiple: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B_t in the dtype of the autocast region around the call, if there is one; K and N are such multiples.
 
-
-def autocast(A: torch.Tensor, B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in the dtype of the autocast region around the call, if there is one."""
-    if A.is_meta or not torch.is_autocast_enabled(A.device.type):  # no region is of device meta
-        return A, B_t
-    dtype = torch.get_autocast_dtype(A.device.type)
-    return A.to(dtype), B_t.to(dtype)
-
-
-def check_operands(
-    A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None, multiple: int
-) -> None:
-    """Raise ValueError, naming the argument, for what no scaled grouped GEMM takes. K and N are such multiples."""
+    Raises ValueError, naming the argument, for what no scaled grouped GEMM takes.
+    """
+    if not A.is_meta and torch.is_autocast_enabled(A.device.type):  # no region is of device meta
+        dtype = torch.get_autocast_dtype(A.device.type)
+        A, B_t = A.to(dtype), B_t.to(dtype)
     check_matrix("A", A)
-    _check_weights(B_t, A)
-    if offs.device != A.device:
-        raise ValueError(f"offs is on {offs.device}, wanted {A.device} as A")
-    check_offsets(offs, A.device)
-    _, K, N = B_t.shape
-    if offs.shape[0] != B_t.shape[0]:
-        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {B_t.shape[0]}: one for each expert of B_t")
+    check_weights("B_t", B_t)
+    if B_t.device != A.device:
+        raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
+    check_offsets(offs, A.device, "A")
+    E, K, N = B_t.shape
+    if offs.shape[0] != E:
+        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {E}: one for each expert of B_t")
     if A.shape[1] != K:
         raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
     if out_dtype not in (None, torch.bfloat16):
         raise ValueError(f"out_dtype is {out_dtype}, wanted torch.bfloat16: the scaled grouped GEMM writes no other")
-
-
-def check_bias(bias: torch.Tensor | None) -> None:
-    """Raise ValueError for a bias: torch's grouped GEMM has the argument and takes none either."""
-    if bias is not None:
+    if bias is not None:  # torch's grouped GEMM has the argument and takes none either
         raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
-
-
-def _check_weights(B_t: torch.Tensor, A: torch.Tensor) -> None:
-    if B_t.dim() != 3:
-        raise ValueError(f"B_t has shape {tuple(B_t.shape)}, wanted three dimensions (E, K, N)")
-    if B_t.dtype not in IN_DTYPES:
-        raise ValueError(f"B_t is {B_t.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    if B_t.device != A.device:
-        raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
-    if not B_t.mT.is_contiguous():
-        _, K, N = B_t.shape
-        wanted = f"({K * N}, 1, {K}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
-        raise ValueError(f"B_t has strides {B_t.stride()}, wanted {wanted}")
-
-
-def _check_float8_dtype(wanted: torch.dtype | None) -> None:
-    """What of it the device decides, the quantization kernels check."""
-    if wanted is not None and wanted not in GEMM_DTYPES:
-        raise ValueError(f"float8_dtype is {wanted}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
+    return A, B_t

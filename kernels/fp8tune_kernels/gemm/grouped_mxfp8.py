@@ -21,7 +21,7 @@ import torch
 
 from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
 from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
-from fp8tune_kernels.gemm.grouped_mm import autocast, check_bias, check_operands
+from fp8tune_kernels.gemm.grouped_mm import checked_operands
 from fp8tune_kernels.gemm.scaled_gemm import checked_offsets
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
 from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
@@ -54,15 +54,11 @@ def mxfp8_grouped_mm(
     ``bias`` and ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second
     derivative. Raises ValueError, before any launch, naming the argument, as ``fp8_grouped_mm`` does.
     """
-    A, B_t = autocast(A, B_t)
-    check_operands(A, B_t, offs, out_dtype, MX_BLOCK)
-    check_bias(bias)
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, MX_BLOCK)
     check_scale_mode(scale_mode)
-    if not pad_token_groups:
-        return _apply(A, B_t, checked_offsets(offs, A.shape[0]), scale_mode)
-    padded, padded_offs = token_groups.pad(A, offs, MX_BLOCK)
-    out = _apply(padded, B_t, padded_offs, scale_mode)
-    return token_groups.unpad(out, offs, A.shape[0], MX_BLOCK)
+    if pad_token_groups:
+        return token_groups.multiply_padded(lambda A, offs: _apply(A, B_t, offs, scale_mode), A, offs, MX_BLOCK)
+    return _apply(A, B_t, checked_offsets(offs, A.shape[0]), scale_mode)
 
 
 @torch.compiler.assume_constant_result

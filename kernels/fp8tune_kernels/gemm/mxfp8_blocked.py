@@ -18,17 +18,26 @@ R128 and C4 are rounded up to 128 and 4. ``offs`` counts rows of what was quanti
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
-from fp8tune_kernels.gemm.token_groups import group_of_row, on_its_device
+from fp8tune_kernels.gemm.token_groups import group_of_row
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK
+from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["of_column_groups", "of_experts", "of_row_groups", "reference_tiles"]
+__all__ = [
+    "column_groups",
+    "of_column_groups",
+    "of_experts",
+    "of_row_groups",
+    "reference_filled",
+    "reference_tiles",
+    "row_groups",
+]
 
 ROWS, COLUMNS = 128, 4
 """Of a tile."""
@@ -81,35 +90,56 @@ def blocked_kernel(
     tl.store(blocked_ptr + place * 512 + byte, codes)
 
 
-def of_row_groups(scales: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """``(M, C)`` scales of rows in groups -> ``(P, C4)``, as the module's docstring says; launches once.
+def reference_tiles(codes: torch.Tensor) -> torch.Tensor:
+    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``, in plain torch."""
+    R, C = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, -C % COLUMNS, 0, -R % ROWS))
+    tiles = padded.view(-(-R // ROWS), 4, 32, -(-C // COLUMNS), COLUMNS)  # (down, r // 32, r % 32, across, c)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
-    Raises ValueError, before any launch, unless ``scales`` is row-major float8_e8m0fnu of two dimensions.
+
+def reference_filled(blocked: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+    """``blocked`` with the tiles of all matrices one after the other, then zeros."""
+    tiles = torch.cat([reference_tiles(matrix) for matrix in matrices])
+    blocked.zero_().view(-1)[: len(tiles)] = tiles
+    return blocked
+
+
+def _up(size: int, unit: int) -> int:
+    return (size + unit - 1) // unit * unit
+
+
+def _define(
+    schema: str, shape_of: Callable[..., tuple[int, ...]], matrices_of: Callable[..., list[torch.Tensor]]
+) -> Callable[..., torch.Tensor]:
+    """The operator of one layout of uint8 codes, and of the offsets where it has groups.
+
+    ``shape_of``: its arguments -> the shape of the result; ``matrices_of``: -> what is cut into tiles one by one.
     """
-    _check(scales, 2)
-    return _of_codes(torch.ops.fp8tune.mx_block_row_groups.default(scales.view(torch.uint8), offs))
 
+    def empty(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+        return codes.new_empty(shape_of(codes, *offs))
 
-def of_column_groups(scales: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """``(R, C)`` scales of columns in groups -> ``(R128, P)``; sizes of groups must be multiples of 32 rows.
+    def launch(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+        blocked = empty(codes, *offs)
+        *experts, R, C = codes.shape
+        sizes = (experts[0] * R, C, experts[0], R) if experts else (R, C, len(offs[0]), 0)
+        if programs := blocked.numel() // (ROWS * COLUMNS):
+            by_columns = matrices_of is column_groups
+            blocked_kernel[(programs,)](codes, offs[0] if offs else None, blocked, *sizes, by_columns, num_warps=4)
+        return blocked
 
-    Raises ValueError, before any launch, unless ``scales`` is row-major float8_e8m0fnu of two dimensions.
-    """
-    _check(scales, 2)
-    return _of_codes(torch.ops.fp8tune.mx_block_column_groups.default(scales.view(torch.uint8), offs))
+    def reference(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+        return reference_filled(empty(codes, *offs), matrices_of(codes, *offs))
 
+    operator = define(schema, launch, launch if interpreter.INTERPRETED else reference, empty)
 
-def of_experts(scales: torch.Tensor) -> torch.Tensor:
-    """``(E, R, C)`` scales of each expert -> ``(E, R128*C4)``.
+    def of(scales: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+        _check(scales, 2 if offs else 3)
+        blocked: torch.Tensor = operator(scales.view(torch.uint8), *offs)
+        return blocked.view(torch.float8_e8m0fnu)
 
-    Raises ValueError, before any launch, unless ``scales`` is row-major float8_e8m0fnu of three dimensions.
-    """
-    _check(scales, 3)
-    return _of_codes(torch.ops.fp8tune.mx_block_experts.default(scales.view(torch.uint8)))
-
-
-def _of_codes(codes: torch.Tensor) -> torch.Tensor:
-    return codes.view(torch.float8_e8m0fnu)
+    return of
 
 
 def _check(scales: torch.Tensor, dims: int) -> None:
@@ -121,98 +151,41 @@ def _check(scales: torch.Tensor, dims: int) -> None:
         raise ValueError(f"scales has strides {scales.stride()}, wanted row-major")
 
 
-def reference_tiles(codes: torch.Tensor) -> torch.Tensor:
-    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``, in plain torch."""
-    R, C = codes.shape
-    padded = torch.nn.functional.pad(codes, (0, -C % COLUMNS, 0, -R % ROWS))
-    tiles = padded.view(-(-R // ROWS), 4, 32, -(-C // COLUMNS), COLUMNS)  # (down, r // 32, r % 32, across, c)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
-
-
-def _up(size: int, unit: int) -> int:
-    return (size + unit - 1) // unit * unit
-
-
-def _empty_row_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    M, C = codes.shape
-    return codes.new_empty(_up(M + (ROWS - 1) * offs.shape[0], ROWS), _up(C, COLUMNS))
-
-
-def _empty_column_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    R, C = codes.shape
-    return codes.new_empty(_up(R, ROWS), _up(C + (COLUMNS - 1) * offs.shape[0], COLUMNS))
-
-
-def _empty_experts(codes: torch.Tensor) -> torch.Tensor:
-    E, R, C = codes.shape
-    return codes.new_empty(E, _up(R, ROWS) * _up(C, COLUMNS))
-
-
-def _reference_row_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def row_groups(codes: torch.Tensor, offs: torch.Tensor) -> list[torch.Tensor]:
+    """The codes of each group of rows; reads ``offs`` on the host."""
     ends = offs.tolist()
-    groups = [codes[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return _filled(_empty_row_groups(codes, offs), groups)
+    return [codes[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _reference_column_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    ends = (offs // MX_BLOCK).tolist()
-    groups = [codes[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return _filled(_empty_column_groups(codes, offs), groups)
+def column_groups(codes: torch.Tensor, offs: torch.Tensor) -> list[torch.Tensor]:
+    """Likewise of columns, of which one stands for 32 rows of ``offs``."""
+    return [group.t() for group in row_groups(codes.t(), offs // MX_BLOCK)]
 
 
-def _reference_experts(codes: torch.Tensor) -> torch.Tensor:
-    return _filled(_empty_experts(codes), list(codes))
-
-
-def _filled(blocked: torch.Tensor, groups: list[torch.Tensor]) -> torch.Tensor:
-    """The tiles of all groups one after the other, then zeros."""
-    tiles = torch.cat([reference_tiles(group) for group in groups])
-    blocked.zero_().view(-1)[: len(tiles)] = tiles
-    return blocked
-
-
-def _launch_row_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    return _launch(codes, offs, _empty_row_groups(codes, offs), (*codes.shape, len(offs), 0), by_columns=False)
-
-
-def _launch_column_groups(codes: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    return _launch(codes, offs, _empty_column_groups(codes, offs), (*codes.shape, len(offs), 0), by_columns=True)
-
-
-def _launch_experts(codes: torch.Tensor) -> torch.Tensor:
-    E, R, C = codes.shape
-    return _launch(codes, None, _empty_experts(codes), (E * R, C, E, R), by_columns=False)
-
-
-def _launch(
-    codes: torch.Tensor, offs: Any, blocked: torch.Tensor, sizes: tuple[int, ...], *, by_columns: bool
-) -> torch.Tensor:
-    if programs := blocked.numel() // (ROWS * COLUMNS):
-        blocked_kernel[(programs,)](codes, offs, blocked, *sizes, by_columns, num_warps=4)
-    return blocked
-
-
-_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
-
-
-def _register(schema: str, launch: Any, reference: Any, fake: Any) -> None:
-    _LIBRARY.define(schema)
-    name = schema.partition("(")[0]
-    _LIBRARY.impl(name, on_its_device(launch), "CUDA")
-    _LIBRARY.impl(name, launch if interpreter.INTERPRETED else reference, "CPU")
-    torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
-
-
-_register(
+of_row_groups = _define(
     "mx_block_row_groups(Tensor codes, Tensor offs) -> Tensor",
-    _launch_row_groups,
-    _reference_row_groups,
-    _empty_row_groups,
+    lambda codes, offs: (_up(codes.shape[0] + (ROWS - 1) * offs.shape[0], ROWS), _up(codes.shape[1], COLUMNS)),
+    row_groups,
 )
-_register(
+"""``(M, C)`` scales of rows in groups, and ``offs`` -> ``(P, C4)``, as the module's docstring says; launches once.
+
+Raises ValueError, before any launch, unless the scales are row-major float8_e8m0fnu of two dimensions.
+"""
+
+of_column_groups = _define(
     "mx_block_column_groups(Tensor codes, Tensor offs) -> Tensor",
-    _launch_column_groups,
-    _reference_column_groups,
-    _empty_column_groups,
+    lambda codes, offs: (_up(codes.shape[0], ROWS), _up(codes.shape[1] + (COLUMNS - 1) * offs.shape[0], COLUMNS)),
+    column_groups,
 )
-_register("mx_block_experts(Tensor codes) -> Tensor", _launch_experts, _reference_experts, _empty_experts)
+"""``(R, C)`` scales of columns in groups, and ``offs`` -> ``(R128, P)``; sizes of groups must be multiples of 32 rows.
+
+Raises ValueError as :func:`of_row_groups` does.
+"""
+
+of_experts = _define(
+    "mx_block_experts(Tensor codes) -> Tensor",
+    lambda codes: (codes.shape[0], _up(codes.shape[1], ROWS) * _up(codes.shape[2], COLUMNS)),
+    list,
+)
+"""``(E, R, C)`` scales of each expert -> ``(E, R128*C4)``. Raises ValueError unless they have three dimensions, else as
+:func:`of_row_groups` does."""

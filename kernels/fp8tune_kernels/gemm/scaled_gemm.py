@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import torch
 
-from fp8tune_kernels.runtime.ops import check_ends
+from fp8tune_kernels.runtime.checks import check_ends
+from fp8tune_kernels.runtime.ops import define
 
 __all__ = ["GROUP_ALIGNMENT", "check_sizes", "checked_offsets", "multiply", "scaled_grouped_gemm"]
 
@@ -39,7 +40,7 @@ def scaled_grouped_gemm(
     Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for
     ``offs`` that decrease or pass the rows.
     """
-    out: torch.Tensor = torch.ops.fp8tune.scaled_grouped_gemm.default(a, b, scale_a, scale_b, offs)
+    out: torch.Tensor = _scaled_grouped_gemm(a, b, scale_a, scale_b, offs)
     return out
 
 
@@ -114,17 +115,19 @@ def checked_offsets(offs: torch.Tensor, rows: int, multiple: int = 0) -> torch.T
     """
     if offs.device.type != "cpu":
         return offs
-    checked: torch.Tensor = torch.ops.fp8tune.checked_offsets.default(offs, rows, multiple)
+    checked: torch.Tensor = _checked_offsets_of(offs, rows, multiple)
     return checked
 
 
-_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
-_LIBRARY.define("scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor")
-_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CUDA")
-_LIBRARY.impl("scaled_grouped_gemm", _invert_and_multiply, "CPU")
-torch.library.register_fake("fp8tune::scaled_grouped_gemm", _out, lib=_LIBRARY)
-_LIBRARY.define("checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor")
-_LIBRARY.impl("checked_offsets", _checked_offsets, "CPU")
-torch.library.register_fake(
-    "fp8tune::checked_offsets", lambda offs, rows, multiple: torch.empty_like(offs), lib=_LIBRARY
+_scaled_grouped_gemm = define(
+    "scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor",
+    _invert_and_multiply,
+    _invert_and_multiply,
+    _out,
+)
+_checked_offsets_of = define(
+    "checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor",
+    None,
+    _checked_offsets,
+    lambda offs, rows, multiple: torch.empty_like(offs),
 )

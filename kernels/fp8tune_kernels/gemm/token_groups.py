@@ -24,10 +24,11 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_ends, check_matrix, check_offsets
+from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["group_of_row", "on_its_device", "pad", "padded_rows", "unpad"]
+__all__ = ["group_of_row", "multiply_padded", "pad", "padded_rows", "unpad"]
 
 CONFIG = {"BLOCK_SIZE": 512, "num_warps": 4}
 """Columns a program copies, of ALIGNMENT rows: four accesses of 16 bytes a thread at 16 rows of bfloat16."""
@@ -71,6 +72,23 @@ def group_of_row(
     return start, tl.where(owned, end, -1), padded_start, tl.where(owned, padded_end, -1)
 
 
+@triton.jit
+def tile_of(
+    offs_ptr: tl.tensor, K: tl.tensor, G: tl.tensor, ALIGNMENT: tl.constexpr, BLOCK_SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of a program's ALIGNMENT padded rows, all of one group or of none, and its BLOCK_SIZE columns: the rows before
+    padding and where their group ends, places before and after padding, and which columns exist."""
+    blocks = tl.cdiv(K, BLOCK_SIZE)
+    row = tl.program_id(0) // blocks * ALIGNMENT
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
+    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    lanes = tl.arange(0, ALIGNMENT)
+    rows = row - padded_start + start + lanes
+    places = rows.to(tl.int64)[:, None] * K + columns[None, :]
+    padded_places = (row + lanes).to(tl.int64)[:, None] * K + columns[None, :]
+    return rows, end, places, padded_places, (columns < K)[None, :]
+
+
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def pad_kernel(
     x_ptr: tl.tensor,  # (M, K), row-major
@@ -85,18 +103,9 @@ def pad_kernel(
 ) -> None:
     """One program: ALIGNMENT padded rows, all of one group or of none, and BLOCK_SIZE columns. The first programs also
     store where the padded groups end."""
-    blocks = tl.cdiv(K, BLOCK_SIZE)
-    row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    lanes = tl.arange(0, ALIGNMENT)
-    rows = row - padded_start + start + lanes
-    in_columns = (columns < K)[None, :]
-    x = tl.load(
-        x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
-    )
-    padded_row = (row + lanes).to(tl.int64)
-    tl.store(padded_ptr + padded_row[:, None] * K + columns[None, :], x, mask=in_columns)
+    rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
+    x = tl.load(x_ptr + places, mask=(rows < end)[:, None] & in_columns, other=0.0)
+    tl.store(padded_ptr + padded_places, x, mask=in_columns)
     if tl.program_id(0) == 0:
         store_padded_ends(offs_ptr, padded_offs_ptr, G, ALIGNMENT)
 
@@ -127,19 +136,9 @@ def unpad_kernel(
 ) -> None:
     """One program: ALIGNMENT padded rows and BLOCK_SIZE columns. What follows the last padded group is at least as many
     rows as x has past its last group: those programs write its zeros."""
-    blocks = tl.cdiv(K, BLOCK_SIZE)
-    row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    lanes = tl.arange(0, ALIGNMENT)
-    rows = row - padded_start + start + lanes
-    in_columns = (columns < K)[None, :]
-    padded_row = (row + lanes).to(tl.int64)
-    padded = tl.load(
-        padded_ptr + padded_row[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
-    )
-    inside = (rows < tl.where(end < 0, M, end))[:, None] & in_columns
-    tl.store(x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], padded, mask=inside)
+    rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
+    padded = tl.load(padded_ptr + padded_places, mask=(rows < end)[:, None] & in_columns, other=0.0)
+    tl.store(x_ptr + places, padded, mask=(rows < tl.where(end < 0, M, end))[:, None] & in_columns)
 
 
 def padded_rows(M: int, G: int, alignment: int) -> int:
@@ -167,6 +166,14 @@ def unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int = 16)
     """
     unpadded: torch.Tensor = _unpad(padded, offs, M, alignment)
     return unpadded
+
+
+def multiply_padded(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, offs: torch.Tensor, alignment: int
+) -> torch.Tensor:
+    """``multiply(x, offs)`` with each group of rows padded for it, and the padding taken out of the product."""
+    product = multiply(*pad(x, offs, alignment))
+    return unpad(product, offs, x.shape[0], alignment)
 
 
 def _outputs_of_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,30 +247,6 @@ def _copies(
     return copies
 
 
-def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current device, whatever its arguments live on."""
-
-    def on_gpu(*arguments: Any) -> Any:
-        with torch.cuda.device(arguments[0].device):
-            return launch(*arguments)
-
-    return on_gpu
-
-
-_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
-
-
-def _register(schema: str, launch: Any, reference: Any, fake: Any, backward: Any, setup_context: Any) -> Any:
-    """Define ``fp8tune::<schema>`` with its gradient, and return the callable operator."""
-    _LIBRARY.define(schema)
-    name = schema.partition("(")[0]
-    _LIBRARY.impl(name, on_its_device(launch), "CUDA")
-    _LIBRARY.impl(name, launch if interpreter.INTERPRETED else reference, "CPU")
-    torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"fp8tune::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
-    return getattr(torch.ops.fp8tune, name).default
-
-
 def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, offs, ctx.alignment = inputs
     ctx.save_for_backward(offs)
@@ -286,19 +269,17 @@ def _backward_of_unpad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None
     return pad(grad.contiguous(), offs, ctx.alignment)[0], None, None, None
 
 
-_pad = _register(
+_pad = define(
     "pad_token_groups(Tensor x, Tensor offs, int alignment) -> (Tensor, Tensor)",
     _launch_pad,
-    reference_pad,
+    _launch_pad if interpreter.INTERPRETED else reference_pad,
     _outputs_of_pad,
-    _backward_of_pad,
-    _remember_pad,
+    gradient=(_backward_of_pad, _remember_pad),
 )
-_unpad = _register(
+_unpad = define(
     "unpad_token_groups(Tensor padded, Tensor offs, SymInt M, int alignment) -> Tensor",
     _launch_unpad,
-    reference_unpad,
+    _launch_unpad if interpreter.INTERPRETED else reference_unpad,
     _outputs_of_unpad,
-    _backward_of_unpad,
-    _remember_unpad,
+    gradient=(_backward_of_unpad, _remember_unpad),
 )

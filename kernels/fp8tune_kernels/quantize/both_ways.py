@@ -23,6 +23,7 @@ waits. The least turn that is not done waits for nobody: no launch needs to be c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,14 +31,20 @@ import triton.language as tl
 
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.panels import _pieces_of as blocks_of_rows
 from fp8tune_kernels.quantize.tiles import (
+    Matrix,
+    Options,
+    Tile,
     first_row,
     fold,
     folded_rows,
     group_end,
+    group_start,
     load_tile,
     of_any_layout,
+    q_of_group,
     store_edges,
     store_tile,
     top,
@@ -59,205 +66,153 @@ thread it likes about 230, and two programs of 4 warps run on an SM at once; 168
 for some 60 bytes of spills."""
 
 
+class _Cursor(NamedTuple):
+    """A group of rows that a program is at."""
+
+    group: tl.tensor
+    begin: tl.tensor  # the turn that its maxima begin in
+    start: tl.tensor
+    end: tl.tensor
+
+
 @triton.jit
 def quantize_both_ways(
-    x_ptr: tl.tensor,  # (M, K), row-major
-    offs_ptr: tl.tensor,  # (G,), or None: G equal groups
-    q_rows_ptr: tl.tensor,  # (M, K), row-major
-    row_scales_ptr: tl.tensor,  # (M,)
-    q_ptr: tl.tensor,  # row m of column k of group g: q_ptr + g * q_group_stride + k * q_stride + m
-    scales_ptr: tl.tensor,  # (G * K,), group-major
-    work_ptr: tl.tensor,  # (work_for(...),), int32, zeros
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    q_group_stride: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
-    LEAD: tl.constexpr,
-    num_warps: tl.constexpr,
+    matrix: Matrix, q_rows_ptr: tl.tensor, row_scales_ptr: tl.tensor, work_ptr: tl.tensor, options: Options
 ) -> None:
     """Turns until there are none left. Both tiles of a turn are asked for at once, so that one wait serves two.
 
-    Rows past the last group are quantized row by row like any other; column by column they become zeros.
+    Rows past the last group are quantized row by row like any other; column by column they become zeros. ``q_rows_ptr``
+    is (M, K), row-major, ``row_scales_ptr`` (M,), and ``work_ptr`` what :func:`work_for` gave.
     """
-    across = tl.maximum(tl.cdiv(K, BLOCK_SIZE), 1)  # without a column, rows have scales all the same
+    across = tl.maximum(tl.cdiv(matrix.K, options.BLOCK_SIZE), 1)  # without a column, rows have scales all the same
     done_ptr = work_ptr + 1
-    amax_ptr = done_ptr + G + 1
-    row_amax_ptr = amax_ptr + G * K
-    turns = _turns(offs_ptr, M, G, across, BLOCK_SIZE_ITER) + LEAD
-    rows = tl.arange(0, BLOCK_SIZE_ITER)
-    lanes = tl.arange(0, BLOCK_SIZE)
-    # Two cursors, each a group: its number, the turn it begins in, its first row and the row after its last.
+    amax_ptr = done_ptr + matrix.G + 1
+    row_amax_ptr = amax_ptr + matrix.G * matrix.K
+    turns = _turns(matrix, across, options.BLOCK_SIZE_ITER) + options.LEAD
+    rows = tl.arange(0, options.BLOCK_SIZE_ITER)
+    lanes = tl.arange(0, options.BLOCK_SIZE)
     zero = tl.full([], 0, tl.int32)
-    new_group, new_begin, new_start, new_end = zero, zero, zero, group_end(offs_ptr, zero, M, G)
-    old_group, old_begin, old_start, old_end = zero, zero, zero, new_end
+    new = _Cursor(zero, zero, zero, group_end(matrix, zero))
+    old = new
 
     turn = tl.atomic_add(work_ptr, 1, sem="relaxed")
     while turn < turns:
-        new_group, new_begin, new_start, new_end = _advance(
-            offs_ptr, turn, 1, new_group, new_begin, new_start, new_end, M, G, across, BLOCK_SIZE_ITER
-        )
-        new_first, new_panel, is_new = _locate(turn - new_begin, new_start, new_end, across, BLOCK_SIZE_ITER)
-        new_columns = new_panel * BLOCK_SIZE + lanes
-        new_until = tl.where(is_new, new_end, new_start)
-        new = load_tile(x_ptr, new_first, rows, new_columns, K, new_start, new_until, "evict_last")
+        new = _advance(matrix, turn, 1, new, across, options.BLOCK_SIZE_ITER)
+        first, new_panel, is_new = _locate(turn - new.begin, new, across, options.BLOCK_SIZE_ITER)
+        new_tile = Tile(first, rows, new_panel * options.BLOCK_SIZE + lanes, new.start, new.end)
+        new_x = load_tile(matrix, new_tile, tl.where(is_new, new.end, new.start), "evict_last")
 
-        late = turn - LEAD
-        old_group, old_begin, old_start, old_end = _advance(
-            offs_ptr, late, 2, old_group, old_begin, old_start, old_end, M, G, across, BLOCK_SIZE_ITER
-        )
-        in_group = blocks_of_rows(old_start, old_end, BLOCK_SIZE_ITER) * across
-        old_first, old_panel, is_old = _locate(late - old_begin - in_group, old_start, old_end, across, BLOCK_SIZE_ITER)
-        old_columns = old_panel * BLOCK_SIZE + lanes
-        old_until = tl.where(is_old, old_end, old_start)
-        old = load_tile(x_ptr, old_first, rows, old_columns, K, old_start, old_until, "evict_first")
+        late = turn - options.LEAD
+        old = _advance(matrix, late, 2, old, across, options.BLOCK_SIZE_ITER)
+        in_group = blocks_of_rows(old.start, old.end, options.BLOCK_SIZE_ITER) * across
+        first, old_panel, is_old = _locate(late - old.begin - in_group, old, across, options.BLOCK_SIZE_ITER)
+        old_tile = Tile(first, rows, old_panel * options.BLOCK_SIZE + lanes, old.start, old.end)
+        old_x = load_tile(matrix, old_tile, tl.where(is_old, old.end, old.start), "evict_first")
 
         if is_new:
-            of_rows = tl.max(magnitude(new), 1)
-            inside = (rows >= new_start - new_first) & (rows < new_end - new_first)
-            tl.atomic_max(row_amax_ptr + new_first + rows, of_rows, mask=inside, sem="relaxed")
-            largest = top(fold(new, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)))
-            inside = new_columns < tl.where(new_group < G, K, 0)
-            tl.atomic_max(amax_ptr + new_group * K + new_columns, largest, mask=inside, sem="relaxed")
+            first, columns = new_tile.first, new_tile.columns
+            of_rows = tl.max(magnitude(new_x), 1)
+            inside = (rows >= new.start - first) & (rows < new.end - first)
+            tl.atomic_max(row_amax_ptr + first + rows, of_rows, mask=inside, sem="relaxed")
+            largest = top(fold(new_x, folded_rows(options.BLOCK_SIZE_ITER, options.BLOCK_SIZE, options.num_warps)))
+            inside = columns < tl.where(new.group < matrix.G, matrix.K, 0)
+            tl.atomic_max(amax_ptr + new.group * matrix.K + columns, largest, mask=inside, sem="relaxed")
             tl.debug_barrier()  # all threads' maxima before the one count that publishes them
-            tl.atomic_add(done_ptr + new_group, 1, sem="release")
+            tl.atomic_add(done_ptr + new.group, 1, sem="release")
         if is_old:
-            while tl.atomic_add(done_ptr + old_group, 0, sem="acquire") < in_group:
+            while tl.atomic_add(done_ptr + old.group, 0, sem="acquire") < in_group:
                 pass
-            inside = old_columns < tl.where(old_group < G, K, 0)
-            bits = tl.load(amax_ptr + old_group * K + old_columns, mask=inside, other=0, cache_modifier=".cg")
-            scale = scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
-            inside &= old_first == first_row(old_start)
-            tl.store(scales_ptr + old_group.to(tl.int64) * K + old_columns, scale, mask=inside)
+            columns = old_tile.columns
+            inside = columns < tl.where(old.group < matrix.G, matrix.K, 0)
+            bits = tl.load(amax_ptr + old.group * matrix.K + columns, mask=inside, other=0, cache_modifier=".cg")
+            amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
+            scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
+            inside &= old_tile.first == first_row(old.start)
+            tl.store(matrix.scales_ptr + old.group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
             scale = of_any_layout(scale)
-            q_group_ptr = q_ptr + old_group.to(tl.int64) * q_group_stride
-            if old_group < G:  # a branch, as no scale makes a zero of what padding rows may hold
-                q = quantize(old, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-                store_tile(q_group_ptr, old_first, rows, old_columns, K, q_stride, old_start, old_end, q, "evict_first")
+            q_ptr = q_of_group(matrix, old.group)
+            if old.group < matrix.G:  # a branch, as no scale makes a zero of what padding rows may hold
+                q = quantize(old_x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+                store_tile(matrix, q_ptr, old_tile, q, "evict_first")
             else:
-                q = tl.zeros((BLOCK_SIZE_ITER, BLOCK_SIZE), tl.uint8).to(q_ptr.dtype.element_ty, bitcast=True)
-                store_tile(q_group_ptr, old_first, rows, old_columns, K, q_stride, old_start, old_end, q, "evict_first")
-            _cast_rows(
-                old,
-                q_rows_ptr,
-                row_scales_ptr,
-                row_amax_ptr,
-                K,
-                old_start,
-                old_end,
-                old_first,
-                rows,
-                old_columns,
-                old_panel == 0,
-                x_ptr.dtype.element_ty,
-                FP8_MAX,
-                POWER_OF_TWO,
-            )
-            store_edges(
-                x_ptr,
-                q_group_ptr,
-                old_first,
-                old_first + BLOCK_SIZE_ITER,
-                old_columns,
-                K,
-                q_stride,
-                old_start,
-                tl.where(old_group < G, old_end, old_start),
-                old_end,
-                scale,
-                FP8_MAX,
-            )
+                zeros = tl.zeros((options.BLOCK_SIZE_ITER, options.BLOCK_SIZE), tl.uint8)
+                store_tile(matrix, q_ptr, old_tile, zeros.to(q_ptr.dtype.element_ty, bitcast=True), "evict_first")
+            _cast_rows(old_x, matrix, q_rows_ptr, row_scales_ptr, row_amax_ptr, old_tile, old_panel == 0, options)
+            last = old_tile.first + options.BLOCK_SIZE_ITER
+            read_end = tl.where(old.group < matrix.G, old.end, old.start)
+            store_edges(matrix, q_ptr, old_tile, last, read_end, scale, options.FP8_MAX)
         turn = tl.atomic_add(work_ptr, 1, sem="relaxed")
 
 
 @triton.jit
 def _cast_rows(
     x: tl.tensor,
+    matrix: Matrix,
     q_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     amax_ptr: tl.tensor,
-    K: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    first: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
+    tile: Tile,
     writes_scales: tl.tensor,
-    dtype: tl.constexpr,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
+    options: Options,
 ) -> None:
     """A tile by the maxima of its rows. After the cast of its columns: it would else share that one's conversion to
     float32, which ties both to the layout of the load, and codes were transposed byte by byte."""
+    first, rows, columns, start, end = tile
     inside = (rows >= start - first) & (rows < end - first)
     bits = tl.load(amax_ptr + first + rows, mask=inside, other=0, cache_modifier=".cg")
-    scale = scale_of(magnitude_to_float32(bits, dtype), FP8_MAX, POWER_OF_TWO)
+    amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
+    scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
     tl.store(scales_ptr + first + rows, scale, mask=inside & writes_scales)
-    q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
-    tile = q_ptr + first.to(tl.int64) * K + (rows[:, None] * K + columns[None, :])
-    tl.store(tile, q, mask=inside[:, None] & (columns < K)[None, :], eviction_policy="evict_first")
+    q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, options.FP8_MAX)
+    at = q_ptr + first.to(tl.int64) * matrix.K + (rows[:, None] * matrix.K + columns[None, :])
+    tl.store(at, q, mask=inside[:, None] & (columns < matrix.K)[None, :], eviction_policy="evict_first")
 
 
 @triton.jit
-def _turns(
-    offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
-) -> tl.tensor:
+def _turns(matrix: Matrix, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr) -> tl.tensor:
     """Turns until the casts of the last group end, but for LEAD; the padding rows count as a group."""
     total = 0
-    for group in tl.range(0, G + 1, 128, num_stages=1):
+    for group in tl.range(0, matrix.G + 1, 128, num_stages=1):
         groups = group + tl.arange(0, 128)
-        starts = tl.where(groups > 0, group_end(offs_ptr, tl.maximum(groups - 1, 0), M, G), 0)
-        ends = group_end(offs_ptr, groups, M, G)
+        starts, ends = group_start(matrix, groups), group_end(matrix, groups)
         blocks = blocks_of_rows(starts, ends, BLOCK_SIZE_ITER)
-        following = blocks_of_rows(ends, group_end(offs_ptr, groups + 1, M, G), BLOCK_SIZE_ITER)
-        blocks += tl.maximum(blocks - tl.where(groups < G, following, 0), 0)
-        total += tl.sum(tl.where(groups <= G, blocks, 0))
+        following = blocks_of_rows(ends, group_end(matrix, groups + 1), BLOCK_SIZE_ITER)
+        blocks += tl.maximum(blocks - tl.where(groups < matrix.G, following, 0), 0)
+        total += tl.sum(tl.where(groups <= matrix.G, blocks, 0))
     return total * across
 
 
 @triton.jit
 def _advance(
-    offs_ptr: tl.tensor,
+    matrix: Matrix,
     turn: tl.tensor,
     READS: tl.constexpr,
-    group: tl.tensor,
-    begin: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    M: tl.tensor,
-    G: tl.tensor,
+    at: _Cursor,
     across: tl.tensor,
     BLOCK_SIZE_ITER: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+) -> _Cursor:
     """Move a cursor on from groups that were read READS times before a turn; no further than the padding rows."""
+    group, begin, start, end = at
     pieces = blocks_of_rows(start, end, BLOCK_SIZE_ITER) * across
-    while (turn >= begin + READS * pieces) & (group < G):
+    while (turn >= begin + READS * pieces) & (group < matrix.G):
         begin += pieces
         group += 1
         start = end
-        end = group_end(offs_ptr, group, M, G)
+        end = group_end(matrix, group)
         longer = pieces
         pieces = blocks_of_rows(start, end, BLOCK_SIZE_ITER) * across
         begin += tl.maximum(longer - pieces, 0)
-    return group, begin, start, end
+    return _Cursor(group, begin, start, end)
 
 
 @triton.jit
 def _locate(
-    piece: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    across: tl.tensor,
-    BLOCK_SIZE_ITER: tl.constexpr,
+    piece: tl.tensor, at: _Cursor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A piece of a group -> its first row, its block of columns, and whether the group has such a piece."""
-    exists = (piece >= 0) & (piece < blocks_of_rows(start, end, BLOCK_SIZE_ITER) * across)
+    exists = (piece >= 0) & (piece < blocks_of_rows(at.start, at.end, BLOCK_SIZE_ITER) * across)
     piece = tl.where(exists, piece, 0)
-    return first_row(start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
+    return first_row(at.start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
 
 
 def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:
@@ -273,22 +228,23 @@ def work_for(rows: int, columns: int, groups: int, device: torch.device) -> torc
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay on so many columns, or None."""
-    threads = config["num_warps"] * limits.warp_size
     tile = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"]
-    values = tile // threads
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    values = values_a_thread(config, tile, limits)
     if tile < 64 * 128:
         return f"pieces of {tile} elements: turns cost more than they bring"
-    if values < 32:
-        return f"{values} values a thread: too few loads under way to hide the wait for a turn"
-    if values > 128:
-        return f"{values} values a thread: two tiles do not fit in registers"
-    if 2 * tile > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{2 * tile} bytes to transpose, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * columns:
-        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    if reason := (
+        wrong_tile(
+            config,
+            tile,
+            limits,
+            least=32,
+            too_few="too few loads under way to hide the wait for a turn",
+            held="two tiles do",
+        )
+        or too_many_shared_bytes(2 * tile, "to transpose", limits)
+        or idle_columns(config["BLOCK_SIZE"], columns)
+    ):
+        return reason
     if config["maxnreg"] and limits.arch.startswith("gfx"):
         return "maxnreg is an option of NVIDIA's compiler"
     if config["maxnreg"] and values != 64:

@@ -15,8 +15,7 @@ operands are quantized this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,8 +27,10 @@ from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
@@ -55,23 +56,10 @@ def colwise_kernel(
 ) -> None:
     """Either form of :mod:`.panels`."""
     quantize_columns(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
         work_ptr,
-        M,
-        K,
-        G,
-        tl.cdiv(M, 16) * 16,
-        0,
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
         num_stages,
     )
 
@@ -85,12 +73,8 @@ def quantize_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a column of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes;
-    where that is one of panels, ``4*G*K`` bytes of scratch and some counters are zeroed first. Waits for nothing: the
-    values in ``offs`` are not checked. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -147,17 +131,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 157 rows and 101 columns: one group stays one, several stay several, no block divides a dim."""
-    sizes = {"M": 157, "K": 101, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; scales and offsets are too few to count."""
-    return 3 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return panels.invalid(config, shape["K"], limits)
@@ -173,8 +146,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 157, "K": 101, "G": 3},  # no block divides a dim; several groups stay several
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
@@ -189,7 +161,7 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(
+def arguments(
     x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
 ) -> tuple[Any, ...]:
     check_matrix("x", x)
@@ -197,13 +169,8 @@ def _arguments(
     return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
 
 
-def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+def key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1], offs.shape[0]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_colwise, arguments, key)

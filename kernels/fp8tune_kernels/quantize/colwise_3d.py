@@ -14,7 +14,7 @@ kernel does the work, and reads each column once where it fits in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.quantize import rowwise_2d, weights
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 
@@ -33,11 +33,7 @@ def quantize_colwise_3d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each column of each expert's ``w``; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a column makes
-    its scale and codes NaN. Launches once, with the config that the exported table has for these sizes, and waits for
-    nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -64,11 +60,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     w, float8_dtype, power_of_two = inputs
     E, K, N = w.shape
     rowwise_2d.launch_rows(_of_rows(config), (w, *outputs), E * N, K, float8_dtype, power_of_two)
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 5 columns of 5,003: no block divides either, and columns stay longer than short tiles."""
-    return weights.scaled_down(problem, E=2, N=5, K=5003)
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -98,8 +89,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 5, "K": 5003},  # no block divides either; columns stay longer than short tiles
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", E=1, N=1),
@@ -112,9 +102,4 @@ SPEC = KernelSpec(
     ),
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_colwise_3d, weights.arguments, weights.key)

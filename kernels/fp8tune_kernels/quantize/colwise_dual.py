@@ -14,7 +14,7 @@ one launch leaves one tail in which multiprocessors idle, not two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,10 @@ from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import colwise, panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
@@ -69,23 +71,10 @@ def colwise_dual_kernel(
         if matrix == 1:
             matrix_ptr, q_ptr, scales_ptr, work_ptr, columns = y_ptr, q_y_ptr, scales_y_ptr, work_y_ptr, K
         quantize_columns(
-            matrix_ptr,
-            offs_ptr,
-            q_ptr,
-            scales_ptr,
+            Matrix(matrix_ptr, offs_ptr, q_ptr, scales_ptr, M, columns, G, tl.cdiv(M, 16) * 16, 0),
             work_ptr,
-            M,
-            columns,
-            G,
-            tl.cdiv(M, 16) * 16,
-            0,
             tl.program_id(0) - matrix * programs_of_x,
-            FP8_MAX,
-            POWER_OF_TWO,
-            BLOCK_SIZE,
-            BLOCK_SIZE_ITER,
-            LEAD,
-            num_warps,
+            Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
             num_stages,
         )
 
@@ -100,14 +89,8 @@ def quantize_colwise_dual(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
 
-    Layouts are as the module's docstring says. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a column of a group makes its scale and codes NaN. Launches once, with the config
-    that the exported table has for these sizes; where that is one of panels, ``4*G*(N + K)`` bytes of scratch and some
-    counters are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's
-    interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x``, ``y`` or ``offs``, and
-    where ``y`` has other rows or another dtype than ``x``.
+    Scratch, where the config is one of panels: ``4*G*(N + K)`` bytes and some counters. ValueError also where ``y`` has
+    other rows, another dtype or another device than ``x``. More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, y, offs, float8_dtype, power_of_two)
 
@@ -160,17 +143,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 109 rows, 37 and 19 columns: no block divides a dim, and the second matrix starts mid-grid."""
-    sizes = {"M": 109, "N": 37, "K": 19, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element of both; scales and offsets are too few to count."""
-    return 3 * shape["M"] * (shape["N"] + shape["K"])
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay for the wider matrix, or None."""
     return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
@@ -193,8 +165,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
@@ -227,10 +198,4 @@ def _key(
     return bucket(x.shape[0]), x.shape[1], y.shape[1], offs.shape[0]
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_dual(Tensor x, Tensor y, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_colwise_dual, _arguments, _key)

@@ -11,7 +11,7 @@ w is a row-major (E*N, K) matrix in E equal groups of rows, quantized row by row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ import triton.language as tl
 from fp8tune_kernels.quantize import both_ways, colwise_3d, panels, transpose_3d, weights
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_transpose_3d"]
 
@@ -48,24 +49,11 @@ def colwise_transpose_3d_kernel(
 ) -> None:
     """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
     quantize_both_ways(
-        w_ptr,
-        None,
+        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
         q_ptr,
         scales_ptr,
-        q_transposed_ptr,
-        scales_transposed_ptr,
         work_ptr,
-        E * N,
-        K,
-        E,
-        N,
-        tl.cast(N, tl.int64) * (K - 1),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
     )
 
 
@@ -74,12 +62,8 @@ def quantize_colwise_transpose_3d(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
 
-    Returns ``(q, scales, q_transposed, scales_transposed)`` as the module's docstring says. ``float8_dtype`` None is
-    the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its two slices
-    NaN. Zeroes about ``4*E*(K + N)`` bytes of scratch and launches once, with the config that the exported table has
-    for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -110,16 +94,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(colwise_transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 301 rows of 101: no block divides either, and an expert has several pieces."""
-    return weights.scaled_down(problem, E=2, N=301, K=101)
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and twice one written for every element; the scales are too few to count."""
-    return 4 * shape["E"] * shape["N"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     if config["BLOCK_SIZE_ITER"] >= 2 * shape["N"]:
@@ -137,16 +111,9 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 301, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=transpose_3d.edges,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_colwise_transpose_3d(Tensor w, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_colwise_transpose_3d, weights.arguments, weights.key)

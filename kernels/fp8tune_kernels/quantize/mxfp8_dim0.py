@@ -14,8 +14,7 @@ row belongs to one of them whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize import rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
 from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
@@ -34,9 +35,10 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     quantize_block,
     reference_blocks,
 )
+from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim0"]
 
@@ -78,12 +80,7 @@ def quantize_mxfp8_dim0(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` in blocks of 32 columns; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, scale_mode)
 
@@ -120,39 +117,10 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
         launch_kernel(mxfp8_dim0_kernel, programs, tensors, (M, K), constants, config)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``: the left operands of forward and backward.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
-    yield NamedInts(M=row["M"], K=row["K"])
-    yield NamedInts(M=row["M"], K=row["N"])
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 13 rows and 203 columns: no tile divides either, and the last block of a row has 11 columns."""
-    sizes = {"M": 13, "K": 203}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + shape["M"] * -(-shape["K"] // MX_BLOCK)
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"] // threads
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile does not fit in registers"
-    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE_K']} columns a tile for {shape['K']}: half of the threads idle"
-    return None
+    tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
+    return wrong_tile(config, tile, limits) or idle_columns(config["BLOCK_SIZE_K"], shape["K"], "tile")
 
 
 SPEC = KernelSpec(
@@ -165,13 +133,12 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_M=4, BLOCK_SIZE_K=1024, num_warps=4, num_stages=1),
     key=("M_bucket", "K"),
-    problems=problems,
+    problems=rowwise_2d.problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 13, "K": 203},  # no tile divides either; the last block of a row has 11 columns
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),
@@ -185,19 +152,10 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
+def arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
     check_matrix("x", x)
     check_scale_mode(scale_mode)
     return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
 
 
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim0(Tensor x, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim0, arguments, rowwise_2d.key)

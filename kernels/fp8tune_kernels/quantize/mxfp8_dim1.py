@@ -15,8 +15,7 @@ last block of a column is the shorter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,20 +23,20 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.inputs import dtype_named, random_matrix
+from fp8tune_kernels.quantize import mxfp8_dim0, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.quantize.limits import too_many_shared_bytes
 from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
     SCALE_MODES,
-    check_scale_mode,
     e8m0_of,
     quantize_block,
     reference_blocks,
 )
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1"]
 
@@ -96,12 +95,7 @@ def quantize_mxfp8_dim1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, scale_mode)
 
@@ -112,12 +106,6 @@ def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tu
     transposed, scales = reference_blocks(x.t(), float8_dtype, scale_mode)
     q.copy_(transposed.t())
     return q, scales
-
-
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
-    """``(x, float8_dtype, scale_mode)`` of a problem."""
-    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
-    return x, dtype_named(problem.fp8_dtype), problem.scale_mode
 
 
 def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,42 +130,10 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
         launch_kernel(mxfp8_dim1_kernel, programs, tensors, (M, K, stride), constants, config)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Both operands of the weight gradient: A is ``(M, K)``, the output's gradient ``(M, N)``.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
-    yield NamedInts(M=row["M"], K=row["K"])
-    yield NamedInts(M=row["M"], K=row["N"])
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 157 rows and 101 columns: no tile divides either, and the last block of a column has 29 rows."""
-    sizes = {"M": 157, "K": 101}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    return 3 * shape["M"] * shape["K"] + -(-shape["M"] // MX_BLOCK) * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    threads = config["num_warps"] * limits.warp_size
     codes = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
-    room = limits.shared_bytes_per_block
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if codes > room:
-        return f"{codes} bytes of codes to transpose, {limits.arch} has {room} of shared memory a block"
-    if codes // threads < 16:
-        return f"{codes // threads} values a thread: too few for one 16-byte store of FP8"
-    if codes // threads > 128:
-        return f"{codes // threads} values a thread: the tile does not fit in registers"
-    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE_K']} columns a tile for {shape['K']}: half of the threads idle"
-    return None
+    return too_many_shared_bytes(codes, "of codes to transpose", limits) or mxfp8_dim0.invalid(config, shape, limits)
 
 
 SPEC = KernelSpec(
@@ -190,13 +146,12 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_M=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
     key=("M_bucket", "K"),
-    problems=problems,
-    inputs=inputs,
+    problems=rowwise_2d.problems,
+    inputs=mxfp8_dim0.inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"M": 157, "K": 101},  # no tile divides either; the last block of a column has 29 rows
     invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", M=1, K=48),
@@ -210,19 +165,4 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
-    check_matrix("x", x)
-    check_scale_mode(scale_mode)
-    return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
-
-
-def _key(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1(Tensor x, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1, mxfp8_dim0.arguments, rowwise_2d.key)

@@ -15,8 +15,7 @@ not, the last block of each expert's column is the shorter, and where it is no m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.quantize import mxfp8_dim1
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
-from fp8tune_kernels.runtime.ops import IN_DTYPES, fp8_dtype_for, register
+from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
@@ -36,12 +36,7 @@ def quantize_mxfp8_dim1_3d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each expert of ``w`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, scale_mode)
 
@@ -84,18 +79,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(E=row["E"], N=row["K"], K=row["N"])
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 77 rows and 45 columns: no tile divides either, and the last block has 13 rows."""
-    sizes = {"E": 2, "N": 77, "K": 45}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element, and a scale for every 32."""
-    E, N, K = (shape[dim] for dim in "ENK")
-    return E * K * (3 * N + -(-N // MX_BLOCK))
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return mxfp8_dim1.invalid(_of_rows(config), shape, limits)
@@ -121,8 +104,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 77, "K": 45},  # no tile divides either; the last block has 13 rows
     invalid=invalid,
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
@@ -139,13 +121,7 @@ SPEC = KernelSpec(
 
 def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
-    if w.dim() != 3:
-        raise ValueError(f"w has shape {tuple(w.shape)}, wanted three dimensions (E, N, K)")
-    if w.dtype not in IN_DTYPES:
-        raise ValueError(f"w is {w.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    if not w.is_contiguous():
-        _, N, K = w.shape
-        raise ValueError(f"w has strides {w.stride()}, wanted row-major ({N * K}, {K}, 1)")
+    check_weights("w", w, as_stored=True)
     check_scale_mode(scale_mode)
     return w, fp8_dtype_for(w.device, float8_dtype), scale_mode
 
@@ -155,9 +131,4 @@ def key(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[in
     return tuple(w.shape)
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1_3d(Tensor w, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    arguments,
-    key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1_3d, arguments, key)

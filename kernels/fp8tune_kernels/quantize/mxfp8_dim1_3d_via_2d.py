@@ -10,7 +10,7 @@ block must not straddle two of them), which is a third pass. Contract, reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,8 +55,7 @@ SPEC = KernelSpec(
     outputs=mxfp8_dim1_3d.outputs,
     launch=launch,
     reference=mxfp8_dim1_3d.reference,
-    bytes_moved=mxfp8_dim1_3d.bytes_moved,
-    scaled_down=mxfp8_dim1_3d.scaled_down,
+    interpreted=mxfp8_dim1_3d.SPEC.interpreted,
     invalid=mxfp8_dim1.invalid,
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
@@ -70,9 +69,4 @@ SPEC = KernelSpec(
     scale_modes=SCALE_MODES,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_mxfp8_dim1_3d_via_2d(Tensor w, ScalarType? float8_dtype, str scale_mode) -> (Tensor, Tensor)",
-    mxfp8_dim1_3d.arguments,
-    mxfp8_dim1_3d.key,
-)
+_operator = register(SPEC, quantize_mxfp8_dim1_3d_via_2d, mxfp8_dim1_3d.arguments, mxfp8_dim1_3d.key)

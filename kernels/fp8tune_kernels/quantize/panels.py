@@ -27,19 +27,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.tiles import (
+    Matrix,
+    Options,
+    Tile,
     first_row,
     fold,
     folded_rows,
     group_end,
+    group_start,
     load_tile,
     of_any_layout,
+    q_of_group,
     store_edges,
     store_tile,
     top,
@@ -66,283 +73,175 @@ PROGRAMS_PER_MULTIPROCESSOR = 16
 
 @triton.jit
 def quantize_columns(
-    x_ptr: tl.tensor,  # (M, K), row-major
-    offs_ptr: tl.tensor,  # (G,), or None: G equal groups
-    q_ptr: tl.tensor,  # row m of column k of group g: q_ptr + g * q_group_stride + k * q_stride + m
-    scales_ptr: tl.tensor,  # (G * K,), group-major
-    work_ptr: tl.tensor,  # (work_for(...),), int32, zeros; not used where LEAD is 0
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    q_group_stride: tl.tensor,
-    program: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
-    LEAD: tl.constexpr,
-    num_warps: tl.constexpr,
-    num_stages: tl.constexpr,
+    matrix: Matrix, work_ptr: tl.tensor, program: tl.tensor, options: Options, num_stages: tl.constexpr
 ) -> None:
-    """What one of :func:`programs` does; ``program`` says which, where each walks columns of its own."""
-    if LEAD == 0:
-        _walk_twice(
-            x_ptr,
-            offs_ptr,
-            q_ptr,
-            scales_ptr,
-            M,
-            K,
-            G,
-            q_stride,
-            q_group_stride,
-            program,
-            FP8_MAX,
-            POWER_OF_TWO,
-            BLOCK_SIZE,
-            BLOCK_SIZE_ITER,
-            num_warps,
-            num_stages,
-        )
+    """What one of :func:`programs` does; ``program`` says which, where each walks columns of its own.
+
+    ``work_ptr``: what :func:`work_for` gave; not used where LEAD is 0.
+    """
+    if options.LEAD == 0:
+        _walk_twice(matrix, program, options, num_stages)
     else:
-        _work_on_panels(
-            x_ptr,
-            offs_ptr,
-            q_ptr,
-            scales_ptr,
-            work_ptr,
-            M,
-            K,
-            G,
-            q_stride,
-            q_group_stride,
-            FP8_MAX,
-            POWER_OF_TWO,
-            BLOCK_SIZE,
-            BLOCK_SIZE_ITER,
-            LEAD,
-            num_warps,
-        )
+        _work_on_panels(matrix, work_ptr, options)
 
 
 @triton.jit
-def _walk_twice(
-    x_ptr: tl.tensor,
-    offs_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    scales_ptr: tl.tensor,
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    q_group_stride: tl.tensor,
-    program: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
-    num_warps: tl.constexpr,
-    num_stages: tl.constexpr,
-) -> None:
+def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages: tl.constexpr) -> None:
     """BLOCK_SIZE columns of one group, or (group G) of the padding rows, BLOCK_SIZE_ITER rows at a time.
 
     The first tile stays in registers: a group no longer than that is read once. It is cast first, so that its
     registers are free for the others: at 64 x 256 in 4 warps 241 a thread on sm_90, or 168 and 8 bytes spilled, where
     it was 255 and 24. These are cast backwards, so that those read last are found in the cache.
     """
-    blocks = tl.cdiv(K, BLOCK_SIZE)
+    blocks = tl.cdiv(matrix.K, options.BLOCK_SIZE)
     group = program // blocks
-    columns = program % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    rows = tl.arange(0, BLOCK_SIZE_ITER)
-    start = tl.where(group > 0, group_end(offs_ptr, tl.maximum(group - 1, 0), M, G), 0)
-    end = group_end(offs_ptr, group, M, G)
-    read_end = tl.where(group < G, end, start)  # the padding rows are not read: they become the code of 0
+    columns = program % blocks * options.BLOCK_SIZE + tl.arange(0, options.BLOCK_SIZE)
+    rows = tl.arange(0, options.BLOCK_SIZE_ITER)
+    start, end = group_start(matrix, group), group_end(matrix, group)
+    read_end = tl.where(group < matrix.G, end, start)  # the padding rows are not read: they become the code of 0
     first = first_row(start)
-    tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)
+    tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)
 
-    kept = load_tile(x_ptr, first, rows, columns, K, start, read_end, "")
-    FOLDED: tl.constexpr = folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)
+    kept_tile = Tile(first, rows, columns, start, end)
+    kept = load_tile(matrix, kept_tile, read_end, "")
+    FOLDED: tl.constexpr = folded_rows(options.BLOCK_SIZE_ITER, options.BLOCK_SIZE, options.num_warps)
     largest = fold(kept, FOLDED)
-    for tile in tl.range(1, tl.where(group < G, tiles, 0), num_stages=num_stages):
-        x = load_tile(x_ptr, first + tile * BLOCK_SIZE_ITER, rows, columns, K, start, read_end, "")
+    for number in tl.range(1, tl.where(group < matrix.G, tiles, 0), num_stages=num_stages):
+        tile = Tile(first + number * options.BLOCK_SIZE_ITER, rows, columns, start, end)
+        x = load_tile(matrix, tile, read_end, "")
         largest = tl.maximum(largest, fold(x, FOLDED))
-    scale = scale_of(magnitude_to_float32(top(largest), x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
-    tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=columns < tl.where(group < G, K, 0))
+    amax = magnitude_to_float32(top(largest), matrix.x_ptr.dtype.element_ty)
+    scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
+    inside = columns < tl.where(group < matrix.G, matrix.K, 0)
+    tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
 
     scale = of_any_layout(scale)
-    q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
-    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-    store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "")
-    for tile in tl.range(1, tl.where(q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
-        tile_first = first + (tiles - tile) * BLOCK_SIZE_ITER
-        x = load_tile(x_ptr, tile_first, rows, columns, K, start, read_end, "")
-        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-        store_tile(q_group_ptr, tile_first, rows, columns, K, q_stride, start, end, q, "")
-    store_edges(x_ptr, q_group_ptr, first, end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX)
+    q_ptr = q_of_group(matrix, group)
+    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+    store_tile(matrix, q_ptr, kept_tile, q, "")
+    for number in tl.range(1, tl.where(matrix.q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
+        tile = Tile(first + (tiles - number) * options.BLOCK_SIZE_ITER, rows, columns, start, end)
+        x = load_tile(matrix, tile, read_end, "")
+        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+        store_tile(matrix, q_ptr, tile, q, "")
+    store_edges(matrix, q_ptr, kept_tile, end, read_end, scale, options.FP8_MAX)
+
+
+class _Cursor(NamedTuple):
+    """A group of rows that a program is at."""
+
+    group: tl.tensor
+    base: tl.tensor  # the number of its first piece
+    start: tl.tensor
+    end: tl.tensor
 
 
 @triton.jit
-def _work_on_panels(
-    x_ptr: tl.tensor,
-    offs_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    scales_ptr: tl.tensor,
-    work_ptr: tl.tensor,
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    q_group_stride: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
-    LEAD: tl.constexpr,
-    num_warps: tl.constexpr,
-) -> None:
+def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> None:
     """Turns until there are no tickets left: the maxima of a piece, or its cast. The next ticket is drawn as a turn
     begins, so that its way to L2 and back costs nothing; who holds it works on a lower one meanwhile.
     """
-    panels = tl.cdiv(K, BLOCK_SIZE)
+    panels = tl.cdiv(matrix.K, options.BLOCK_SIZE)
     done_ptr = work_ptr + 1
-    amax_ptr = done_ptr + G * panels
-    pieces, longest = _pieces(offs_ptr, M, G, BLOCK_SIZE_ITER)
+    amax_ptr = done_ptr + matrix.G * panels
+    pieces, longest = _pieces(matrix, options.BLOCK_SIZE_ITER)
     pieces *= panels
-    lag = tl.minimum(longest + LEAD, pieces)
-    rows = tl.arange(0, BLOCK_SIZE_ITER)
-    lanes = tl.arange(0, BLOCK_SIZE)
-    # Two cursors, each a group: its number, the number of its first piece, its first row and the row after its last.
+    lag = tl.minimum(longest + options.LEAD, pieces)
+    rows = tl.arange(0, options.BLOCK_SIZE_ITER)
+    lanes = tl.arange(0, options.BLOCK_SIZE)
     zero = tl.full([], 0, tl.int32)
-    new_group, new_base, new_start, new_end = zero, zero, zero, group_end(offs_ptr, zero, M, G)
-    old_group, old_base, old_start, old_end = zero, zero, zero, new_end
+    new = _Cursor(zero, zero, zero, group_end(matrix, zero))
+    old = new
 
     ticket = tl.atomic_add(work_ptr, 1, sem="relaxed")
     while ticket < 2 * pieces:
         following = tl.atomic_add(work_ptr, 1, sem="relaxed")
         piece, is_maxima = _piece_of(ticket, pieces, lag)
-        group, base, start, end = zero, zero, zero, zero
+        at = _Cursor(zero, zero, zero, zero)
         if is_maxima:
-            new_group, new_base, new_start, new_end = _advance(
-                offs_ptr, piece, new_group, new_base, new_start, new_end, M, G, panels, BLOCK_SIZE_ITER
-            )
-            group, base, start, end = new_group, new_base, new_start, new_end
+            new = _advance(matrix, piece, new, panels, options.BLOCK_SIZE_ITER)
+            at = new
         else:
-            old_group, old_base, old_start, old_end = _advance(
-                offs_ptr, piece, old_group, old_base, old_start, old_end, M, G, panels, BLOCK_SIZE_ITER
-            )
-            group, base, start, end = old_group, old_base, old_start, old_end
-        panel, first, in_panel = _locate(piece - base, start, end, BLOCK_SIZE_ITER)
-        columns = panel * BLOCK_SIZE + lanes
-        in_group = columns < tl.where(group < G, K, 0)
-        x = load_tile(x_ptr, first, rows, columns, K, start, tl.where(group < G, end, start), "")
+            old = _advance(matrix, piece, old, panels, options.BLOCK_SIZE_ITER)
+            at = old
+        group, base, start, end = at
+        panel, first, in_panel = _locate(piece - base, start, end, options.BLOCK_SIZE_ITER)
+        columns = panel * options.BLOCK_SIZE + lanes
+        in_group = columns < tl.where(group < matrix.G, matrix.K, 0)
+        tile = Tile(first, rows, columns, start, end)
+        x = load_tile(matrix, tile, tl.where(group < matrix.G, end, start), "")
         if is_maxima:
-            largest = top(fold(x, folded_rows(BLOCK_SIZE_ITER, BLOCK_SIZE, num_warps)))
-            tl.atomic_max(amax_ptr + group * K + columns, largest, mask=in_group, sem="relaxed")
+            largest = top(fold(x, folded_rows(options.BLOCK_SIZE_ITER, options.BLOCK_SIZE, options.num_warps)))
+            tl.atomic_max(amax_ptr + group * matrix.K + columns, largest, mask=in_group, sem="relaxed")
             tl.debug_barrier()  # all threads' maxima before the one count that publishes them
-            tl.atomic_add(done_ptr + group * panels + panel, 1, mask=group < G, sem="release")
+            tl.atomic_add(done_ptr + group * panels + panel, 1, mask=group < matrix.G, sem="release")
         else:
             scale = _finished_scale(
-                x_ptr,
+                matrix,
                 done_ptr + group * panels + panel,
-                amax_ptr + group * K + columns,
+                amax_ptr + group * matrix.K + columns,
                 in_panel,
-                group < G,
+                group < matrix.G,
                 in_group,
-                FP8_MAX,
-                POWER_OF_TWO,
+                options,
             )
-            is_first = first == first_row(start)
-            tl.store(scales_ptr + group.to(tl.int64) * K + columns, scale, mask=in_group & is_first)
-            q = quantize(x, of_any_layout(scale)[None, :], q_ptr.dtype.element_ty, FP8_MAX)
-            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
-            store_tile(q_group_ptr, first, rows, columns, K, q_stride, start, end, q, "evict_first")
+            inside = in_group & (first == first_row(start))
+            tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
+            q = quantize(x, of_any_layout(scale)[None, :], matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
+            store_tile(matrix, q_of_group(matrix, group), tile, q, "evict_first")
         ticket = following
-    _store_edges_of_panels(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        done_ptr,
-        amax_ptr,
-        M,
-        K,
-        G,
-        q_stride,
-        q_group_stride,
-        panels,
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-    )
+    _store_edges_of_panels(matrix, done_ptr, amax_ptr, panels, options)
 
 
 @triton.jit
 def _finished_scale(
-    x_ptr: tl.tensor,
+    matrix: Matrix,
     done_ptr: tl.tensor,
     amax_ptr: tl.tensor,
     in_panel: tl.tensor,
     is_group: tl.tensor,
     inside: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
+    options: Options,
 ) -> tl.tensor:
     """The scales of a panel, once all its maxima are in; of the padding rows, which have none, any."""
     if is_group:
         while tl.atomic_add(done_ptr, 0, sem="acquire") < in_panel:
             pass
     bits = tl.load(amax_ptr, mask=inside, other=0, cache_modifier=".cg")
-    return scale_of(magnitude_to_float32(bits, x_ptr.dtype.element_ty), FP8_MAX, POWER_OF_TWO)
+    amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
+    return scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
 
 
 @triton.jit
 def _store_edges_of_panels(
-    x_ptr: tl.tensor,
-    offs_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    done_ptr: tl.tensor,
-    amax_ptr: tl.tensor,
-    M: tl.tensor,
-    K: tl.tensor,
-    G: tl.tensor,
-    q_stride: tl.tensor,
-    q_group_stride: tl.tensor,
-    panels: tl.tensor,
-    FP8_MAX: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
+    matrix: Matrix, done_ptr: tl.tensor, amax_ptr: tl.tensor, panels: tl.tensor, options: Options
 ) -> None:
     """What tiles leave out, panel by panel, when there are no tickets left: as a part of each turn it would cost 60
     registers a thread, and half of the programs an SM can run. Nothing where all groups begin at multiples of 16.
     """
-    uneven = q_stride % 16
-    for group in tl.range(0, G + 1, 128, num_stages=1):
+    uneven = matrix.q_stride % 16
+    for group in tl.range(0, matrix.G + 1, 128, num_stages=1):
         groups = group + tl.arange(0, 128)
-        uneven += tl.sum(tl.where(groups <= G, group_end(offs_ptr, groups, M, G) % 16, 0))
+        uneven += tl.sum(tl.where(groups <= matrix.G, group_end(matrix, groups) % 16, 0))
     if uneven != 0:
-        for item in tl.range(tl.program_id(0), panels * (G + 1), tl.num_programs(0), num_stages=1):
+        for item in tl.range(tl.program_id(0), panels * (matrix.G + 1), tl.num_programs(0), num_stages=1):
             group = item // panels
-            columns = item % panels * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-            start = tl.where(group > 0, group_end(offs_ptr, tl.maximum(group - 1, 0), M, G), 0)
-            end = group_end(offs_ptr, group, M, G)
-            inside = columns < tl.where(group < G, K, 0)
+            columns = item % panels * options.BLOCK_SIZE + tl.arange(0, options.BLOCK_SIZE)
+            start, end = group_start(matrix, group), group_end(matrix, group)
+            inside = columns < tl.where(group < matrix.G, matrix.K, 0)
             scale = _finished_scale(
-                x_ptr,
+                matrix,
                 done_ptr + item,
-                amax_ptr + group * K + columns,
-                _pieces_of(start, end, BLOCK_SIZE_ITER),
-                group < G,
+                amax_ptr + group * matrix.K + columns,
+                _pieces_of(start, end, options.BLOCK_SIZE_ITER),
+                group < matrix.G,
                 inside,
-                FP8_MAX,
-                POWER_OF_TWO,
+                options,
             )
-            read_end = tl.where(group < G, end, start)
-            q_group_ptr = q_ptr + group.to(tl.int64) * q_group_stride
-            store_edges(
-                x_ptr, q_group_ptr, first_row(start), end, columns, K, q_stride, start, read_end, end, scale, FP8_MAX
-            )
+            read_end = tl.where(group < matrix.G, end, start)
+            q_ptr = q_of_group(matrix, group)
+            tile = Tile(first_row(start), columns, columns, start, end)  # edges have rows of their own
+            store_edges(matrix, q_ptr, tile, end, read_end, scale, options.FP8_MAX)
 
 
 @triton.jit
@@ -362,16 +261,13 @@ def _pieces_of(start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr) 
 
 
 @triton.jit
-def _pieces(
-    offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def _pieces(matrix: Matrix, BLOCK_SIZE_ITER: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Pieces of one panel of every group together, and of the longest; the padding rows count as a group."""
     total, longest = 0, 0
-    for group in tl.range(0, G + 1, 128, num_stages=1):
+    for group in tl.range(0, matrix.G + 1, 128, num_stages=1):
         groups = group + tl.arange(0, 128)
-        starts = tl.where(groups > 0, group_end(offs_ptr, tl.maximum(groups - 1, 0), M, G), 0)
-        pieces = _pieces_of(starts, group_end(offs_ptr, groups, M, G), BLOCK_SIZE_ITER)
-        pieces = tl.where(groups <= G, pieces, 0)
+        pieces = _pieces_of(group_start(matrix, groups), group_end(matrix, groups), BLOCK_SIZE_ITER)
+        pieces = tl.where(groups <= matrix.G, pieces, 0)
         total += tl.sum(pieces)
         longest = tl.maximum(longest, tl.max(pieces))
     return total, longest
@@ -379,24 +275,16 @@ def _pieces(
 
 @triton.jit
 def _advance(
-    offs_ptr: tl.tensor,
-    piece: tl.tensor,
-    group: tl.tensor,
-    base: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    M: tl.tensor,
-    G: tl.tensor,
-    panels: tl.tensor,
-    BLOCK_SIZE_ITER: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    matrix: Matrix, piece: tl.tensor, at: _Cursor, panels: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+) -> _Cursor:
     """Move a cursor on to the group that has a piece; no further than the padding rows."""
-    while (piece >= base + _pieces_of(start, end, BLOCK_SIZE_ITER) * panels) & (group < G):
+    group, base, start, end = at
+    while (piece >= base + _pieces_of(start, end, BLOCK_SIZE_ITER) * panels) & (group < matrix.G):
         base += _pieces_of(start, end, BLOCK_SIZE_ITER) * panels
         group += 1
         start = end
-        end = group_end(offs_ptr, group, M, G)
-    return group, base, start, end
+        end = group_end(matrix, group)
+    return _Cursor(group, base, start, end)
 
 
 @triton.jit
@@ -444,26 +332,21 @@ def _multiprocessors(device: torch.device) -> int:
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay on so many columns, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
-    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * columns:
-        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    elements, stages = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"], config["num_stages"]
+    values = values_a_thread(config, elements, limits)
+    staged = 2 * elements * stages if stages > 1 else 0
+    if reason := (
+        wrong_tile(config, elements, limits, held="the tile and its maxima do")
+        or too_many_shared_bytes(staged, "of tiles in flight", limits)
+        or idle_columns(config["BLOCK_SIZE"], columns)
+    ):
+        return reason
     if config["maxnreg"]:
         if limits.arch.startswith("gfx"):
             return "maxnreg is an option of NVIDIA's compiler"
-        if (values, config["num_warps"], config["num_stages"]) != (128, 4, 1):
+        if (values, config["num_warps"], stages) != (128, 4, 1):
             return f"maxnreg={config['maxnreg']} is for 4 warps of 128 values a thread, one tile at a time"
-    if config["LEAD"] and config["num_stages"] > 1:
+    if config["LEAD"] and stages > 1:
         return "same as num_stages=1: a piece is one tile"
     if config["LEAD"] and (config["BLOCK_SIZE"] < 64 or values < 64):
         return "panels with less than 64 columns or values a thread: tickets cost more than they bring"

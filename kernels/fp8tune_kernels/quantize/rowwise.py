@@ -15,8 +15,7 @@ operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,8 +35,10 @@ from fp8tune_kernels.quantize.arithmetic import (
     scale_of,
 )
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
+from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
@@ -149,23 +150,10 @@ def rowwise_transposed_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: rows of q are columns in memory."""
     quantize_columns(
-        x_ptr,
-        offs_ptr,
-        q_ptr,
-        scales_ptr,
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, N, G, M, 0),
         work_ptr,
-        M,
-        N,
-        G,
-        M,
-        0,
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
         num_stages,
     )
 
@@ -179,13 +167,8 @@ def quantize_rowwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
-    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
-    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
-    it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -226,29 +209,16 @@ def outputs(
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
-    if _is_transposed(inputs[0]):
-        _launch_transposed(config, inputs, outputs)
-    else:
-        _launch_contiguous(config, inputs, outputs)
-
-
-def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """A program for every block of rows of every group, and of the padding columns."""
     x, offs, float8_dtype, power_of_two = inputs
     (N, M), G = x.shape, offs.shape[0]
-    if programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):
+    constants = (FP8_MAX[float8_dtype], power_of_two)
+    if _is_transposed(x):
+        if programs := panels.programs(config, M, N, G, x.device):
+            tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
+            launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
+    elif programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):  # each block of rows of every group and of the padding
         taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
-        constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
-
-
-def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    x, offs, float8_dtype, power_of_two = inputs
-    (N, M), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, M, N, G, x.device):
-        tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
-        constants = (FP8_MAX[float8_dtype], power_of_two)
-        launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
 
 
 def _is_transposed(x: torch.Tensor) -> bool:
@@ -262,17 +232,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     A, ``(M, K)``, is the right operand, and column-wise. The w2 row of a layer gives its gradient, as wide as its N.
     """
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 3 groups, 5 rows and 293 columns: no block divides a dim, and groups are longer than the short tiles."""
-    sizes = {"N": 5, "M": 293, "G": 3}
-    return replace(problem, shape=NamedInts([(dim, min(size, sizes[dim])) for dim, size in problem.shape.items()]))
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; scales and offsets are too few to count."""
-    return 3 * shape["N"] * shape["M"]
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -297,8 +256,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
     invalid=invalid,
     edges=declared(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
@@ -326,10 +284,4 @@ def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_o
     return bucket(x.shape[1]), x.shape[0], offs.shape[0], int(_is_transposed(x))
 
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    _arguments,
-    _key,
-    group_dim=1,
-)
+_operator = register(SPEC, quantize_rowwise, _arguments, _key, group_dim=1)

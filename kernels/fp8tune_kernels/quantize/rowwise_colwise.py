@@ -18,7 +18,7 @@ of the output's gradient, the halves are for the input's and the weights' gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ import triton.language as tl
 from fp8tune_kernels.quantize import both_ways, colwise, panels, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import check_matrix, check_offsets, fp8_dtype_for, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, bucket
+from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
 
@@ -56,24 +57,11 @@ def rowwise_colwise_kernel(
 ) -> None:
     """Turns of :mod:`.both_ways`."""
     quantize_both_ways(
-        x_ptr,
-        offs_ptr,
+        Matrix(x_ptr, offs_ptr, q_columns_ptr, column_scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
         q_rows_ptr,
         row_scales_ptr,
-        q_columns_ptr,
-        column_scales_ptr,
         work_ptr,
-        M,
-        K,
-        G,
-        tl.cdiv(M, 16) * 16,
-        0,
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE,
-        BLOCK_SIZE_ITER,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
     )
 
 
@@ -86,13 +74,8 @@ def quantize_rowwise_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row, and each group of its rows column by column.
 
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)`` as the module's docstring says. ``float8_dtype`` None
-    is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its row,
-    and of its column within the group, NaN. Zeroes about ``4*(G*K + M)`` bytes of scratch and launches once, with the
-    config that the exported table has for these sizes. Waits for nothing: the values in ``offs`` are not checked. On a
-    CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -127,11 +110,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and twice one written for every element; scales and offsets are too few to count."""
-    return 4 * shape["M"] * shape["K"]
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
     return both_ways.invalid(config, shape["K"], limits)
@@ -147,30 +125,11 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=bytes_moved,
-    scaled_down=colwise.scaled_down,
+    interpreted=colwise.SPEC.interpreted,
     invalid=invalid,
     edges=colwise.SPEC.edges,
     routed=True,
 )
 
 
-def _arguments(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
-) -> tuple[Any, ...]:
-    check_matrix("x", x)
-    check_offsets(offs, x.device)
-    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
-
-
-def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1], offs.shape[0]
-
-
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_rowwise_colwise(Tensor x, Tensor offs, ScalarType? float8_dtype, bool power_of_two)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _arguments,
-    _key,
-)
+_operator = register(SPEC, quantize_rowwise_colwise, colwise.arguments, colwise.key)

@@ -6,31 +6,85 @@ share of 16 rows is written byte by byte, so that all other stores are 16 bytes 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import magnitude, quantize
 
 __all__ = [
+    "Matrix",
+    "Options",
+    "Tile",
     "first_row",
     "fold",
     "folded_rows",
     "group_end",
+    "group_start",
     "load_tile",
     "of_any_layout",
+    "q_of_group",
     "store_edges",
     "store_tile",
     "top",
 ]
 
 
+class Matrix(NamedTuple):
+    """A matrix whose rows fall into groups, and where the codes and scales of its columns go."""
+
+    x_ptr: tl.tensor  # (M, K), row-major
+    offs_ptr: tl.tensor  # (G,): the end row of each group; None: G equal groups
+    q_ptr: tl.tensor  # row m of column k of group g: q_ptr + g * q_group_stride + k * q_stride + m
+    scales_ptr: tl.tensor  # (G * K,), group-major
+    M: tl.tensor
+    K: tl.tensor
+    G: tl.tensor
+    q_stride: tl.tensor
+    q_group_stride: tl.tensor
+
+
+class Options(NamedTuple):
+    """What a binary is compiled for."""
+
+    FP8_MAX: tl.constexpr
+    POWER_OF_TWO: tl.constexpr
+    BLOCK_SIZE: tl.constexpr
+    BLOCK_SIZE_ITER: tl.constexpr
+    LEAD: tl.constexpr
+    num_warps: tl.constexpr
+
+
+class Tile(NamedTuple):
+    """Rows ``first + rows`` as far as they are in [start, end), which is their group, and columns."""
+
+    first: tl.tensor
+    rows: tl.tensor
+    columns: tl.tensor
+    start: tl.tensor
+    end: tl.tensor
+
+
 @triton.jit
-def group_end(offs_ptr: tl.tensor, group: tl.tensor, M: tl.tensor, G: tl.tensor) -> tl.tensor:
-    """The row after a group's last; M for group G, which stands for the padding rows. No ``offs``: G equal groups."""
-    if offs_ptr is None:
-        return tl.minimum(group + 1, G) * (M // tl.maximum(G, 1))
+def group_start(matrix: Matrix, group: tl.tensor) -> tl.tensor:
+    """A group's first row."""
+    return tl.where(group > 0, group_end(matrix, tl.maximum(group - 1, 0)), 0)
+
+
+@triton.jit
+def group_end(matrix: Matrix, group: tl.tensor) -> tl.tensor:
+    """The row after a group's last; M for group G, which stands for the padding rows."""
+    if matrix.offs_ptr is None:
+        return tl.minimum(group + 1, matrix.G) * (matrix.M // tl.maximum(matrix.G, 1))
     else:  # noqa: RET505 - Triton drops a branch only where both are written
-        return tl.load(offs_ptr + group, mask=group < G, other=M)
+        return tl.load(matrix.offs_ptr + group, mask=group < matrix.G, other=matrix.M)
+
+
+@triton.jit
+def q_of_group(matrix: Matrix, group: tl.tensor) -> tl.tensor:
+    """Where the codes of a group are counted from."""
+    return matrix.q_ptr + group.to(tl.int64) * matrix.q_group_stride
 
 
 @triton.jit
@@ -40,78 +94,59 @@ def first_row(start: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def load_tile(
-    x_ptr: tl.tensor,
-    first: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    K: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    EVICTION: tl.constexpr,
-) -> tl.tensor:
-    """x at ``first + rows`` and ``columns``, zero outside of rows [start, end) and of K columns.
+def load_tile(matrix: Matrix, tile: Tile, end: tl.tensor, EVICTION: tl.constexpr) -> tl.tensor:
+    """The values of a tile, zero outside of rows [start, end) and of K columns.
 
     Only ``first`` needs 64 bits: an address a row of them would cost a quarter of the registers.
     """
-    inside = ((rows >= start - first) & (rows < end - first))[:, None] & (columns < K)[None, :]
-    tile = x_ptr + first.to(tl.int64) * K + (rows[:, None] * K + columns[None, :])
-    return tl.load(tile, mask=inside, other=0.0, eviction_policy=EVICTION)
+    first, rows, columns, start, _ = tile
+    inside = ((rows >= start - first) & (rows < end - first))[:, None] & (columns < matrix.K)[None, :]
+    at = matrix.x_ptr + first.to(tl.int64) * matrix.K + (rows[:, None] * matrix.K + columns[None, :])
+    return tl.load(at, mask=inside, other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
-def store_tile(
-    q_ptr: tl.tensor,
-    first: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    K: tl.tensor,
-    q_stride: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    q: tl.tensor,
-    EVICTION: tl.constexpr,
-) -> None:
+def store_tile(matrix: Matrix, q_ptr: tl.tensor, tile: Tile, q: tl.tensor, EVICTION: tl.constexpr) -> None:
     """The whole chunks of 16 rows of a tile: a mask that is constant over each keeps the stores 16 bytes wide.
 
-    Nothing where q_stride is no multiple of 16; :func:`store_edges` writes what this leaves out.
+    ``q_ptr``: of its group. Nothing where q_stride is no multiple of 16; :func:`store_edges` writes what this leaves
+    out.
     """
+    first, rows, columns, start, end = tile
     chunks = rows // 16 * 16
-    whole = (chunks >= start - first) & (chunks + 16 <= tl.where(q_stride % 16 == 0, end - first, 0))
-    q_columns = q_ptr + first + columns.to(tl.int64)[None, :] * (q_stride // 16 * 16)
-    tl.store(q_columns + rows[:, None], q, mask=whole[:, None] & (columns < K)[None, :], eviction_policy=EVICTION)
+    whole = (chunks >= start - first) & (chunks + 16 <= tl.where(matrix.q_stride % 16 == 0, end - first, 0))
+    q_columns = q_ptr + first + columns.to(tl.int64)[None, :] * (matrix.q_stride // 16 * 16)
+    tl.store(
+        q_columns + rows[:, None], q, mask=whole[:, None] & (columns < matrix.K)[None, :], eviction_policy=EVICTION
+    )
 
 
 @triton.jit
 def store_edges(
-    x_ptr: tl.tensor,
+    matrix: Matrix,
     q_ptr: tl.tensor,
-    first: tl.tensor,
+    tile: Tile,
     last: tl.tensor,
-    columns: tl.tensor,
-    K: tl.tensor,
-    q_stride: tl.tensor,
-    start: tl.tensor,
     read_end: tl.tensor,
-    end: tl.tensor,
     scale: tl.tensor,
     FP8_MAX: tl.constexpr,
 ) -> None:
     """Of rows [first, last) of a group, byte by byte, the chunks of 16 it shares with a neighbour: at most one at
-    either end. All chunks where q_stride is no multiple of 16."""
-    aligned = q_stride % 16 == 0
+    either end. All chunks where q_stride is no multiple of 16. Rows from ``read_end`` on become the code of 0."""
+    first, _, columns, start, end = tile
+    aligned = matrix.q_stride % 16 == 0
     last = tl.minimum(last, end)
-    if (first < start) | ((last == end) & (end % 16 != 0)) | (q_stride % 16 != 0):
+    if (first < start) | ((last == end) & (end % 16 != 0)) | (matrix.q_stride % 16 != 0):
         chunks = tl.cdiv(last - first, 16)
         for chunk in tl.range(0, chunks, tl.where(aligned, tl.maximum(chunks - 1, 1), 1)):
             top = first + chunk * 16
             rows = tl.arange(0, 16)
-            x = load_tile(x_ptr, top, rows, columns, K, start, read_end, "")
+            x = load_tile(matrix, Tile(top, rows, columns, start, end), read_end, "")
             q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, FP8_MAX)
             whole = aligned & (top >= start) & (top + 16 <= end)
             inside = (rows >= start - top) & (rows < tl.where(whole, 0, end - top))
-            q_columns = q_ptr + top + columns.to(tl.int64)[None, :] * q_stride
-            tl.store(q_columns + rows[:, None], q, mask=inside[:, None] & (columns < K)[None, :])
+            q_columns = q_ptr + top + columns.to(tl.int64)[None, :] * matrix.q_stride
+            tl.store(q_columns + rows[:, None], q, mask=inside[:, None] & (columns < matrix.K)[None, :])
 
 
 @triton.constexpr_function

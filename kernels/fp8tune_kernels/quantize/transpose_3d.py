@@ -24,6 +24,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.panels import quantize_columns
+from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 
 __all__ = ["edges", "launch_columns", "outputs", "reference"]
@@ -48,23 +49,10 @@ def transpose_3d_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: E groups of N rows, each transposed within its own N*K codes."""
     quantize_columns(
-        w_ptr,
-        None,
-        q_ptr,
-        scales_ptr,
+        Matrix(w_ptr, None, q_ptr, scales_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
         work_ptr,
-        E * N,
-        K,
-        E,
-        N,
-        tl.cast(N, tl.int64) * (K - 1),
         tl.program_id(0),
-        FP8_MAX,
-        POWER_OF_TWO,
-        BLOCK_SIZE_K,
-        BLOCK_SIZE_N,
-        LEAD,
-        num_warps,
+        Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE_K, BLOCK_SIZE_N, LEAD, num_warps),
         num_stages,
     )
 

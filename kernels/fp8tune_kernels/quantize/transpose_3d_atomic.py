@@ -7,14 +7,14 @@ maxima are joined by atomics (:mod:`.panels`), so that even one small expert fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from fp8tune_kernels.quantize import panels, weights
 from fp8tune_kernels.quantize.transpose_3d import edges, launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
@@ -24,19 +24,9 @@ def quantize_transpose_3d_atomic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
-    an expert makes its scale and codes NaN. Zeroes about ``4*E*K`` bytes of scratch and launches once, with the config
-    that the exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    the plain torch reference.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    Scratch: about ``4*E*K`` bytes. More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
-
-
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 523 rows of 101: no block divides either, and an expert has several pieces."""
-    return weights.scaled_down(problem, E=2, N=523, K=101)
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -65,15 +55,9 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch_columns,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 523, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=edges,
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_atomic(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_atomic, weights.arguments, weights.key)

@@ -7,7 +7,7 @@ strided in memory; the codes are written with N contiguous. Each program walks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ import torch
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.quantize import weights
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 
@@ -27,11 +28,7 @@ def quantize_transpose_3d_reduction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
-    an expert makes its scale and codes NaN. Launches once, with the config that the exported table has for these
-    sizes, and waits for nothing. On a CPU without Triton's interpreter it runs the plain torch reference.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -42,31 +39,17 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_columns({**config, "BLOCK_SIZE_N": _tile_rows(config, N), "LEAD": 0}, inputs, outputs)
 
 
-def scaled_down(problem: Problem) -> Problem:
-    """At most 2 experts of 1,109 rows of 37: no block divides either, and rows are more than the shorter tiles."""
-    return weights.scaled_down(problem, E=2, N=1109, K=37)
-
-
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. No tile is launched longer than the expert needs."""
-    rows = _tile_rows(config, shape["N"])
-    threads = config["num_warps"] * limits.warp_size
-    values = rows * config["BLOCK_SIZE_K"] // threads
-    staged = 2 * rows * config["BLOCK_SIZE_K"] * (config["num_stages"] - 1)
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if rows >= shape["N"] and config["num_stages"] > 1:
+    rows, stages = _tile_rows(config, shape["N"]), config["num_stages"]
+    tile = rows * config["BLOCK_SIZE_K"]
+    if rows >= shape["N"] and stages > 1:
         return "same as num_stages=1: all rows are read once, without a loop"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: two tiles do not fit in registers"
-    if staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE_K']} columns a block for {shape['K']}: half of the threads idle"
-    return None
+    return (
+        wrong_tile(config, tile, limits, held="two tiles do")
+        or too_many_shared_bytes(2 * tile * (stages - 1), "of tiles in flight", limits)
+        or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
+    )
 
 
 def _tile_rows(config: Mapping[str, int], N: int) -> int:
@@ -90,8 +73,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=weights.bytes_moved,
-    scaled_down=scaled_down,
+    interpreted={"E": 2, "N": 1109, "K": 37},  # no block divides either; rows are more than the shorter tiles
     invalid=invalid,
     edges=declared(
         edge("a block and 16 more, NaN", "nan", E=3, N=past_half("N", 16), K=48),
@@ -103,9 +85,4 @@ SPEC = KernelSpec(
     ),
 )
 
-_operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
-    SPEC,
-    "quantize_transpose_3d_reduction(Tensor w, ScalarType? float8_dtype, bool power_of_two) -> (Tensor, Tensor)",
-    weights.arguments,
-    weights.key,
-)
+_operator = register(SPEC, quantize_transpose_3d_reduction, weights.arguments, weights.key)

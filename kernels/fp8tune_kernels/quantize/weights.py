@@ -7,16 +7,15 @@ multiplies with, strides ``(K*N, 1, K)``: ``weights.transpose(1, 2)``. Shapes ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.runtime.ops import IN_DTYPES, fp8_dtype_for
+from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.spec import NamedInts, Problem
 
-__all__ = ["KEY", "arguments", "bytes_moved", "inputs", "key", "problems", "scaled_down"]
+__all__ = ["KEY", "arguments", "inputs", "key", "problems"]
 
 KEY = ("E", "K", "N")
 """The sizes a table is looked up by: weights change neither their number nor their shape while a model trains."""
@@ -37,27 +36,9 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     return w, dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
 
 
-def scaled_down(problem: Problem, **most: int) -> Problem:
-    """The problem with its dims at most these."""
-    shape = NamedInts([(dim, min(size, most[dim])) for dim, size in problem.shape.items()])
-    return replace(problem, shape=shape)
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Two bytes read and one written for every element; the scales are too few to count."""
-    return 3 * shape["E"] * shape["N"] * shape["K"]
-
-
 def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
-    if w.dim() != 3:
-        raise ValueError(f"w has shape {tuple(w.shape)}, wanted three dimensions (E, K, N)")
-    if w.dtype not in IN_DTYPES:
-        raise ValueError(f"w is {w.dtype}, wanted {', '.join(str(dtype) for dtype in IN_DTYPES)}")
-    _, K, N = w.shape
-    if w.stride() != (K * N, 1, K) and not w.mT.is_contiguous():  # the view costs more than all else here
-        wanted = f"({K * N}, 1, {K}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
-        raise ValueError(f"w has strides {w.stride()}, wanted {wanted}")
+    check_weights("w", w)
     return w, fp8_dtype_for(w.device, float8_dtype), power_of_two
 
 

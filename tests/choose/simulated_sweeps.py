@@ -1,4 +1,4 @@
-"""Sweeps of made-up problems on the simulated GPU, without database or workers: thousands of them in minutes.
+"""Sweeps of made-up problems on the simulated GPU, without database or workers: a hundred a second.
 
 The true times, the noise and the choosing are fp8tune's own; only the bookkeeping between them is left out.
 """
@@ -30,22 +30,24 @@ CONFIGS = tuple(
     for values in itertools.product(*(values for _, values in AXES))
 )
 PLACES = {config: place for place, config in enumerate(CONFIGS)}
-CONTENDER_RATIO = 1.3
-"""As :data:`fp8tune.sweep.loop.CONTENDER_RATIO`."""
+TIMED_AGAIN = 1.3
+"""As :data:`fp8tune.sweep.loop.CONTENDER_RATIO`: configs within this of the best get the later rounds of the screen."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class World:
-    """One problem: what its configs really take."""
+class SimulatedProblem:
+    """What the configs of a problem really take."""
 
-    logs: NDArray[np.float64]
+    logs: Floats
     """(config,): true log microseconds, the mean over processes."""
     bimodal: NDArray[np.bool_]
     default: NamedInts
     noise: Noise
 
     @classmethod
-    def draw(cls, random: Generator, noise: Noise) -> World:
+    def draw(cls, random: Generator, noise: Noise) -> SimulatedProblem:
         """Its best at 20-1,000 us; the declared default anywhere in the faster third."""
         slowdowns = log_slowdown(random.random(len(CONFIGS)), near_share(random.random()))
         bimodal = random.random(len(CONFIGS)) < noise.bimodal_share
@@ -62,18 +64,18 @@ class World:
 class Process:
     """A worker process that times blocks of one problem, its wall clock running on."""
 
-    def __init__(self, world: World, random: Generator) -> None:
-        noise = world.noise
-        self.world, self.random = world, random
-        mode = noise.mode_effect(random, world.bimodal) - noise.mean_mode(world.bimodal)
-        self.logs = world.logs + noise.process_effect(random, len(CONFIGS)) + mode
+    def __init__(self, problem: SimulatedProblem, random: Generator) -> None:
+        noise = problem.noise
+        self.noise, self.random = noise, random
+        mode = noise.mode_effect(random, problem.bimodal) - noise.mean_mode(problem.bimodal)
+        self.logs = problem.logs + noise.process_effect(random, len(CONFIGS)) + mode
         self.wall = noise.wall(random)
         self.carry_over = noise.carry_over_sd * random.standard_normal(len(CONFIGS))
         self.blocks = 0
 
-    def round_us(self, configs: NDArray[np.intp]) -> NDArray[np.float64]:
+    def round_us(self, configs: NDArray[np.intp]) -> Floats:
         """One block of each config (places in CONFIGS), in random order; block values in the order given."""
-        noise, count = self.world.noise, len(configs)
+        noise, count = self.noise, len(configs)
         order = self.random.permutation(count)
         drift = self.wall(noise.block_s * np.arange(self.blocks, self.blocks + count, dtype=np.float64))
         after = self.carry_over[configs[np.roll(order, 1)]]
@@ -81,46 +83,46 @@ class Process:
         self.blocks += count
         logs = np.empty(count)
         logs[order] = self.logs[configs[order]] + drift + after + own
-        times_us: NDArray[np.float64] = noise.tick_us * np.round(np.exp(logs) / noise.tick_us)
+        times_us: Floats = noise.tick_us * np.round(np.exp(logs) / noise.tick_us)
         return times_us
 
 
 def sweep(
-    world: World, incumbent: NamedInts | None, random: Generator, protocol: MeasuringPlan = MeasuringPlan()
+    problem: SimulatedProblem, incumbent: NamedInts | None, random: Generator, plan: MeasuringPlan = MeasuringPlan()
 ) -> Decision:
     """Screen, finals in as many processes as it takes, pick."""
-    keepers = [config for config in (incumbent, world.default) if config is not None]
-    chosen = finalists(screen(world, random, protocol), AXES, keepers, protocol)
+    keepers = [config for config in (incumbent, problem.default) if config is not None]
+    chosen = finalists(screen(problem, random, plan), AXES, keepers, plan)
     blocks: list[Block] = []
-    for processes in (protocol.processes, *protocol.more_processes):
-        while (number := len(blocks) // (protocol.rounds * len(chosen))) < processes:
-            blocks.extend(finals(world, chosen, str(number), random, protocol))
+    for processes in (plan.processes, *plan.more_processes):
+        while (number := len(blocks) // (plan.rounds * len(chosen))) < processes:
+            blocks.extend(finals(problem, chosen, str(number), random, plan))
         values = process_values(blocks)
-        decision = decide(values, incumbent=incumbent, default=world.default, axes=AXES, protocol=protocol)
+        decision = decide(values, incumbent=incumbent, default=problem.default, axes=AXES, protocol=plan)
         if not needs_more(decision):
             break
     return decision
 
 
-def screen(world: World, random: Generator, protocol: MeasuringPlan) -> Mapping[NamedInts, Sequence[float]]:
+def screen(problem: SimulatedProblem, random: Generator, plan: MeasuringPlan) -> Mapping[NamedInts, Sequence[float]]:
     """All configs once, then those that may be the best, in one process."""
-    process = Process(world, random)
+    process = Process(problem, random)
+    times_us = np.full((plan.screen_rounds, len(CONFIGS)), np.nan)
     places = np.arange(len(CONFIGS))
-    times_us: dict[NamedInts, list[float]] = {config: [] for config in CONFIGS}
-    for _ in range(protocol.screen_rounds):
-        for place, time_us in zip(places, process.round_us(places), strict=True):
-            times_us[CONFIGS[place]].append(float(time_us))
-        typical = np.array([np.median(times) for times in times_us.values()])
-        places = np.flatnonzero(typical <= CONTENDER_RATIO * typical.min())
-    return times_us
+    for number in range(plan.screen_rounds):
+        times_us[number, places] = process.round_us(places)
+        typical = np.nanmedian(times_us[: number + 1], axis=0)
+        places = np.flatnonzero(typical <= TIMED_AGAIN * typical.min())
+    timed = [[time_us for time_us in times if time_us == time_us] for times in times_us.T.tolist()]
+    return dict(zip(CONFIGS, timed, strict=True))
 
 
 def finals(
-    world: World, chosen: Sequence[NamedInts], name: str, random: Generator, protocol: MeasuringPlan
+    problem: SimulatedProblem, chosen: Sequence[NamedInts], name: str, random: Generator, plan: MeasuringPlan
 ) -> Iterator[Block]:
     """One fresh process' blocks."""
-    process = Process(world, random)
+    process = Process(problem, random)
     places = np.array([PLACES[config] for config in chosen])
-    for number in range(protocol.rounds):
-        for config, time_us in zip(chosen, process.round_us(places), strict=True):
-            yield Block(name, number, config, float(time_us))
+    for number in range(plan.rounds):
+        for config, time_us in zip(chosen, process.round_us(places).tolist(), strict=True):
+            yield Block(name, number, config, time_us)

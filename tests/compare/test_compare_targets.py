@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from simulated_comparisons import H200, Common, excludes, false_alarms, injections, is_alarm, is_found, run
 
-from benchmarks import compare_targets
-from benchmarks.compare_targets import Common, false_alarms, injections, is_alarm, is_found
 from fp8tune.measure.simulated import Noise
 
 RUNS = 60
@@ -34,7 +33,7 @@ def test_a_slowdown_too_small_to_matter_is_mostly_left_alone() -> None:
     noise, random = NOISES[0], np.random.default_rng(13)
     changes = np.zeros(5)
     changes[0] = 0.0025
-    found = sum(is_found(compare_targets.run(random, noise, changes)) for _ in range(RUNS))
+    found = sum(is_found(run(random, noise, changes)) for _ in range(RUNS))
     assert binomtest(found, RUNS, 0.05, alternative="greater").pvalue > 1e-4
 
 
@@ -45,13 +44,6 @@ def test_the_mean_over_rows_is_held_to_its_error_rate(common: Common) -> None:
     From rounds alone, 56 % of the intervals of the second case did.
     """
     random = np.random.default_rng(14)
-    noise = replace(compare_targets.H200, worker_sd=0.001)
-    ended = [compare_targets.run(random, noise, np.zeros(4), common) for _ in range(RUNS)]
-    assert binomtest(sum(map(compare_targets.excludes, ended)), RUNS, 0.05, alternative="greater").pvalue > 1e-4
-
-
-def test_the_command_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    compare_targets.main(["--runs", "20"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("| 0.")]) == 20
-    assert lines[-1].startswith("| all")
+    noise = replace(H200, worker_sd=0.001)
+    ended = [run(random, noise, np.zeros(4), common) for _ in range(RUNS)]
+    assert binomtest(sum(map(excludes, ended)), RUNS, 0.05, alternative="greater").pvalue > 1e-4

@@ -1,0 +1,232 @@
+"""The rows of a live comparison: which problems, which configs, and what is settled without timing.
+
+Everything is asked of workers that have taken one tree's kernels. Settled here are rows of one side only, identical
+code and wrong bytes. Code that cannot be built ends the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
+
+from fp8tune.compare import tree
+from fp8tune.compare.binaries import launched_code
+from fp8tune.compare.comparison import ComparedRow
+from fp8tune.compare.options import Configs
+from fp8tune.compare.retuning import CONFIGS, retuned
+from fp8tune.compare.tree import Declared, Wanted, last_line
+from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.errors import UsageError
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.compiling import compile_edges
+from fp8tune.measure.engine import Backend
+from fp8tune.measure.trees import Tree, within
+from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
+
+T = TypeVar("T")
+
+BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
+"""How a config that was built can fail on its bytes; anything else means that it cannot be built or launched here."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress of a comparison."""
+
+    text: str
+    done: int = 0
+    total: int = 0
+    """0: it is one thing."""
+    left_s: float | None = None
+    """Seconds until it ends, if known."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel declared at both sides: how the workers of each load it."""
+
+    name: str
+    references: tuple[str, str]
+    same_source: bool
+    """Whether the text on the timed path is the same."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, where and with which clock."""
+
+    kernels: tuple[Kernel, ...]
+    trees: tuple[Tree, Tree]
+    backend: Backend
+    wanted: Wanted
+    configs: Configs
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled ahead; the simulated clock runs none."""
+        return self.backend.kind is Kind.MEASURED
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem of one kernel, and what each side launches."""
+
+    before: KernelArm
+    after: KernelArm
+
+    @property
+    def arms(self) -> tuple[KernelArm, KernelArm]:
+        """In the order of the trees."""
+        return self.before, self.after
+
+    @property
+    def problem(self) -> Problem:
+        """The same on both sides."""
+        return self.before.problem
+
+    def ended(self, device: Device, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
+        """The row as it is reported, without times."""
+        before, after = self.before.config, self.after.config
+        kernel = self.problem.kernel
+        return ComparedRow(kernel, verdict, self.problem, device, None, None, reason, before, after)
+
+
+# Problems and configs
+
+
+def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
+    """The problems that both sides have, each with its configs; and the rows that one side alone has."""
+    yield Step(f"reading {kernel.name}")
+    before, after = (
+        tree.ask(of, tree.declared, reference, plan.wanted)
+        for of, reference in zip(plan.trees, kernel.references, strict=True)
+    )
+    alone = [(ChangeVerdict.REMOVED, problem) for problem in before.arms if problem not in after.arms]
+    alone += [(ChangeVerdict.NEW, problem) for problem in after.arms if problem not in before.arms]
+    ended = [ComparedRow(kernel.name, verdict, problem, plan.wanted.device) for verdict, problem in alone]
+    found = [Row(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
+    if plan.configs is Configs.SAME:
+        found = [_with_same_config(row, after) for row in found]
+    elif plan.configs is Configs.RETUNE:
+        found = yield from _retuned(plan, kernel, found)
+    return found, ended
+
+
+def _with_same_config(row: Row, after: Declared) -> Row:
+    if set(row.before.config) != set(after.default):
+        raise UsageError(f"{row.problem.kernel} has other axes after: compare with --configs own or retune")
+    return replace(row, after=replace(row.after, config=row.before.config))
+
+
+def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step, None, list[Row]]:
+    listed: list[list[list[KernelArm]]] = []
+    for number, of in enumerate(plan.trees):
+        arms = [row.arms[number] for row in rows]
+        listed.append(tree.ask(of, tree.candidates, kernel.references[number], plan.wanted, arms, CONFIGS))
+    if plan.compiles:
+        each = zip(plan.trees, listed, strict=True)
+        arms_of = [(of, arm) for of, lists in each for arm in chain.from_iterable(lists)]
+        yield from _on_all_cores(plan, arms_of, launched_code, "compiling")
+    tuned: list[list[KernelArm]] = []
+    for number, of in enumerate(plan.trees):
+        yield Step(f"tuning {kernel.name}", number + 1, len(plan.trees))
+        tuned.append(retuned(plan.backend, of, listed[number]))
+    return [Row(*arms) for arms in zip(*tuned, strict=True)]
+
+
+# Identical code
+
+
+def same_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[bool | str]]:
+    """For each row, whether both sides run the same; a text if the first side does not compile.
+
+    A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
+    """
+    if not plan.compiles:
+        same_text = {kernel.name for kernel in plan.kernels if kernel.same_source}
+        return [row.problem.kernel in same_text and row.before.config == row.after.config for row in rows]
+    arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
+    codes = yield from _on_all_cores(plan, arms, launched_code, "compiling")
+    return [_same(plan, row, old, new) for row, old, new in zip(rows, codes[::2], codes[1::2], strict=True)]
+
+
+def _on_all_cores(
+    plan: Plan,
+    arms: Sequence[tuple[Tree, KernelArm]],
+    function: Callable[[str, Problem, NamedInts, str], T],
+    text: str,
+) -> Generator[Step, None, list[T | Exception]]:
+    """Compile something of each arm in its tree: the answers, or what was raised."""
+    pools = {of: WorkerPool(max(1, usable_cores() // 2)) for of in plan.trees}
+    try:
+        futures = []
+        for of, arm in arms:
+            asked = (arm.reference, arm.problem, arm.config, plan.wanted.device.arch)
+            inside: Callable[..., T] = within
+            futures.append(pools[of].submit(tree.TIMEOUT_S, inside, of, function, *asked))
+        answers: list[T | Exception] = []
+        for number, future in enumerate(futures, 1):
+            error = future.exception()
+            if error is not None and not isinstance(error, WorkerDied | RemoteError):
+                raise error
+            answers.append(future.result() if error is None else RuntimeError(last_line(error)))
+            yield Step(text, number, len(futures))
+        return answers
+    finally:
+        for pool in pools.values():
+            pool.close()
+
+
+def _same(plan: Plan, row: Row, old: str | Exception, new: str | Exception) -> bool | str:
+    if isinstance(new, Exception):
+        raise _cannot_be_built(plan, row, str(new))
+    return f"does not compile before: {old}" if isinstance(old, Exception) else old == new
+
+
+def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
+    return UsageError(f"{plan.trees[1].name} cannot be built: {row.problem.kernel} {row.problem.shape}: {reason}")
+
+
+# Bytes
+
+
+def wrong_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[ComparedRow | None]]:
+    """For each row what it ends as, or None if both sides give the right bytes.
+
+    Each side is compared with its own reference, on the problem and on every edge that it declares. What edges launch
+    is compiled first, on all cores. Raises UsageError if the second side cannot be launched, which is no matter of
+    bytes.
+    """
+    if plan.compiles:
+        arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
+        yield from _on_all_cores(plan, arms, compile_edges, "compiling edges")
+    outcomes: list[list[Outcome]] = []
+    for number, of in enumerate(plan.trees):
+        worker = plan.backend.worker(of)
+        try:
+            outcomes.append([])
+            for row in rows:
+                outcomes[-1].append(worker.check(row.arms[number]))
+                yield Step("checking bytes", len(outcomes[-1]) + number * len(rows), 2 * len(rows))
+        finally:
+            worker.close()
+    return [_ended(plan, row, *both) for row, *both in zip(rows, *outcomes, strict=True)]
+
+
+def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow | None:
+    if before.status is Status.OK and after.status is Status.OK:
+        return None
+    if Status.OUT_OF_MEMORY in (before.status, after.status):
+        verdict, reason = ChangeVerdict.INCONCLUSIVE, before.reason or after.reason
+    elif after.status is Status.OK:
+        verdict, reason = ChangeVerdict.NEW, f"not right before ({before.status}): {before.reason}"
+    elif after.status not in BROKEN:
+        raise _cannot_be_built(plan, row, after.reason)
+    elif before.status is Status.OK:
+        verdict, reason = ChangeVerdict.NEWLY_WRONG, f"{after.status}: {after.reason}"
+    else:
+        verdict, reason = ChangeVerdict.INCONCLUSIVE, f"right at neither side: {after.reason}"
+    return row.ended(plan.wanted.device, verdict, reason)

@@ -1,0 +1,124 @@
+"""What a worker is asked that has taken the kernels of one code tree: problems, configs, and what a launch runs.
+
+Binaries are compiled into the tree's own cache: see :class:`fp8tune.measure.trees.Tree`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from fp8tune.errors import UsageError
+from fp8tune.measure import trees
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.device import limits
+from fp8tune.measure.trees import KERNELS, Tree
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
+from fp8tune.plan import problems
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import KernelSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which problems of a kernel are to be compared, and where."""
+
+    rows: tuple[NamedInts, ...]
+    device: Device
+    routing: str = "jagged"
+    scale_mode: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A kernel as one tree declares it."""
+
+    default: NamedInts
+    arms: dict[Problem, KernelArm]
+    """What its users launch for each problem: the config of its exported table, else its declared default."""
+
+
+def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in a worker of a tree. Raises UsageError with the tree's name if its kernels do not load."""
+    worker = Worker()
+    try:
+        return worker.call(TIMEOUT_S, trees.within, tree, function, *args, **kwargs)
+    except UsageError as error:
+        raise UsageError(f"{tree.name}: {error}") from None
+    except (WorkerDied, RemoteError) as error:
+        raise UsageError(f"{tree.name} cannot be built: {last_line(error)}") from None
+    finally:
+        worker.kill()
+
+
+def last_line(error: BaseException) -> str:
+    """Of a remote traceback: what was raised."""
+    return str(error).strip().splitlines()[-1][:300]
+
+
+# In the worker
+
+
+def declared(reference: str, wanted: Wanted) -> Declared:
+    """The kernel's problems with their configs. Raises UsageError if it does not load, or not from the tree."""
+    spec, arch = _spec(reference), wanted.device.arch
+    found = problems.problems(
+        spec,
+        wanted.rows,
+        routing=wanted.routing,
+        fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn",
+        scale_mode=wanted.scale_mode,
+        seed=wanted.seed,
+    )
+    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, wanted)) for problem in found}
+    return Declared(spec.default, arms)
+
+
+def candidates(reference: str, wanted: Wanted, arms: Sequence[KernelArm], count: int) -> list[list[KernelArm]]:
+    """For each arm, ``count`` arms that differ in the config: the default, the arm itself, and a seeded choice."""
+    spec = _spec(reference)
+    found = []
+    for arm in arms:
+        trials = problems.trials(spec, arm.problem, spec.axes, limits(wanted.device))
+        default, *others = [trial.config for trial in trials if trial.pruned is None]
+        chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
+        configs = dict.fromkeys([spec.default, arm.config, default, *chosen])
+        found.append([KernelArm.of(reference, spec, arm.problem, config) for config in list(configs)[:count]])
+    return found
+
+
+def _spec(reference: str) -> KernelSpec:
+    """The spec, if it is the tree's own: an installed package of the same name would compare code with itself."""
+    spec, tree = load_spec(reference), trees.taken()
+    assert tree is not None
+    files = {_file(function) for function in (spec.launch, spec.reference, spec.inputs)}
+    if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
+        raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}: check --repo")
+    return spec
+
+
+def _file(function: Callable[..., Any]) -> Path:
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    return Path(getattr(module, "__file__", None) or "")
+
+
+def _exported(spec: KernelSpec, problem: Problem, wanted: Wanted) -> NamedInts:
+    try:
+        lookup: Any = importlib.import_module(f"{KERNELS}.runtime.lookup")
+    except ModuleNotFoundError:  # a tree from before the kernels' package had folders
+        lookup = importlib.import_module(f"{KERNELS}.lookup")
+    key = spec.lookup_key(problem)
+    return NamedInts(lookup.pick(spec, key, lookup.table(wanted.device.arch), wanted.device.name))

@@ -1,0 +1,148 @@
+"""The options of the commands, without a command line: what a field takes, and how ``--help`` describes it.
+
+A command's options are one frozen dataclass. Its annotated fields declare them, and it is what planning gets:
+
+    @dataclass(frozen=True, kw_only=True)
+    class SweepOptions:
+        shapes: Shapes = ("llama4",)
+        again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False
+
+:func:`fp8tune.commands.options.as_command` turns the fields into the parameters of a typer command. No terminal library
+is imported here, because planning and measuring import this.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fp8tune.errors import UsageError
+from fp8tune.records import Published
+from fp8tune_kernels.catalog import KERNELS
+
+DATABASE = "fp8tune.db"
+"""Of this folder: what a command writes into, and reads first, unless ``--db`` says otherwise."""
+
+COMMITTED_DATABASE = "results.db"
+"""Of a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
+
+LARGEST_SEED = 2**63 - 1
+"""What the database and torch hold."""
+
+LONGEST_S = 1e7
+"""A time of more than sixteen weeks is a typing error."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. A field of type ``tuple[str, ...]`` takes it repeatedly, a ``bool`` is a flag."""
+
+    flag: str
+    help: str
+    shown: str = ""
+    """What ``--help`` gives as the default, if it is not the field's own."""
+    parse: Callable[[str | float], object] | None = None
+    """The value of a text. Raises ValueError. Its name is the placeholder in ``--help``."""
+    check: Callable[[Any], Any] | None = None
+    """The value, checked. Raises ValueError, which names the option to the user, or UsageError, which does not."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One positional argument; a ``tuple[str, ...]`` takes all."""
+
+    help: str
+    metavar: str | None = None
+
+
+def seconds(text: str | float) -> float:
+    """A time in seconds. Raises ValueError for one that is negative, endless or no number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= LONGEST_S:  # also false for what is no number
+        raise ValueError(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
+    return value
+
+
+def seed(value: int) -> int:
+    """A seed that can be stored. Raises ValueError."""
+    if abs(value) > LARGEST_SEED:
+        raise ValueError(f"{value} is too large for a seed: keep it below 2^63")
+    return value
+
+
+def module_path(path: Path | None) -> Path | None:
+    """Where a table may be written. Raises UsageError for a folder, and where the JSON beside it would replace it."""
+    if path is not None and (path.is_dir() or not path.name):
+        raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
+    if path is not None and path.suffix == ".json":
+        raise UsageError(f"{path} is where the JSON beside the module goes: name the module, {path.with_suffix('.py')}")
+    return path
+
+
+def database(url: str | None) -> str | None:
+    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
+    if url is not None and (url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")):
+        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
+    return url
+
+
+def database_option(shown: str, help: str = "") -> Option:
+    """``--db``; ``shown`` is what it is by default."""
+    about_all = (
+        "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
+        "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
+    )
+    return Option("--db", help or about_all, shown, check=database)
+
+
+Kernels = Annotated[
+    tuple[str, ...],
+    Option(
+        "--kernel",
+        f"One of {', '.join(KERNELS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere. Repeatable.",
+        "all",
+    ),
+]
+"""Names of kernels or specs; empty: all."""
+
+Shapes = Annotated[tuple[str, ...], Option("--shapes", "A shape set or a path.toml. Repeatable.")]
+Routing = Annotated[
+    str, Option("--routing", "How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.")
+]
+ScaleMode = Annotated[str | None, Option("--scale-mode", "power-of-two or exact.", "the kernel's first")]
+Seed = Annotated[int, Option("--seed", "Seeds values and group layouts.", check=seed)]
+Timer = Annotated[
+    str | None, Option("--timer", "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", "do_bench")
+]
+TimeBudget = Annotated[
+    float | None,
+    Option("--time-budget", "Start no new problem after this many seconds; say what was left out.", parse=seconds),
+]
+Arch = Annotated[str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.")]
+WrittenDatabase = Annotated[str | None, database_option(DATABASE)]
+ReadDatabase = Annotated[str | None, database_option(f"{DATABASE} where there is one, else {COMMITTED_DATABASE}")]
+
+
+class TableFormat(enum.StrEnum):
+    """What a command prints that has no more to choose from."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class OperationName(enum.StrEnum):
+    """What the kernels are for: ``bench`` times it, ``show`` has published figures of it."""
+
+    GROUPED_MM = "grouped-mm"
+    MXFP8_GROUPED_MM = "mxfp8-grouped-mm"
+
+    def covers(self, row: Published) -> bool:
+        """Whether a published row is of this operation: ``grouped-mm`` is one in any recipe."""
+        return self in (row.operation, f"{row.recipe}-{row.operation}")

@@ -1,0 +1,95 @@
+"""The checks before every launch: each raises ValueError with one line that names the argument.
+
+None reads a value of a tensor, but for :func:`check_ends`, which is for tensors on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NoReturn
+
+import torch
+
+from fp8tune_kernels import interpreter
+from fp8tune_kernels.arches import default_fp8_dtype
+from fp8tune_kernels.runtime.lookup import running_arch
+
+__all__ = ["check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
+
+IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
+
+
+def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False) -> None:
+    """Raise ValueError unless ``matrix`` is two-dimensional, row-major, and of a dtype that kernels read.
+
+    ``or_transposed``: the ``.t()`` view of a row-major matrix is taken, too.
+    """
+    if matrix.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(matrix.shape)}, wanted two dimensions")
+    if matrix.dtype not in IN_DTYPES:
+        _refuse_dtype(name, matrix)
+    if not (matrix.is_contiguous() or (or_transposed and matrix.t().is_contiguous())):
+        raise ValueError(f"{name} has strides {matrix.stride()}, wanted row-major ({matrix.shape[1]}, 1)")
+
+
+def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False) -> None:
+    """Raise ValueError unless ``w`` has the weights of all experts, of a dtype that kernels read.
+
+    It is the ``(E, K, N)`` view of weights that lie as ``(E, N, K)``, or ``as_stored``, those themselves.
+    """
+    if w.dim() != 3:
+        dims = "(E, N, K)" if as_stored else "(E, K, N)"
+        raise ValueError(f"{name} has shape {tuple(w.shape)}, wanted three dimensions {dims}")
+    if w.dtype not in IN_DTYPES:
+        _refuse_dtype(name, w)
+    _, rows, columns = w.shape
+    if as_stored:
+        if not w.is_contiguous():
+            raise ValueError(f"{name} has strides {w.stride()}, wanted row-major ({rows * columns}, {columns}, 1)")
+    elif w.stride() != (rows * columns, 1, rows) and not w.mT.is_contiguous():  # the view costs more than all else here
+        wanted = f"({rows * columns}, 1, {rows}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
+        raise ValueError(f"{name} has strides {w.stride()}, wanted {wanted}")
+
+
+def _refuse_dtype(name: str, tensor: torch.Tensor) -> NoReturn:
+    raise ValueError(f"{name} is {tensor.dtype}, wanted {', '.join(map(str, IN_DTYPES))}")
+
+
+def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -> None:
+    """Raise ValueError unless ``offs`` can hold the end rows of at least one group, on the device of ``beside``."""
+    if offs.dim() != 1 or offs.shape[0] == 0:
+        raise ValueError(f"offs has shape {tuple(offs.shape)}, wanted (G,): the end row of each of one or more groups")
+    if offs.dtype != torch.int32:
+        raise ValueError(f"offs is {offs.dtype}, wanted torch.int32")
+    if not offs.is_contiguous():
+        raise ValueError(f"offs has strides {offs.stride()}, wanted (1,)")
+    if offs.device != device:
+        raise ValueError(f"offs is on {offs.device}, wanted {device} as {beside}")
+
+
+def check_ends(offs: torch.Tensor, rows: int) -> None:
+    """Raise ValueError unless ``offs`` cuts so many rows into groups. Reads its values: for tensors on a CPU alone."""
+    start = 0
+    for group, end in enumerate(offs.tolist()):
+        if end < start:
+            raise ValueError(f"offs ends group {group} at row {end}, before its start at {start}: wanted rising ends")
+        if end > rows:
+            raise ValueError(f"offs ends group {group} at row {end} of {rows}")
+        start = end
+
+
+@functools.cache
+def fp8_dtype_for(device: torch.device, wanted: torch.dtype | None) -> torch.dtype:
+    """The FP8 dtype to write: ``wanted``, or for None the one of the device's arch.
+
+    Raises ValueError for a dtype that kernels do not write, and for the fnuz format on an NVIDIA GPU.
+    """
+    if wanted is None:
+        dtype: torch.dtype = getattr(torch, default_fp8_dtype(running_arch(device)))
+        return dtype
+    if wanted not in FP8_DTYPES:
+        raise ValueError(f"float8_dtype is {wanted}, wanted one of {', '.join(map(str, FP8_DTYPES))}")
+    if wanted == torch.float8_e4m3fnuz and running_arch(device).startswith("sm_"):
+        raise ValueError(f"float8_dtype is {wanted}, an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn")
+    return wanted

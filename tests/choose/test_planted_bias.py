@@ -1,0 +1,40 @@
+"""Times that say nothing of a kernel are flagged: a coarse tick, a slow host, a cache that was not flushed."""
+
+from __future__ import annotations
+
+import pytest
+from database_rows import config, evidence, problem
+
+from fp8tune.choose import calibration
+from fp8tune.choose.decision import PickVerdict
+from fp8tune.choose.ranking import winners
+from fp8tune.measure.clock import Trial
+from fp8tune.measure.simulated import Noise, SimulatedTimer
+from fp8tune.measure.timing import tick
+
+
+def test_a_coarse_tick_makes_short_times_unresolvable():
+    """1.024 us, as seen on some devices, is 0.25 % of 410 us."""
+    coarse, fine = (
+        SimulatedTimer(1, Noise(tick_us=tick_us)).block(lambda: None, Trial("x", 0, 300_000_000)).samples_us
+        for tick_us in (1.024, 0.032)
+    )
+    assert calibration.floor_us({}, tick(coarse)) == pytest.approx(410, rel=0.01)
+    assert calibration.floor_us({}, tick(fine)) == pytest.approx(12.8, rel=0.01)
+
+
+def test_a_host_slower_than_the_device_makes_short_times_unresolvable():
+    slow = {calibration.HOST_US: 300.0, calibration.FLUSH_US: 100.0}
+    assert calibration.floor_us(slow, 0.032) == 200.0
+    assert calibration.floor_us({**slow, calibration.HOST_US: 20.0}, None) == 0.0
+
+
+def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
+    rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
+    honest = evidence(100.0, **rates)
+    cached = evidence(80.0, of=problem(K=2048), **rates)
+    other = evidence(200.0, of=problem(K=2048), config=config(64), **rates)
+    found = {winner.problem: winner for winner in winners([honest, cached, other])}
+    assert found[problem()].verdict is PickVerdict.QUICK
+    assert found[problem(K=2048)].verdict is PickVerdict.UNRESOLVABLE
+    assert "cache" in found[problem(K=2048)].note
