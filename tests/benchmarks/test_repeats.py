@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from benchmarks.exhaustive import Truth
 from places import PLANTED
 from typer.testing import CliRunner
 
