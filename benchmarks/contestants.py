@@ -55,15 +55,22 @@ class Course:
         problem = plan.problems(spec, [ROW])[0]
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
-        trials = plan.trials(spec, problem, plan.parse_grid(GRID, spec.axes), limits)
-        configs = tuple(trial.config for trial in trials if trial.pruned is None)
+        axes = plan.parse_grid(GRID, spec.axes)
+        kept = [trial.config for trial in plan.trials(spec, problem, axes, limits) if trial.pruned is None]
+        configs = tuple(
+            config for config in kept if all(config[axis] in axes[axis] for axis in axes)
+        )  # not the default
         return cls(spec, problem, configs, "cuda" if torch.cuda.is_available() else "meta")
 
     @cached_property
+    def axes(self) -> Mapping[str, tuple[int, ...]]:
+        """The kernel's, as the grid narrows and widens them."""
+        return {axis: tuple(values) for axis, values in plan.parse_grid(GRID, self.spec.axes).items()}
+
+    @property
     def tunables(self) -> dict[str, tuple[int, ...]]:
         """The axes that have a choice of values."""
-        axes = plan.parse_grid(GRID, self.spec.axes)
-        return {axis: values for axis, values in axes.items() if len(values) > 1}
+        return {axis: values for axis, values in self.axes.items() if len(values) > 1}
 
     @cached_property
     def inputs(self) -> tuple[Any, ...]:
@@ -93,7 +100,8 @@ class Course:
         from fp8tune_kernels.quantize import panels
 
         x, offs, *_ = self.inputs
-        return (panels.programs(config, *x.shape, offs.shape[0], x.device),)
+        rows, columns = x.shape
+        return (panels.programs(config, rows, columns, offs.shape[0], x.device),)
 
     def settings(self, config: Mapping[str, int]) -> dict[str, int]:
         """What ``launch`` makes of a config: the kernel's constants and the launch options."""
@@ -102,9 +110,8 @@ class Course:
         return panels.options(config)
 
     def as_config(self, settings: Mapping[str, Any]) -> NamedInts:
-        """The config in a tuner's launch settings, in the order of the axes; what has no choice is the default's."""
-        chosen = {axis: int(settings[axis]) for axis in self.tunables}
-        return NamedInts([(axis, chosen.get(axis, self.spec.default[axis])) for axis in self.spec.axes])
+        """The config in a tuner's launch settings, in the order of the axes."""
+        return NamedInts([(a, int(settings[a]) if a in self.tunables else self.axes[a][0]) for a in self.spec.axes])
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,10 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     def search() -> Found:
         app(command, standalone_mode=False)
         with Store.open(db, writable=False) as store:
-            (candidates,) = ranking.all_candidates(store.evidence(keep=ranking.competing))
+            evidence = store.evidence(keep=ranking.competing)
+        fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
+        raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
+        (candidates,) = ranking.all_candidates(raced)
         return Found(course.as_config(candidates.pick.config or {}), len(candidates.times_us))
 
     return search

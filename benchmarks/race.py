@@ -31,7 +31,18 @@ ORACLE = "oracle"
 """The process that times all configs at length."""
 BEFORE_THE_ORACLE = 2
 """So many contestants: should time run out, the figures that matter are there."""
-HEADINGS = ("contestant", "search s", "less", "process s", "less", "timed", "pick", "regret %", "runs", "picks")
+HEADINGS: tuple[str, ...] = (
+    "contestant",
+    "search s",
+    "less",
+    "process s",
+    "less",
+    "timed",
+    "pick",
+    "regret %",
+    "runs",
+    "picks",
+)
 HEADINGS += ("mean regret %", "worst %")
 
 Answer = dict[str, Any]
@@ -83,7 +94,9 @@ class Oracle:
 
     def regret(self, pick: NamedInts | None) -> float | None:
         """0.01 for a pick 1 % slower than the best; None for a config that was not timed."""
-        return self.times_us[pick] / self.times_us[self.best] - 1 if pick in self.times_us else None
+        if pick is None or pick not in self.times_us:
+            return None
+        return self.times_us[pick] / self.times_us[self.best] - 1
 
 
 # The table

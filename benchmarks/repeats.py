@@ -30,10 +30,10 @@ from fp8tune.choose.calibration import is_calibrated
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.render.terminal import notice, print_json
 from fp8tune.store.results import Store
-from fp8tune.sweep import session
 
 AGREEING = 0.90
 """Rows on which two sweeps from scratch come to the same pick, at least."""
@@ -208,12 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document at the end")
     given = parser.parse_args(arguments)
     given.shapes = given.shapes or ["llama4"]
-    laboratory, _ = session.choose_laboratory(None, given.timer)
+    backend, _ = backend_for(None, given.timer)
     if given.calibration:
-        check_calibration(given.calibration, laboratory.device)
-    notice(f"on {laboratory.device.fingerprint}")
+        check_calibration(given.calibration, backend.device)
+    notice(f"on {backend.device.fingerprint}")
     with desk_folder(given.keep) as folder:
-        desk = Desk(folder, given, laboratory.device.arch)
+        desk = Desk(folder, given, backend.device.arch)
         told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)
     if given.json:
         print_json({**vars(told), "exit_code": told.exit_code})

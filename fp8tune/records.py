@@ -87,6 +87,13 @@ class KernelVersion:
     """The declared grid in declaration order: breaks ties canonically."""
     key: tuple[str, ...] = ()
 
+    def complete(self, published: NamedInts) -> NamedInts:
+        """A published config with the first value of each axis that it leaves out: what its kernel lacks is off there.
+
+        Not the default, which may change.
+        """
+        return NamedInts({**{name: values[0] for name, values in self.axes if values}, **published})
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -100,8 +107,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Code:
-    """What the machine code of one config is like. Of a launch of several kernels the least favourable, where it is not
-    said otherwise. *Hot loops*: see :mod:`fp8tune.compiled.instructions`; counts are per thread."""
+    """What the binary of one config says, where it was only compiled. Of several kernels the least favourable."""
 
     agprs: int = 0
     """Accumulation registers, which count among ``registers`` too; AMD."""
@@ -111,24 +117,6 @@ class Code:
     """Memory a thread has to itself, spilled registers among it."""
     resident_warps: int = 0
     """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.occupancy`."""
-    programs: int = 0
-    """Blocks in the grid of the problem it was compiled for."""
-    load_bytes: int = 0
-    """Mean width of one load from global memory in a hot loop."""
-    store_bytes: int = 0
-    """Likewise of one store."""
-    load_run_bytes: int = 0
-    """Neighbouring bytes that a warp loads at once; see :mod:`fp8tune.compiled.coalescing`."""
-    store_run_bytes: int = 0
-    """Likewise stores."""
-    passes: int = 0
-    """Hot loops that load, in all kernels: how often the input is read."""
-    tile_bytes: int = 0
-    """Loaded in one iteration of a hot loop."""
-    instructions_per_kib: int = 0
-    """Instructions in hot loops for 1,024 bytes loaded there, summed over the loops of all kernels."""
-    shared_per_kib: int = 0
-    """Likewise, of those that go to shared memory (LDS): many where a tile is transposed element by element."""
     fp8_conversions: int = 0
     """Instructions that convert to FP8, in all kernels: 0 where conversion is emulated."""
 

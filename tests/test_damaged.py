@@ -93,7 +93,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store.add(sweep, replace(made, stage=stage, round=number))
         end_finals(store, sweep, problem(K=1024))
         store.record_ceiling(sweep, H100, 3000.0)
-        compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8, programs=100, tile_bytes=4096, passes=2))
+        compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8))
         for block in (32, 64, 128):
             static = row(None, of=problem(K=1024), config=config(block), kind=Kind.STATIC, facts=compiled)
             store.add(sweep, replace(static, device=Device("sm_90", triton="3.7.1")))

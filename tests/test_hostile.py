@@ -41,7 +41,7 @@ from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
-from fp8tune.sweep import session
+from fp8tune.sweep.published import lookup_key
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",
@@ -267,7 +267,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
-            import_file(ours, path, lookup_key=session.lookup_key)
+            import_file(ours, path, lookup_key=lookup_key)
             (published,) = ours.rows()
             if published.config is None or published.lookup_key is None:
                 return

@@ -39,13 +39,14 @@ from fp8tune.measure import trial as measure
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
-from fp8tune.sweep import session
+from fp8tune.sweep import planning
+from fp8tune.sweep.planning import Options
 
 assert measure, scipy.stats  # imported here once, instead of in every worker
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "36"))
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-WISH = session.Wish(
+OPTIONS = Options(
     kernels=(FAULTS,),
     shapes=("tiny",),
     grid=("num_warps=1,2,4,8,16,32",),
@@ -53,7 +54,7 @@ WISH = session.Wish(
     quick=True,
     command="fp8tune sweep",
 )
-WITH_FINALS = replace(WISH, grid=("num_warps=1,2",), quick=False)
+WITH_FINALS = replace(OPTIONS, grid=("num_warps=1,2",), quick=False)
 
 
 class Forked:
@@ -116,18 +117,18 @@ def workers_forked_from_here() -> Iterator[None]:
 
 
 @functools.cache
-def prepared(wish: session.Wish = WISH) -> session.Prepared:
+def planned(options: Options = OPTIONS) -> planning.Plan:
     with workers_forked_from_here():
-        return session.prepare(session.take(wish))
+        return planning.expanded(planning.planned(options))
 
 
-def run_sweep(path: Path, wish: session.Wish = WISH) -> Callable[[], None]:
+def run_sweep(path: Path, options: Options = OPTIONS) -> Callable[[], None]:
     """A sweep that announces each trial on a line, as ``--json`` does."""
-    request = prepared(wish).request
+    plan = planned(options)
 
     def go() -> None:
         with Store.open(str(path), create=True) as store:
-            for event in sweep.sweep(store, request):
+            for event in sweep.sweep(store, plan):
                 if isinstance(event, sweep.TrialDone):
                     row = event.row
                     process = row.process if row.stage != "screen" else ""
@@ -174,11 +175,11 @@ def shown(path: Path) -> str:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The database of a sweep that nothing disturbed, and how long that took."""
-    return swept_whole(tmp_path_factory.mktemp("unbroken") / "results.db", WISH)
+    return swept_whole(tmp_path_factory.mktemp("unbroken") / "results.db", OPTIONS)
 
 
-def swept_whole(path: Path, wish: session.Wish) -> tuple[Path, float]:
-    running = run_sweep(path, wish)
+def swept_whole(path: Path, options: Options) -> tuple[Path, float]:
+    running = run_sweep(path, options)
     begun = time.monotonic()
     code, output = Forked(running).wait()
     assert code == 0, output
@@ -199,12 +200,12 @@ def stored_when_killed(path: Path, scratch: Path) -> Counter[tuple[object, ...]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wish", "count"), [(WISH, MOMENTS - MOMENTS // 5), (WITH_FINALS, MOMENTS // 5)], ids=["screen", "finals"]
+    ("options", "count"), [(OPTIONS, MOMENTS - MOMENTS // 5), (WITH_FINALS, MOMENTS // 5)], ids=["screen", "finals"]
 )
-def test_killed_at_any_moment_and_run_again(wish: session.Wish, count: int, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_run_again(options: Options, count: int, tmp_path: Path) -> None:
     """Each moment: kill -9, look at what is there, run again to the end, compare with the unbroken sweep."""
     (tmp_path / "unbroken").mkdir()
-    whole, seconds = swept_whole(tmp_path / "unbroken" / "results.db", wish)
+    whole, seconds = swept_whole(tmp_path / "unbroken" / "results.db", options)
     table = shown(whole)
     moments, in_the_middle = random.Random(0), 0
     for number in range(count):
@@ -212,14 +213,14 @@ def test_killed_at_any_moment_and_run_again(wish: session.Wish, count: int, tmp_
         folder.mkdir()
         scratch.mkdir()
         path = folder / "results.db"
-        running = Forked(run_sweep(path, wish))
+        running = Forked(run_sweep(path, options))
         time.sleep(moments.uniform(0, seconds))
         told = announced(running.kill())
         found = stored_when_killed(path, scratch)
         assert told <= set(found)
         assert max(found.values(), default=1) == 1
         in_the_middle += 0 < len(found) < len(stored(whole))
-        code, _ = Forked(run_sweep(path, wish)).wait()
+        code, _ = Forked(run_sweep(path, options)).wait()
         assert code == 0
         assert stored(path) == stored(whole)
         assert shown(path) == table
@@ -230,13 +231,13 @@ def test_killed_at_any_moment_and_run_again(wish: session.Wish, count: int, tmp_
 # Two at once
 
 
-@pytest.mark.parametrize("wish", [WISH, WITH_FINALS], ids=["screen", "finals"])
-def test_two_that_run_the_same_sweep_double_nothing(wish: session.Wish, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [OPTIONS, WITH_FINALS], ids=["screen", "finals"])
+def test_two_that_run_the_same_sweep_double_nothing(options: Options, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
-    whole, _ = swept_whole(tmp_path / "alone" / "results.db", wish)
+    whole, _ = swept_whole(tmp_path / "alone" / "results.db", options)
     path = tmp_path / "both" / "results.db"
     path.parent.mkdir()
-    both = [Forked(run_sweep(path, wish)) for _ in range(2)]
+    both = [Forked(run_sweep(path, options)) for _ in range(2)]
     ended = [running.wait() for running in both]
     assert [code for code, _ in ended] == [0, 0], ended
     assert stored(path) == stored(whole)
@@ -246,7 +247,7 @@ def test_two_that_run_the_same_sweep_double_nothing(wish: session.Wish, tmp_path
 
 def test_two_different_sweeps_store_all_rows_of_both(unbroken: tuple[Path, float], tmp_path: Path) -> None:
     path, alone = tmp_path / "results.db", tmp_path / "alone.db"
-    other = replace(WISH, timer="simulated:6")
+    other = replace(OPTIONS, timer="simulated:6")
     assert Forked(run_sweep(alone, other)).wait()[0] == 0
     both = [Forked(run_sweep(path)), Forked(run_sweep(path, other))]
     ended = [running.wait() for running in both]

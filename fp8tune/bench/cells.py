@@ -1,48 +1,36 @@
-"""One cell of ``fp8tune bench``, in the worker that owns the tensors: a contender on a problem, checked and timed, or
-with a reason.
+"""The cells of ``fp8tune bench``: every contender on a problem is checked, then all of them are timed in turns.
 
-Every contender is timed as callers run it: ours launches its exported config on outputs that are there already, the
-others allocate theirs. What they write is compared with our reference before their time counts
-(:mod:`fp8tune.bench.checking`). Knows no database and no terminal.
+One long-lived worker has the tensors. A contender is an arm of :mod:`fp8tune.measure.engine`; a cell without a time, or
+with a wrong output, has a reason, and the run goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Callable, Mapping
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-from fp8tune.bench import checking
 from fp8tune.bench.checking import Checked
-from fp8tune.bench.counterparts import Contender, compiled, counterpart
-from fp8tune.bench.plain import expression
-from fp8tune.bench.warming import run_once, tune_in_short_blocks
-from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.measure import memory
-from fp8tune.measure.host import host_us
-from fp8tune.measure.timing import Timer, Trial, make_timer
-from fp8tune.measure.trial import copy_ceiling_gb_per_s, failure
-from fp8tune.measure.worker import Poisoned
-from fp8tune.plan.problems import problems
-from fp8tune.records import NamedInts, Problem, Status
-from fp8tune.revisions.loading import load_spec
-from fp8tune.stats import block_value
-from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune.bench.warming import tune_in_short_blocks
+from fp8tune.errors import MachineError
+from fp8tune.measure.arms import Arm, Place
+from fp8tune.measure.backends.processes import outcome_of
+from fp8tune.measure.engine import Backend, Group, Schedule, measure
+from fp8tune.measure.worker import Poisoned, RemoteError, WorkerDied
+from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.stats import median
 
-OURS = "fp8tune"
-TORCH_COMPILE = "torch.compile"
-TORCHAO = "torchao"
-TORCH_ADD = "torch.add"
-"""The yardstick of host time: the addition of two 64x64 matrices."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
-HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
+ROUNDS = 3
+"""A cell is the median of so many blocks. On an H100 about one block in a thousand takes several times as long as the
+others, which made 25 % of the ceiling of what is 98 %; why is not known."""
+CELL_TIMEOUT_S = 180.0
+"""Long enough for an autotuner of 36 configs with a cold cache."""
 LONGEST_REASON = 160
-
-COPY_BYTES = 2 * (512 << 20)
-"""Read plus written by the copy behind the ceiling."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class Timing:
     """Of a grouped GEMM's results, instead: see :mod:`fp8tune.bench.sqnr`."""
 
     def judged(self, check: Timing) -> Timing:
-        """This time with what a check found. Where the check could not be made, the time does not count either."""
+        """This time with what a check found. If the check could not be made, the time does not count either."""
         if self.time_us is None:
             return self
         made = check.checked is not None or check.sqnr_db is not None or not check.reason
@@ -73,218 +61,119 @@ class Timing:
         return None if self.reason else self.time_us
 
 
-# What the worker is asked
+@dataclass(frozen=True)
+class Contender(Arm):
+    """One contender on a problem."""
+
+    name: str
+    problem: Problem
+
+    @abstractmethod
+    def check(self) -> Timing:
+        """Run it once and compare what it gives: a Timing without a time. Called in the worker, after ``build``."""
 
 
-def time_copy(timer_name: str) -> Timing:
-    """The device-to-device copy of :mod:`fp8tune.ceiling`, as a sweep measures it."""
-    timer = make_timer(timer_name)
-    if timer.runs_kernels:
-        return guarded(lambda: COPY_BYTES / copy_ceiling_gb_per_s() / 1e3)
-    return guarded(lambda: block_us(timer, Trial("copy", 0, COPY_BYTES), lambda: _nothing))
+Timed = TypeVar("Timed", bound=Arm)
 
 
-def check_contender(name: str, reference: str, problem: Problem, timer_name: str) -> Timing:
-    """Launch a contender once and compare its outputs with the reference: a Timing without a time.
+def check_times(backend: Backend) -> None:
+    """Raises MachineError for a back end that times nothing."""
+    if not backend.times:
+        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
 
-    Its reason says what is wrong, or why nothing could be compared. Where no kernels run nothing is checked. Raises
-    Poisoned as :func:`time_contender` does.
-    """
-    if not make_timer(timer_name).runs_kernels:
-        return Timing()
+
+class Cells:
+    """The worker that has the tensors, and how long it may be asked."""
+
+    def __init__(self, backend: Backend, time_budget_s: float | None = None) -> None:
+        self.backend = backend
+        self._worker = backend.worker()
+        self._budget_s, self._begun = time_budget_s, time.monotonic()
+
+    def __enter__(self) -> Cells:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+
+    def is_spent(self) -> bool:
+        """True if the time budget is."""
+        return self._budget_s is not None and time.monotonic() - self._begun > self._budget_s
+
+    def checks(self, contenders: Sequence[Contender]) -> list[Timing]:
+        """What a check of each contender's outputs finds; where no kernels run, nothing."""
+        return [self._check(contender) for contender in contenders]
+
+    def _check(self, contender: Contender) -> Timing:
+        built = self._worker.build(contender)
+        return self.run(checked, contender) or Timing() if built.status is Status.OK else timing_of(built)
+
+    def in_rounds(self, arms: Sequence[Timed]) -> dict[Timed, Timing]:
+        """Time each arm once a round, another one first in each. An arm that fails is out, and has its reason."""
+        group = Group(None, list(arms))
+        found: dict[Timed, Timing] = {}
+        for turn in measure(self.backend, [group], Schedule(range(1), ROUNDS, _rotated), self._worker):
+            found |= {block.arm: timing_of(block.outcome) for block in turn.failed}
+            times_us: dict[Timed, list[float]] = {block.arm: [] for block in turn.blocks}
+            for block in turn.blocks:
+                times_us[block.arm].append(block.outcome.time_us or 0.0)
+            found |= {arm: Timing(median(times)) for arm, times in times_us.items()}
+        ended = Timing(reason=_said(group.failure))
+        return {arm: found.get(arm, ended) for arm in arms}
+
+    def once(self, arm: Arm, time_it: Callable[[Arm], Timing]) -> Timing:
+        """What ``time_it`` says of an arm; where no kernels run, one block of it."""
+        return self.run(time_it, arm) or timing_of(self._worker.block(arm, Place()))
+
+    def run(self, function: Callable[[R], Timing], arm: R) -> Timing | None:
+        """What a function gives in the worker; None where no kernels run. A worker that dies is a reason."""
+        try:
+            return self._worker.run(function, arm)
+        except (WorkerDied, RemoteError) as error:  # also one that hung; the next call starts another
+            return Timing(reason=_said(outcome_of(error).reason))
+
+    def peak_bytes(self, function: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int | None:
+        """Of a function that says what it allocates; None where it fails or no kernels run."""
+        try:
+            return self._worker.run(function, *args, **kwargs)
+        except (WorkerDied, RemoteError):  # the step's own cell has the reason
+            return None
+
+
+def _rotated(group: Group[Timed, None], process: int, round: int) -> Sequence[Timed]:
+    first = round % len(group.arms)
+    return group.arms[first:] + group.arms[:first]
+
+
+def timing_of(outcome: Outcome) -> Timing:
+    """An outcome as a cell."""
+    if outcome.status is Status.OK:
+        return Timing(outcome.time_us)
+    return Timing(reason=_said(outcome.reason or str(outcome.status)))
+
+
+def _said(reason: str) -> str:
+    """Our own refusals say all themselves; compilers go on with listings and advice."""
+    return reason.removeprefix("MachineError: ").removeprefix("UsageError: ")[:LONGEST_REASON]
+
+
+# In the worker
+
+
+def checked(contender: Contender) -> Timing:
+    """See :meth:`Contender.check`. Raises Poisoned with a Timing where the process must not be used again."""
     tune_in_short_blocks()
-    found: list[Checked] = []
-
-    def check() -> float:
-        found.append(_checked(name, reference, problem))
-        return 0.0
-
-    failed = guarded(check)
-    return Timing(reason=found[0].wrong, checked=found[0]) if found else failed
+    return guarded(contender.check)
 
 
-def time_contender(name: str, reference: str, problem: Problem, timer_name: str, round: int) -> Timing:
-    """One block of ``fp8tune``, ``torch.compile`` or ``torchao`` on a problem.
+def guarded(run: Callable[[], Timing]) -> Timing:
+    """A Timing, or the reason why there is none; the border where foreign failures become cells."""
+    from fp8tune.measure.trial import failure
 
-    Raises Poisoned with a Timing where the process must not be used again.
-    """
-    timer = make_timer(timer_name)
-    spec = load_spec(reference)
-    _forget_expected()
-    trial = Trial(f"{name} {problem}", round, spec.bytes_moved(problem.shape))
-    timing = guarded(lambda: block_us(timer, trial, lambda: _contender(name, reference, problem).launch))
-    if name != OURS:
-        return timing
-    return replace(timing, config=_exported_config(spec, problem, "cuda" if timer.runs_kernels else "cpu"))
-
-
-def time_host(name: str, reference: str, timer_name: str) -> Timing:
-    """Host time of one operator call on a 64x64 input: ``fp8tune``'s public wrapper, ``torchao`` or ``torch.add``.
-
-    The median over calls that only enqueue, each clocked on its own; the device's queue is drained between batches.
-    """
-    timer = make_timer(timer_name)
-    spec = load_spec(reference)
-    if not timer.runs_kernels:
-        return guarded(lambda: block_us(timer, Trial(f"host {name} {spec.name}", 0, 0), lambda: _nothing))
-    return guarded(lambda: host_us(_host_call(name, spec)))
-
-
-def warm_up(name: str, reference: str, problem: Problem) -> None:
-    """Compile what a contender needs on a problem (:mod:`fp8tune.bench.warming`)."""
-    run_once(lambda: _contender(name, reference, problem).launch)
-    with contextlib.suppress(Exception):
-        _forget()
-
-
-# Contenders
-
-
-_contenders: dict[str, Contender] = {}
-"""Of the problem whose inputs are in :data:`_tensors`: checks and rounds launch what the first of them has built."""
-
-
-def _contender(name: str, reference: str, problem: Problem) -> Contender:
-    inputs = _inputs(reference, problem)
-    if name not in _contenders:
-        _contenders[name] = _new_contender(name, reference, problem, inputs)
-    return _contenders[name]
-
-
-def _new_contender(name: str, reference: str, problem: Problem, inputs: tuple[Any, ...]) -> Contender:
-    spec = load_spec(reference)
-    if name == TORCHAO:
-        return counterpart(spec.name, inputs)
-    if name == TORCH_COMPILE:
-        formulas = expression(spec)
-        return Contender(compiled(lambda: formulas(*inputs)))
-    outputs = spec.outputs(*inputs)
-    config = _exported_config(spec, problem, "cuda")
-    return Contender(lambda: spec.launch(config, inputs, outputs), lambda _: outputs)
-
-
-def _checked(name: str, reference: str, problem: Problem) -> Checked:
-    """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
-    contender = _contender(name, reference, problem)
-    expected = _expected_outputs(reference, problem)
-    if name == OURS:
-        checking.spoil(contender.read(None), expected)
-    else:
-        memory.give_back()  # no block is left that held another contender's right answer
-        checking.spoil_free_memory(expected)
-    return checking.compared(contender.read(contender.launch()), expected)
-
-
-_expected: dict[tuple[str, Problem], tuple[Any, ...]] = {}
-
-
-def _expected_outputs(reference: str, problem: Problem) -> tuple[Any, ...]:
-    """What the reference gives for a problem: computed once, kept until something is timed."""
-    if (reference, problem) not in _expected:
-        _forget_expected()
-        _expected[reference, problem] = load_spec(reference).reference(*_inputs(reference, problem))
-    return _expected[reference, problem]
-
-
-def _forget_expected() -> None:
-    if _expected:
-        _expected.clear()
-        memory.give_back()
-
-
-def _exported_config(spec: KernelSpec, problem: Problem, torch_device: str) -> NamedInts:
-    """What the public wrapper launches on a problem: the table's config, else the declared default."""
-    import torch
-
-    from fp8tune_kernels.runtime.lookup import config_for
-
-    key = tuple(spec.lookup_key(problem).values())
-    return NamedInts(config_for(spec, key, torch.device(torch_device)))
-
-
-_tensors: dict[tuple[str, Problem], tuple[Any, ...]] = {}
-
-
-def _inputs(reference: str, problem: Problem) -> tuple[Any, ...]:
-    """The inputs of a problem, kept until another one's are made: a large one fills much of a GPU."""
-    if (reference, problem) not in _tensors:
-        _forget()
-        _tensors[reference, problem] = load_spec(reference).inputs(problem, "cuda")
-    return _tensors[reference, problem]
-
-
-def _forget() -> None:
-    """Free a problem's memory and what was compiled for its sizes."""
-    import torch
-
-    _tensors.clear()
-    _contenders.clear()
-    _expected.clear()
-    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
-    memory.give_back()
-
-
-# Clocks
-
-
-def block_us(timer: Timer, trial: Trial, make: Callable[[], Callable[[], Any]]) -> float:
-    """The value of one block. Where kernels run, the launch is made and run once: nothing compiles on the clock.
-
-    Raises UsageError for a timer that times nothing.
-    """
-    launch: Callable[[], Any] = _nothing
-    if timer.runs_kernels:
-        launch = make()
-        launch()
-    block = timer.block(launch, trial)
-    if block is None:
-        raise UsageError("this timer times nothing: use do_bench or simulated:SEED")
-    return block_value(block.samples_us)
-
-
-def _host_call(name: str, spec: KernelSpec) -> Callable[[], Any]:
-    import torch
-
-    if name == TORCH_ADD:
-        x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
-        return lambda: torch.add(x, x)
-    inputs = spec.inputs(problems(spec, [HOST_ROW])[0], "cuda")
-    if name == TORCHAO:
-        return counterpart(spec.name, inputs).launch
-    wrapper = public_wrapper(spec)
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    return lambda: wrapper(*tensors)
-
-
-def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
-    """``quantize_colwise`` of ``colwise``. Raises UsageError for a kernel that lives elsewhere."""
-    if spec.name not in catalog.KERNELS:
-        raise UsageError(f"{spec.name} lives elsewhere: its public wrapper is not known")
-    module = importlib.import_module(catalog.module_name(spec.name))
-    wrapper: Callable[..., Any] = getattr(module, f"quantize_{spec.name.replace('-', '_')}")
-    return wrapper
-
-
-def _nothing() -> None:
-    pass
-
-
-# Failures
-
-
-def guarded(measure_us: Callable[[], float]) -> Timing:
-    """A time, or the reason why there is none; the border where foreign failures become cells."""
     try:
-        return Timing(measure_us())
+        return run()
     except Exception as error:
-        missed = Timing(reason=_reason(error))
-        if failure(error).status is Status.CRASHED:
-            raise Poisoned(missed) from error
-        return missed
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what was said: compilers go on with listings and advice."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = said if isinstance(error, Fp8tuneError) else f"{type(error).__name__}: {said}"
-    return text[:LONGEST_REASON]
+        outcome = failure(error)
+        if outcome.status is Status.CRASHED:
+            raise Poisoned(timing_of(outcome)) from error
+        return timing_of(outcome)

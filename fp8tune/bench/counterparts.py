@@ -16,8 +16,6 @@ from typing import Any
 
 from fp8tune.errors import MachineError
 
-__all__ = ["COUNTERPARTS", "Contender", "Counterpart", "counterpart"]
-
 Function = Callable[..., Any]
 Outputs = tuple[Any, ...]
 Call = Callable[[Function, tuple[Any, ...]], Any]
@@ -28,7 +26,7 @@ Read = Callable[[Outputs, tuple[Any, ...]], Outputs]
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """What is timed, and how what it returns becomes the outputs of our spec."""
 
     launch: Callable[[], Any]
@@ -171,7 +169,7 @@ IN_TORCH: dict[str, Counterpart] = {
 """The same where the GPU has no E8M0: what is called is compiled as a whole."""
 
 
-def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Contender:
+def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Implementation:
     """torchao's counterpart of a kernel on the inputs of its spec.
 
     Raises MachineError where torchao is not installed, cannot be imported or has none.
@@ -180,24 +178,30 @@ def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Contender:
         x, *offs, dtype, mode = inputs
         first, second = TWO_KERNELS[kernel]
         one, other = counterpart(first, (x, dtype, mode)), counterpart(second, (x, *offs, dtype, mode))
-        return Contender(
+        return Implementation(
             lambda: (one.launch(), other.launch()), lambda outputs: (*one.read(outputs[0]), *other.read(outputs[1]))
         )
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
     in_torch = kernel in IN_TORCH and not _knows_e8m0()
     theirs = (IN_TORCH if in_torch else COUNTERPARTS)[kernel]
-    try:
-        function: Function = getattr(importlib.import_module(theirs.module), theirs.name)
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
-            raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
-        raise MachineError(f"torchao's {theirs.name} cannot be imported: {error}") from error
+    function = of_torchao(theirs.module, theirs.name)
 
     def launch() -> Any:
         return theirs.call(function, inputs)
 
-    return Contender(compiled(launch) if in_torch else launch, lambda outputs: theirs.read(outputs, inputs))
+    return Implementation(compiled(launch) if in_torch else launch, lambda outputs: theirs.read(outputs, inputs))
+
+
+def of_torchao(module: str, name: str) -> Function:
+    """A function of torchao's. Raises MachineError where it cannot be imported."""
+    try:
+        function: Function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
+            raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
+        raise MachineError(f"torchao's {name} cannot be imported: {error}") from None
+    return function
 
 
 def compiled(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,47 +1,37 @@
 """``fp8tune bench --op``: a grouped GEMM of ours beside bf16 and torchao, and where its time goes.
 
-Every contender's output and gradients are compared with exact ones, and every cell is timed, in one worker, problem
-after problem. A cell without a time, or of a contender that is wrong, has a reason, and the run goes on.
+Every contender's output and gradients are compared with exact ones before its times count.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from fp8tune.bench import grouped_cells as grouped_steps
 from fp8tune.bench import warming
-from fp8tune.bench.cells import LONGEST_REASON, Timing
-from fp8tune.bench.grouped_cells import OPERATIONS
+from fp8tune.bench.cells import Cells, Timing, check_times
+from fp8tune.bench.grouped_contenders import (
+    OPERATIONS,
+    PartOfStep,
+    Step,
+    needs_padding,
+    operation_of,
+    parts_of,
+    peak_memory,
+)
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
-from fp8tune.bench.rounds import in_rounds
+from fp8tune.bench.options import BenchOptions
 from fp8tune.bench.warming import Compiled
-from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
+from fp8tune.errors import UsageError
+from fp8tune.measure.engine import Backend
+from fp8tune.options import OperationName
 from fp8tune.plan import shapes
-from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.records import Device, NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS
 
-CELL_TIMEOUT_S = 180.0
-"""Long enough for torchao's autotuners with a cold cache."""
 WARM_UP_WORKERS = 6
 """Six steps of the largest problems of the default set are in 80 GB at once."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """The options of ``fp8tune bench --op``."""
-
-    operation: Operation = OPERATIONS["grouped-mm"]
-    shapes: tuple[str, ...] = (SHAPES,)
-    routing: str = "jagged"
-    seed: int = 0
-    with_torchao: bool = True
-    time_budget_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Row:
     problem: Problem
     device: Device
     padded: bool
-    """Whether our groups had to be padded, inside what is timed."""
+    """True if our groups had to be padded, inside what is timed."""
     steps: Mapping[tuple[str, str], Timing]
     """(contender, step) -> time; see :meth:`fp8tune.bench.operation.Operation.steps`."""
     parts: Mapping[str, Timing]
@@ -61,11 +51,11 @@ class Row:
     @property
     def operation(self) -> Operation:
         """What the problem is of."""
-        return grouped_steps.operation_of(self.problem)
+        return operation_of(self.problem)
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the times of ours say nothing of the recipe's speed on this device."""
+        """True if the times of ours say nothing of the recipe's speed on this device."""
         return self.operation.is_emulated(self.device.arch)
 
     def time_us(self, contender: str, step: str) -> float | None:
@@ -119,87 +109,61 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over and under else None
 
 
-def prepare(wish: Wish, laboratory: Laboratory) -> tuple[Problem, ...]:
+def problems_of(options: BenchOptions, backend: Backend) -> tuple[Problem, ...]:
     """Every problem to time. Raises MachineError without a GPU, UsageError for options that name nothing to time."""
-    if laboratory.kind not in (Kind.MEASURED, Kind.SIMULATED):
-        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
-    if wish.routing not in ROUTINGS:
-        raise UsageError(f"unknown routing {wish.routing!r}: use one of {', '.join(ROUTINGS)}")
-    rows = [row for name in wish.shapes for row in shapes.load(name).rows if "N" in row]
+    check_times(backend)
+    if options.routing not in ROUTINGS:
+        raise UsageError(f"unknown routing {options.routing!r}: use one of {', '.join(ROUTINGS)}")
+    sets, operation = options.shapes or (SHAPES,), OPERATIONS[options.op or OperationName.GROUPED_MM]
+    rows = [row for name in sets for row in shapes.load(name).rows if "N" in row]
     if not rows:
-        raise UsageError(f"no row of {', '.join(wish.shapes)} has all of M, K, N and E: a grouped GEMM needs them")
+        raise UsageError(f"no row of {', '.join(sets)} has all of M, K, N and E: a grouped GEMM needs them")
     layers = dict.fromkeys(NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"]) for row in rows)
-    name, multiple = wish.operation.name, wish.operation.multiple
+    name, multiple = operation.name, operation.multiple
     if odd := [layer for layer in layers if layer["N"] % multiple or layer["K"] % multiple]:
         raise UsageError(f"{odd[0]}: {name} wants K and N to be multiples of {multiple}")
-    return tuple(Problem(name, layer, wish.routing, seed=wish.seed) for layer in layers)
+    return tuple(Problem(name, layer, options.routing, seed=options.seed) for layer in layers)
 
 
-def run(wish: Wish, laboratory: Laboratory, problems: tuple[Problem, ...]) -> Iterator[Row | Compiled]:
-    """Rows as they come, on a GPU after what is compiled for them; ends early, after a whole row, where a time budget
-    is spent. Closing it ends the worker."""
-    begun = time.monotonic()
-    cells = _Cells(Worker(), laboratory)
-    try:
-        if laboratory.torch_device == "cuda":
-            yield from _warm_up(wish, problems)
+def run(
+    backend: Backend, problems: Sequence[Problem], time_budget_s: float | None = None, *, with_torchao: bool = True
+) -> Iterator[Row | Compiled]:
+    """Rows as they come, after what is compiled for them; ends early, after a whole row, where a time budget is spent.
+
+    Closing the generator ends the worker.
+    """
+    with Cells(backend, time_budget_s) as cells:
+        yield from warming.in_parallel(backend, compiled_first(problems, with_torchao), WARM_UP_WORKERS)
         for problem in problems:
-            if wish.time_budget_s is not None and time.monotonic() - begun > wish.time_budget_s:
+            if cells.is_spent():
                 return
-            yield cells.row(problem, wish.with_torchao)
-    finally:
-        cells.worker.close()
+            yield _row(cells, problem, with_torchao)
 
 
-def _warm_up(wish: Wish, problems: Sequence[Problem]) -> Iterator[Compiled]:
-    """Compile what the worker will need, torchao's first, which takes longest. bf16 has nothing to compile."""
-    contenders = dict.fromkeys(who for who, _ in wish.operation.steps(wish.with_torchao) if who != BF16)
-    names = sorted(contenders, key=TORCHAO.__ne__)
-    cells: list[warming.Cell] = [(grouped_steps.warm_up, (name, problem)) for name in names for problem in problems]
-    return warming.in_parallel(cells, WARM_UP_WORKERS, CELL_TIMEOUT_S)
+def compiled_first(problems: Sequence[Problem], with_torchao: bool) -> list[Step]:
+    """What is launched once before anything is timed, torchao's first, which take longest. bf16 compiles nothing."""
+    every = [
+        Step(who, problem, BOTH)
+        for problem in problems
+        for who in dict.fromkeys(who for who, _ in operation_of(problem).steps(with_torchao) if who != BF16)
+    ]
+    return sorted(every, key=lambda step: step.name != TORCHAO)
 
 
-@dataclass
-class _Cells:
-    """The worker that times, asked for one cell after the other."""
-
-    worker: Worker
-    laboratory: Laboratory
-
-    def row(self, problem: Problem, with_torchao: bool) -> Row:
-        timer = self.laboratory.timer
-        steps = grouped_steps.operation_of(problem).steps(with_torchao)
-        contenders = dict.fromkeys(who for who, _ in steps)
-        parts = grouped_steps.parts_of(problem)
-        step_cell = partial(self._timing, grouped_steps.time_step)
-        part_cell = partial(self._timing, grouped_steps.time_part)
-        checks = {name: self._timing(grouped_steps.check_step, name, problem, timer) for name in contenders}
-        steps_timed = in_rounds({step: partial(step_cell, *step, problem, timer) for step in steps})
-        parts_timed = in_rounds({part: partial(part_cell, part, problem, timer) for part in parts})
-        return Row(
-            problem=problem,
-            device=self.laboratory.device,
-            padded=grouped_steps.needs_padding(problem),
-            steps={step: timing.judged(checks[step[0]]) for step, timing in steps_timed.items()},
-            parts=parts_timed,
-            peak_bytes={name: self._peak(name, problem) for name in contenders},
-        )
-
-    def _peak(self, contender: str, problem: Problem) -> int | None:
-        try:
-            return self.worker.call(
-                CELL_TIMEOUT_S, grouped_steps.peak_memory, contender, problem, self.laboratory.timer
-            )
-        except (WorkerDied, RemoteError):  # as the step's own cell says
-            return None
-
-    def _timing(self, function: Callable[..., Timing], *arguments: object) -> Timing:
-        try:
-            return self.worker.call(CELL_TIMEOUT_S, function, *arguments)
-        except WorkerDied as died:  # also one that hung; the next call forks another
-            return Timing(reason=str(died))
-        except RemoteError as error:
-            return Timing(reason=str(error).strip().splitlines()[-1][:LONGEST_REASON])
+def _row(cells: Cells, problem: Problem, with_torchao: bool) -> Row:
+    steps = [Step(who, problem, step) for who, step in operation_of(problem).steps(with_torchao)]
+    contenders = {step.name: step for step in steps}
+    checks = dict(zip(contenders, cells.checks(list(contenders.values())), strict=True))
+    timed = cells.in_rounds(steps)
+    parts = cells.in_rounds([PartOfStep(part, problem) for part in parts_of(problem)])
+    return Row(
+        problem=problem,
+        device=cells.backend.device,
+        padded=needs_padding(problem),
+        steps={(step.name, step.step): timing.judged(checks[step.name]) for step, timing in timed.items()},
+        parts={part.part: timing for part, timing in parts.items()},
+        peak_bytes={name: cells.peak_bytes(peak_memory, name, problem) for name in contenders},
+    )
 
 
 def _finite(sqnr_db: Mapping[str, float] | None) -> Mapping[str, float | None] | None:

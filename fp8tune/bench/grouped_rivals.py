@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from fp8tune.bench.counterparts import of_torchao
 from fp8tune.bench.operation import GroupedMM, Operands
 from fp8tune.errors import MachineError
+
+_TRAINING = "torchao.prototype.moe_training"
 
 
 def bf16(given: Operands) -> GroupedMM:
@@ -19,7 +22,7 @@ def bf16(given: Operands) -> GroupedMM:
 def torchao_fp8(given: Operands) -> GroupedMM:
     """In FP8 with a scale a row. Raises MachineError where it is not installed or refuses the groups, as the next."""
     _refuse_padding(given, 16)
-    multiply = _of_torchao("fp8_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm")
+    multiply = of_torchao(f"{_TRAINING}.fp8_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm")
     return lambda A, B_t, offs: multiply(A, B_t, offs, pad_token_groups_for_grouped_mm=False)
 
 
@@ -28,7 +31,7 @@ def torchao_mxfp8(given: Operands) -> GroupedMM:
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
 
     _refuse_padding(given, 32)
-    multiply = _of_torchao("mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm")
+    multiply = of_torchao(f"{_TRAINING}.mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm")
     preference: Any = importlib.import_module("torchao.quantization.quantize_.common").KernelPreference
     kernels = preference.EMULATED if mxfp8_path(given.A.device) == "emulated" else preference.AUTO
     return lambda A, B_t, offs: multiply(A, B_t, offs, kernel_preference=kernels)
@@ -37,13 +40,3 @@ def torchao_mxfp8(given: Operands) -> GroupedMM:
 def _refuse_padding(given: Operands, multiple: int) -> None:
     if given.pad:
         raise MachineError(f"torchao takes only groups of a positive multiple of {multiple} rows")
-
-
-def _of_torchao(module: str, name: str) -> GroupedMM:
-    try:
-        function: GroupedMM = getattr(importlib.import_module(f"torchao.prototype.moe_training.{module}"), name)
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
-            raise MachineError("torchao is not installed: pip install 'fp8tune[bench]'") from None
-        raise MachineError(f"torchao's {name} cannot be imported: {error}") from error
-    return function

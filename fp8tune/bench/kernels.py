@@ -1,63 +1,43 @@
-"""Our kernels beside what else there is, in one run on one GPU: the ceiling, ``torch.compile``, torchao.
-
-Every cell is checked and timed in one long-lived worker. A cell without a time, or with a wrong output, has a reason,
-and the run goes on.
-"""
+"""Our kernels beside what else there is, in one run on one GPU: the ceiling, ``torch.compile``, torchao."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from fp8tune.bench import cells as benching
 from fp8tune.bench import warming
-from fp8tune.bench.cells import OURS, TORCH_ADD, TORCH_COMPILE, TORCHAO, Timing
-from fp8tune.bench.rounds import in_rounds
+from fp8tune.bench.cells import Cells, Timing, check_times
+from fp8tune.bench.kernel_contenders import (
+    COPIED_BYTES,
+    OURS,
+    TORCH_ADD,
+    TORCH_COMPILE,
+    TORCHAO,
+    Copy,
+    HostCall,
+    KernelContender,
+    exported_config,
+    host_time,
+)
+from fp8tune.bench.options import AGAINST, BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import ceiling_gb_per_s, gb_per_s
-from fp8tune.errors import MachineError, unknown
-from fp8tune.measure.laboratory import Laboratory
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
+from fp8tune.errors import unknown
+from fp8tune.measure.engine import Backend
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
-from fp8tune.records import Device, Kind, Problem
+from fp8tune.records import Device, Problem
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import geomean
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
 
-RIVALS = (TORCH_COMPILE, TORCHAO)
+SHAPES = "starting-line"
 HOSTS = (OURS, TORCHAO, TORCH_ADD)
-COPY = "copy"
-CELL_TIMEOUT_S = 180.0
-"""Long enough for an autotuner of 36 configs with a cold cache."""
 
 WARM_UP_BYTES = 2 << 30
 """Larger problems have the binaries of smaller ones, and would not fit beside each other."""
 WARM_UP_WORKERS = 8
-
-
-@dataclass(frozen=True)
-class Wish:
-    """The options of ``fp8tune bench``."""
-
-    kernels: tuple[str, ...]
-    shapes: tuple[str, ...] = ("starting-line",)
-    routing: str = "jagged"
-    seed: int = 0
-    rivals: tuple[str, ...] = RIVALS
-    time_budget_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Request:
-    """A wish on this machine."""
-
-    wish: Wish
-    laboratory: Laboratory
-    problems: tuple[tuple[str, Problem], ...]
-    """(how workers load the spec, problem), kernel by kernel."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +66,7 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether our output is not what our reference says."""
+        """True if our output is not what our reference says."""
         checked = self.timings[OURS].checked
         return checked is not None and bool(checked.wrong)
 
@@ -111,7 +91,7 @@ class Ceiling:
         if copy_us is None:
             return cls()
         rates = [row.gb_per_s for row in rows if row.gb_per_s is not None]
-        return cls(ceiling_gb_per_s(gb_per_s(benching.COPY_BYTES, copy_us), rates))
+        return cls(ceiling_gb_per_s(gb_per_s(2 * COPIED_BYTES, copy_us), rates))
 
     def time_us(self, row: Row) -> float | None:
         """What the least bytes of a problem take at the ceiling."""
@@ -137,134 +117,117 @@ class Kernel:
         return geomean(ratios) if ratios else None
 
 
-def prepare(wish: Wish, laboratory: Laboratory) -> Request:
-    """Every problem to time (imports torch and the kernels).
+@dataclass(frozen=True)
+class Plan:
+    """What ``fp8tune bench`` times."""
+
+    rivals: tuple[str, ...]
+    problems: Mapping[str, tuple[Problem, ...]]
+    """How workers load a kernel's spec -> its problems."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.problems.values()))
+
+    def contenders(self, reference: str, problem: Problem, device: Device) -> list[KernelContender]:
+        """Ours first."""
+        spec = load_spec(reference)
+        config = exported_config(spec, problem, device)
+        bytes_moved = spec.bytes_moved(problem.shape)
+        return [KernelContender(name, problem, reference, bytes_moved, config) for name in (OURS, *self.rivals)]
+
+    def compiled_first(self, device: Device) -> list[KernelContender]:
+        """What is launched once before anything is timed, autotuners first, which take longest."""
+        every = [
+            contender
+            for reference, problems in self.problems.items()
+            for problem in problems
+            for contender in self.contenders(reference, problem, device)
+            if contender.bytes_moved <= WARM_UP_BYTES
+        ]
+        distinct: dict[tuple[object, ...], KernelContender] = {}
+        for contender in every:
+            distinct.setdefault(_binaries(contender), contender)
+        return sorted(distinct.values(), key=lambda contender: contender.name != TORCHAO)
+
+
+def planned(options: BenchOptions, backend: Backend) -> Plan:
+    """What the options come to (imports torch and the kernels).
 
     Raises MachineError without a GPU, UsageError for a name nobody knows or shapes that hold no problem of a kernel.
     """
-    if laboratory.kind not in (Kind.MEASURED, Kind.SIMULATED):
-        raise MachineError("bench times kernels and needs a GPU; --timer simulated:1 runs it on a fake one")
-    for rival in wish.rivals:
-        if rival not in RIVALS:
-            raise unknown("contender", rival, RIVALS)
-    for reference in wish.kernels:
+    check_times(backend)
+    for rival in options.rivals:
+        if rival not in AGAINST:
+            raise unknown("contender", rival, AGAINST)
+    references = tuple(dict.fromkeys(options.kernels or KERNELS))
+    for reference in references:
         check_reference(reference)
-    rows = [row for name in wish.shapes for row in shapes.load(name).rows]
-    arch = laboratory.device.arch
+    rows = [row for name in options.shapes or (SHAPES,) for row in shapes.load(name).rows]
+    arch = backend.device.arch
     fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
-    return Request(
-        wish,
-        laboratory,
-        tuple(
-            (reference, problem)
-            for reference in wish.kernels
-            for problem in plan.problems(
-                load_spec(reference), rows, routing=wish.routing, fp8_dtype=fp8_dtype, seed=wish.seed
-            )
-        ),
-    )
-
-
-def run(request: Request) -> Iterator[Row | Kernel | Compiled]:
-    """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
-
-    On a GPU, what is compiled comes before all that.
-    Ends early, after a whole row, where a time budget is spent; host times are not taken then. Closing the generator
-    ends the worker.
-    """
-    begun, budget_s = time.monotonic(), request.wish.time_budget_s
-
-    def is_spent() -> bool:
-        return budget_s is not None and time.monotonic() - begun > budget_s
-
-    worker = _Cells(Worker(), request.laboratory)
-    try:
-        if request.laboratory.torch_device == "cuda":
-            yield from _warm_up(request)
-        copy: Timing | None = None
-        for reference in request.wish.kernels:
-            kernel = Kernel(load_spec(reference).name)
-            for problem in [problem for owner, problem in request.problems if owner == reference]:
-                if is_spent():
-                    return
-                copy = copy or worker.copy()
-                if not kernel.rows:
-                    yield kernel
-                kernel.rows.append(worker.row(reference, problem, request.wish.rivals, copy))
-                yield kernel.rows[-1]
-            if not is_spent():
-                kernel.hosts.update(worker.hosts(reference, request.wish.rivals))
-    finally:
-        worker.worker.close()
-
-
-@dataclass
-class _Cells:
-    """The worker that times, asked for one cell after the other."""
-
-    worker: Worker
-    laboratory: Laboratory
-    _refused: dict[str, Timing] = field(default_factory=dict)
-    """Kernels whose reference ``torch.compile`` refuses: it does so whatever their sizes."""
-
-    def copy(self) -> Timing:
-        """The copy behind the ceiling."""
-        return in_rounds({COPY: lambda _: self._timing(benching.time_copy, self.laboratory.timer)})[COPY]
-
-    def row(self, reference: str, problem: Problem, rivals: Sequence[str], copy: Timing) -> Row:
-        """Every contender's output is checked before the first is timed: the reference is built once, and let go."""
-        names = (OURS, *rivals)
-        checks = {name: self._check(name, reference, problem) for name in names}
-        timings = in_rounds({name: partial(self._contender, name, reference, problem) for name in names})
-        return Row(
-            problem=problem,
-            device=self.laboratory.device,
-            bytes_moved=load_spec(reference).bytes_moved(problem.shape),
-            copy=copy,
-            timings={name: timings[name].judged(checks[name]) for name in names},
+    problems = {
+        reference: tuple(
+            plan.problems(load_spec(reference), rows, routing=options.routing, fp8_dtype=fp8_dtype, seed=options.seed)
         )
-
-    def _check(self, name: str, reference: str, problem: Problem) -> Timing:
-        if name == TORCH_COMPILE and reference in self._refused:
-            return self._refused[reference]
-        return self._timing(benching.check_contender, name, reference, problem, self.laboratory.timer)
-
-    def hosts(self, reference: str, rivals: Sequence[str]) -> dict[str, Timing]:
-        """Host times of one call, without a rival that was not asked for."""
-        names = [name for name in HOSTS if name not in RIVALS or name in rivals]
-        return {name: self._timing(benching.time_host, name, reference, self.laboratory.timer) for name in names}
-
-    def _contender(self, name: str, reference: str, problem: Problem, round: int) -> Timing:
-        if name == TORCH_COMPILE and reference in self._refused:
-            return self._refused[reference]
-        timing = self._timing(benching.time_contender, name, reference, problem, self.laboratory.timer, round)
-        if name == TORCH_COMPILE and timing.time_us is None and "OutOfMemory" not in timing.reason:
-            self._refused[reference] = timing
-        return timing
-
-    def _timing(self, function: Callable[..., Timing], *arguments: object) -> Timing:
-        try:
-            return self.worker.call(CELL_TIMEOUT_S, function, *arguments)
-        except WorkerDied as died:  # also one that hung; the next call forks another
-            return Timing(reason=str(died))
-        except RemoteError as error:
-            return Timing(reason=str(error).strip().splitlines()[-1][: benching.LONGEST_REASON])
+        for reference in references
+    }
+    return Plan(options.rivals, problems)
 
 
-def _warm_up(request: Request) -> Iterator[Compiled]:
-    """Compile what the worker will need; autotuners first, which take longest."""
-    cells: dict[tuple[object, ...], warming.Cell] = {}
-    for name in sorted((OURS, *request.wish.rivals), key=TORCHAO.__ne__):
-        for reference, problem in request.problems:
-            if load_spec(reference).bytes_moved(problem.shape) <= WARM_UP_BYTES:
-                cells.setdefault(_binaries(name, problem), (benching.warm_up, (name, reference, problem)))
-    return warming.in_parallel(cells.values(), WARM_UP_WORKERS, CELL_TIMEOUT_S)
-
-
-def _binaries(name: str, problem: Problem) -> tuple[object, ...]:
+def _binaries(contender: KernelContender) -> tuple[object, ...]:
     """The same for problems that a contender surely has the same binaries for.
 
     Triton compiles anew for sizes of 1 and multiples of 16; ours have configs, ``torch.compile`` code for each size.
     """
-    sizes = problem.shape if name != TORCHAO else {dim: (n == 1, n % 16 == 0) for dim, n in problem.shape.items()}
-    return (name, problem.kernel, problem.input_layout, *sizes.items())
+    problem = contender.problem
+    is_tuned = contender.name == TORCHAO
+    sizes = {dim: (n == 1, n % 16 == 0) for dim, n in problem.shape.items()} if is_tuned else problem.shape
+    return (contender.name, problem.kernel, problem.input_layout, *sizes.items())
+
+
+def run(backend: Backend, wanted: Plan, time_budget_s: float | None = None) -> Iterator[Row | Kernel | Compiled]:
+    """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
+
+    What is compiled comes before all that. Ends early, after a whole row, where a time budget is spent; host times are
+    not taken then. Closing the generator ends the worker.
+    """
+    with Cells(backend, time_budget_s) as cells:
+        yield from warming.in_parallel(backend, wanted.compiled_first(backend.device), WARM_UP_WORKERS)
+        copy: Timing | None = None
+        for reference, problems in wanted.problems.items():
+            kernel = Kernel(load_spec(reference).name)
+            refused: dict[str, Timing] = {}
+            for problem in problems:
+                if cells.is_spent():
+                    return
+                copy = copy or cells.in_rounds([Copy()])[Copy()]
+                if not kernel.rows:
+                    yield kernel
+                kernel.rows.append(_row(cells, wanted.contenders(reference, problem, backend.device), refused, copy))
+                yield kernel.rows[-1]
+            if not cells.is_spent():
+                for name in (name for name in HOSTS if name not in AGAINST or name in wanted.rivals):
+                    kernel.hosts[name] = cells.once(HostCall(name, reference, kernel.name), host_time)
+
+
+def _row(cells: Cells, contenders: Sequence[KernelContender], refused: dict[str, Timing], copy: Timing) -> Row:
+    """Every output is checked before the first contender is timed: the reference is built once, and let go.
+
+    ``refused``: contenders that have refused the kernel, which they do whatever its sizes; added to.
+    """
+    tried = [contender for contender in contenders if contender.name not in refused]
+    checks = cells.checks(tried)
+    timed = cells.in_rounds(tried)
+    found = {each.name: timed[each].judged(check) for each, check in zip(tried, checks, strict=True)}
+    theirs = found.get(TORCH_COMPILE)
+    if theirs and theirs.time_us is None and "OutOfMemory" not in theirs.reason:
+        refused[TORCH_COMPILE] = theirs
+    ours = contenders[0]
+    found[OURS] = replace(found[OURS], config=ours.config)
+    return Row(
+        problem=ours.problem,
+        device=cells.backend.device,
+        bytes_moved=ours.bytes_moved,
+        copy=copy,
+        timings={contender.name: found.get(contender.name) or refused[contender.name] for contender in contenders},
+    )

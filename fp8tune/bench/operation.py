@@ -35,7 +35,7 @@ class Operands:
     offs: torch.Tensor
     grad: torch.Tensor
     pad: bool
-    """Whether a group is empty or of no multiple of what the recipe contracts over."""
+    """True if a group is empty or of no multiple of what the recipe contracts over."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class Operation:
         steps = [(name, step) for name in names for step in (FORWARD, BOTH)]
         return (*steps, (self.ours, GRAPH), *((name, step) for name in self.variants for step in (BOTH, GRAPH)))
 
+    def multiplication(self, contender: str) -> Callable[[Operands], GroupedMM]:
+        """How a contender or a variant multiplies."""
+        return {**self.contenders, **self.variants}[contender]
+
     @property
     def forward_parts(self) -> tuple[str, ...]:
         """The parts up to the output."""
@@ -86,5 +90,5 @@ class Operation:
         return names[: names.index(GEMMS[0]) + 1]
 
     def is_emulated(self, arch: str) -> bool:
-        """Whether times on an arch say nothing of the recipe's speed there: every table has to say so."""
+        """True if times on an arch say nothing of the recipe's speed there: every table has to say so."""
         return self.native_arches is not None and arch not in self.native_arches

@@ -10,38 +10,55 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
 from typing import Any
 
-from fp8tune.measure.worker import WorkerPool, usable_cores
+from fp8tune.measure.arms import Arm
+from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.records import Progress
 
 WARMUP_MS, TUNING_MS = 5, 25
 """Of an autotuner, for each of its configs."""
 
-Cell = tuple[Callable[..., object], tuple[object, ...]]
-"""A function of a worker, which calls :func:`run_once`, and its arguments."""
-
 
 class Compiled(Progress):
-    """A cell has run."""
+    """An arm has run."""
 
 
-def in_parallel(cells: Iterable[Cell], workers: int, timeout_s: float) -> Iterator[Compiled]:
-    """Run all cells, each in at most ``timeout_s``. What fails here fails again where it is timed."""
+def in_parallel(backend: Backend, arms: Sequence[Arm], workers: int) -> Iterator[Compiled]:
+    """Run each arm once. What fails here fails again where it is timed; where no kernels run nothing is said."""
     begun = time.monotonic()
-    pool = WorkerPool(min(workers, usable_cores()))
+    fresh = [backend.worker() for _ in range(min(workers, usable_cores()))]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in fresh:
+        idle.put(worker)
+
+    def run(arm: Arm) -> bool:
+        worker = idle.get()
+        try:
+            return worker.run(warm_up, arm) is not None
+        except (WorkerDied, RemoteError):
+            return True
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(len(fresh), thread_name_prefix="fp8tune-warming")
     try:
-        running = [pool.submit(timeout_s, function, *arguments) for function, arguments in cells]
-        for done, _ in enumerate(as_completed(running), start=1):
-            yield Compiled(done, len(running), time.monotonic() - begun)
+        running = [threads.submit(run, arm) for arm in arms]
+        for done, future in enumerate(as_completed(running), start=1):
+            if future.result():
+                yield Compiled(done, len(running), time.monotonic() - begun)
     finally:
-        pool.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in fresh:
+            worker.close()
 
 
-def run_once(make: Callable[[], Callable[[], Any]]) -> None:
-    """Make a launch and run it, whatever comes of it, in a process that is thrown away.
+def warm_up(arm: Arm) -> bool:
+    """Build an arm and launch it once, whatever comes of it, in a process that is thrown away.
 
     An autotuner launches each of its configs once here, and measures nothing: what it picks is its own, later.
     """
@@ -49,9 +66,11 @@ def run_once(make: Callable[[], Callable[[], Any]]) -> None:
     from triton.runtime import driver
 
     with contextlib.suppress(Exception):  # it is a reason where it is timed
+        arm.build("cuda")
         driver.active.get_benchmarker = lambda: _one_launch
-        make()()
+        arm.launcher("cuda")()
         torch.cuda.synchronize()
+    return True
 
 
 def tune_in_short_blocks() -> None:

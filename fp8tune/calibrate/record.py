@@ -1,26 +1,29 @@
 """``fp8tune calibrate``: what this device's own noise is, measured as the finals measure, and kept in the database.
 
-Twenty fresh worker processes time the same few configs of one kernel in permuted rounds. What is left of a config's
-time once the process' level and the config's own are taken away is noise, split into what stays the same while a
-process lives and what changes from block to block.
+Twenty fresh processes time the same few configs of one kernel in permuted rounds. What is left of a config's time
+without the process's level and the config's own is noise. It is split into what stays the same while a process lives
+and what changes from block to block.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.calibrate import probing
+from fp8tune.calibrate.probing import EmptyKernel, idle_values
 from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, TICK_US, measuring_plan_of
 from fp8tune.choose.decision import Block, MeasuringPlan, process_values
 from fp8tune.errors import MachineError
-from fp8tune.measure.clock import Slot
-from fp8tune.measure.laboratory import Batch, Laboratory, OpenLaboratory
-from fp8tune.records import Device, NamedInts, Outcome, Status
+from fp8tune.measure import device
+from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
+from fp8tune.plan import problems as plan
+from fp8tune.records import Device, NamedInts, Outcome, Problem, Status
+from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 
 PROCESSES = 20
@@ -30,6 +33,8 @@ SHAPE = NamedInts(M=16640, K=2048, G=4)
 """Some 80 us on an H100: a tick or a launch is small beside it, twenty processes take half a minute."""
 
 REQUEST = "calibrate"
+
+Arms = Group[KernelArm, None]
 
 
 @dataclass(frozen=True)
@@ -49,36 +54,80 @@ class Calibration:
     protocol: MeasuringPlan
 
 
-@dataclass
-class _Spread:
-    """Blocks of some configs in some processes."""
+def arms_of(backend: Backend) -> list[KernelArm]:
+    """The declared default, and for each axis the default with another of its values: the nearest configs there are.
 
-    blocks: list[Block] = field(default_factory=list)
-    ticks_us: list[float] = field(default_factory=list)
+    Imports torch and the kernel.
+    """
+    spec = load_spec(KERNEL)
+    problem = Problem(spec.name, SHAPE, "balanced")
+    found = plan.configs(spec, problem, spec.axes, device.limits(backend.device))
+    tried = [config for config, pruned in found.items() if not pruned]
+    near = [next((c for c in tried if {n for n in c if c[n] != spec.default[n]} == {axis}), None) for axis in spec.axes]
+    configs = dict.fromkeys([spec.default, *(config for config in near if config is not None)])
+    return [KernelArm.of(KERNEL, spec, problem, config) for config in configs]
 
-    def add(self, process: int, round: int, config: NamedInts, outcome: Outcome) -> None:
-        if outcome.time_us is not None:
-            self.blocks.append(Block(f"{process:02d}", round, config, outcome.time_us))
-        if outcome.tick_us is not None:
-            self.ticks_us.append(outcome.tick_us)
 
-    def values(self) -> dict[str, float]:
-        """The spreads as shares (standard deviations of log times), and the smallest tick seen.
+def calibrate(
+    store: Store, backend: Backend, *, command: str = "", commit: str = ""
+) -> Iterator[Progress | Calibration]:
+    """Measure and store; the last event is the result. Raises MachineError where nothing can be timed here."""
+    if not backend.times:
+        raise MachineError("there is no GPU here to calibrate; --timer simulated:SEED calibrates a fake one")
+    arms = arms_of(backend)
+    values = _idle(backend.worker(), arms[0])
+    blocks: list[Block] = []
+    ticks_us: list[float] = []
+    for turn in measure(backend, [Group(None, arms)], Schedule(range(1, PROCESSES + 1), ROUNDS, _order)):
+        for failed in turn.failed:
+            said = f"{failed.outcome.status}, {failed.outcome.reason}"
+            raise MachineError(f"{KERNEL} {failed.arm.config} cannot be timed: {said}")
+        for block in turn.blocks:
+            blocks.append(Block(f"{turn.process:02d}", block.place.round, block.arm.config, _time_us(block.outcome)))
+            ticks_us += [] if block.outcome.tick_us is None else [block.outcome.tick_us]
+        yield Progress(turn.process, PROCESSES)
+    values |= {TICK_US: min(ticks_us)} if ticks_us else {}
+    values |= spreads(blocks)
+    _keep(store, backend, values, command, commit)
+    yield Calibration(backend.device, values, measuring_plan_of(values))
 
-        The blocks' is the median process's: now and then a block takes several times as long, and one of four times
-        among the 360 would make 0.5 % look like 7 %.
-        """
-        block_variance = float(np.median([_left_over(logs) for logs in self._by_process()]))
-        of_processes = np.array([list(of_config.values()) for of_config in process_values(self.blocks).values()])
-        process_variance = max(0.0, _left_over(of_processes) - block_variance / ROUNDS)
-        tick = {TICK_US: min(self.ticks_us)} if self.ticks_us else {}
-        return {**tick, PROCESS_SD: process_variance**0.5, BLOCK_SD: block_variance**0.5}
 
-    def _by_process(self) -> Iterator[NDArray[np.float64]]:
-        for process in sorted({block.process for block in self.blocks}):
-            mine = sorted((b.config.canonical, b.round, b.time_us) for b in self.blocks if b.process == process)
-            logs = np.log([time_us for *_, time_us in mine])
-            yield logs.reshape(-1, ROUNDS)
+def _idle(worker: Worker, arm: KernelArm) -> dict[str, float]:
+    try:
+        worker.launch(EmptyKernel())
+        values = {"empty_kernel_us": _time_us(worker.block(EmptyKernel(), Place()))}
+        return values | (worker.run(idle_values, arm) or {})
+    finally:
+        worker.close()
+
+
+def _time_us(outcome: Outcome) -> float:
+    if outcome.time_us is None or outcome.status is not Status.OK:
+        raise MachineError(f"nothing can be timed here: {outcome.status}, {outcome.reason}")
+    return outcome.time_us
+
+
+def _order(group: Arms, process: int, round: int) -> list[KernelArm]:
+    return random.Random(f"calibrate {process - 1} {round}").sample(group.arms, len(group.arms))
+
+
+def spreads(blocks: Sequence[Block]) -> dict[str, float]:
+    """From process to process and from block to block, as shares (standard deviations of log times).
+
+    The blocks' is the median process's: now and then a block takes several times as long, and one of four times among
+    the 360 would make 0.5 % look like 7 %.
+    """
+    block_variance = float(np.median([_left_over(logs) for logs in _by_process(blocks)]))
+    of_processes = np.array([list(of_config.values()) for of_config in process_values(blocks).values()])
+    process_variance = max(0.0, _left_over(of_processes) - block_variance / ROUNDS)
+    return {PROCESS_SD: process_variance**0.5, BLOCK_SD: block_variance**0.5}
+
+
+def _by_process(blocks: Sequence[Block]) -> Iterator[NDArray[np.float64]]:
+    """(config, round) -> log time, a matrix for each process."""
+    for process in sorted({block.process for block in blocks}):
+        mine = sorted((b.config.canonical, b.round, b.time_us) for b in blocks if b.process == process)
+        yield np.log([time_us for *_, time_us in mine]).reshape(-1, ROUNDS)
 
 
 def _left_over(logs: NDArray[np.float64]) -> float:
@@ -87,51 +136,8 @@ def _left_over(logs: NDArray[np.float64]) -> float:
     return float((residuals**2).sum() / ((logs.shape[0] - 1) * (logs.shape[1] - 1)))
 
 
-def configs_of(batch: Batch) -> tuple[NamedInts, ...]:
-    """The declared default, and for each axis the default with another of its values: the nearest configs there are."""
-    default, planned = batch.version.default, {trial.config: trial.pruned for trial in batch.trials}
-    near = [
-        next((c for c in planned if planned[c] is None and {n for n in c if c[n] != default[n]} == {axis}), None)
-        for axis, _ in batch.version.axes
-    ]
-    return (default, *dict.fromkeys(config for config in near if config is not None))
-
-
-def calibrate(
-    store: Store, laboratory: Laboratory, batch: Batch, *, command: str = "", commit: str = ""
-) -> Iterator[Progress | Calibration]:
-    """Measure and store; the last event is the result. Raises MachineError where nothing can be timed here."""
-    if not laboratory.times:
-        raise MachineError("there is no GPU here to calibrate; --timer simulated:SEED calibrates a fake one")
-    configs, spread = configs_of(batch), _Spread()
-    arguments = (batch.reference, batch.problem, batch.version.default, laboratory.timer, laboratory.torch_device)
-    with OpenLaboratory(laboratory) as lab:
-        values = lab.runners.submit(lab.trial_timeout_s, probing.idle_values, *arguments).result()
-        for process in range(PROCESSES):
-            lab.fresh_runner()
-            _time(lab, batch, configs, process, spread)
-            yield Progress(process + 1, PROCESSES)
-    values |= spread.values()
-    _keep(store, laboratory, values, command, commit)
-    yield Calibration(laboratory.device, values, measuring_plan_of(values))
-
-
-def _time(lab: OpenLaboratory, batch: Batch, configs: Sequence[NamedInts], process: int, spread: _Spread) -> None:
-    for round in range(ROUNDS):
-        shuffled = random.Random(f"calibrate {process} {round}").sample(configs, len(configs))
-        for position, config in enumerate(shuffled):
-            outcome = lab.run_final(batch, config, Slot(process + 1, round, position))
-            if outcome.status is not Status.OK:
-                raise MachineError(
-                    f"{batch.problem.kernel} {config} cannot be timed: {outcome.status}, {outcome.reason}"
-                )
-            spread.add(process, round, config, outcome)
-
-
-def _keep(store: Store, laboratory: Laboratory, values: dict[str, float], command: str, commit: str) -> None:
-    sweep = store.begin_sweep(
-        REQUEST, laboratory.device, command=command, commit=commit, timer=laboratory.timer, seed=0
-    )
+def _keep(store: Store, backend: Backend, values: dict[str, float], command: str, commit: str) -> None:
+    sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
     for name, value in values.items():
-        store.record_calibration(sweep, laboratory.device, name, value)
+        store.record_calibration(sweep, backend.device, name, value)
     store.finish_sweep(sweep)

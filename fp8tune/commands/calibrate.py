@@ -24,19 +24,19 @@ def calibrate(
     Stored in the database: later sweeps on this device go by it.
     """
     from fp8tune.calibrate import record as calibrating
+    from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import calibration as render_calibration
     from fp8tune.render import terminal as render
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
+    from fp8tune.sweep import planning
 
     db = database_to_write(db)
-    laboratory, notices = session.choose_laboratory(None, timer)
+    backend, notices = backend_for(None, timer)
     for line in notices:
         render.notice(line)
+    planning.make_ready(backend)
     with Store.open(db, create=True) as store:
-        for event in calibrating.calibrate(
-            store, laboratory, session.calibration_batch(laboratory), command=command_line(sys.argv[1:])
-        ):
+        for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if isinstance(event, calibrating.Calibration):
                 render_calibration.print_calibration(event, "json" if json else "table")
             else:

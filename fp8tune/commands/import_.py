@@ -25,16 +25,16 @@ def import_(
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
+    from fp8tune.sweep import published
 
-    loaded = importing.load(file, session.lookup_key)
+    loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
         report = loaded.store(store, render.CountProgress("rows stored"))
         print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:
-                for event in session.compile_published(store):
+                for event in published.compile_published(store):
                     progress.show(event)
         elif any(row.config is not None for row in loaded.rows):
             render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

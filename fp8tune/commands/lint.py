@@ -48,32 +48,35 @@ def lint(
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
+    from fp8tune.sweep.planning import Options
 
-    wish = linting.Wish(
-        kernel=kernel,
+    options = Options(
+        kernels=(kernel,),
         shapes=tuple(shapes or ("starting-line",)),
         routing=routing,
         grid=tuple(grid or ()),
         seed=seed,
         timer=timer,
+        quick=True,
         time_budget_s=time_budget,
+        command=f"fp8tune lint {kernel}",
     )
-    job = linting.prepare(wish)
-    for line in (*job.notices, *job.faults):
+    plan = linting.planned(options)
+    for line in (*plan.sweep.notices, *plan.faults):
         render.notice(line)
-    if job.faults:
+    if plan.faults:
         raise typer.Exit(1)
     with linting.opened(db) as store, render.SweepProgress() as progress:
         report = linting.Report((), 0)
-        for event in linting.run(store, job):
+        for event in linting.run(store, plan):
             if isinstance(event, linting.Report):
                 report = event
             else:
                 progress.show(event)
-        tallies = linting.tallies(store, job)
+        tallies = linting.tallies(store, plan)
     for line in render_tallies.failure_lines(tallies, db):
         render.notice(line)
     if report.left_out:
         render.notice(f"{report.left_out} variations left out by the time budget")
-    render_trust.print_lint(job, report, str(format))
+    render_trust.print_lint(plan, report, str(format))
     raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

@@ -69,9 +69,9 @@ def sweep(
     from fp8tune.render import terminal as render
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
-    from fp8tune.sweep import session
+    from fp8tune.sweep import planning, session
 
-    wish = session.Wish(
+    options = planning.Options(
         kernels=tuple(kernel or KERNELS),
         shapes=tuple(shapes or ("llama4",)),
         routing=routing,
@@ -88,31 +88,32 @@ def sweep(
         trial_timeout_s=trial_timeout,
         command=command_line(sys.argv[1:]),
     )
-    job = session.take(wish)
+    plan = planning.planned(options)
     db = database_to_write(db)
-    stored = session.is_stored(db, job)
+    stored = session.is_stored(db, plan)
     if stored and not json:
         render.notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
-            winners = session.winners(store, job.laboratory, session.finished_problems(store, job))
-            tallies = session.tallies(store, job)
+            winners = session.winners(store, plan.backend, session.finished_problems(store, plan))
+            tallies = session.tallies(store, plan)
     else:
-        prepared = None if stored else session.prepare(job)
-        for line in (prepared or job).notices:
+        if not stored:
+            plan = planning.expanded(plan)
+        for line in plan.notices:
             render.notice(line)
         problems: dict[Problem, None] = {}
         with Store.open(db, create=True) as store, render.SweepProgress() as progress:
-            for event in session.run(store, job, prepared):
+            for event in session.run(store, plan):
                 progress.show(event)
                 if (row := session.row_of(event)) is not None:
                     problems[row.problem] = None
                     if json:
                         render.print_json_line(row.as_json())
-            winners = [] if json else session.winners(store, job.laboratory, problems)
-            tallies = session.tallies(store, job, prepared)
+            winners = [] if json else session.winners(store, plan.backend, problems)
+            tallies = session.tallies(store, plan)
     if winners:
         print_winners(winners, "table")
-    elif job.laboratory.kind is Kind.INTERPRETER and not json:
+    elif plan.backend.kind is Kind.INTERPRETER and not json:
         render_tallies.print_tallies(tallies, "table")
     for line in render_tallies.failure_lines(tallies, db):
         render.notice(line)

@@ -1,4 +1,4 @@
-"""The outcome of comparing two revisions, and its form for machines; :mod:`fp8tune.render.compare` shows it to people."""
+"""The outcome of comparing two revisions, and its form for machines; :mod:`fp8tune.render.compare` shows it."""
 
 from __future__ import annotations
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from itertools import chain
 from typing import TypeVar
 
 from fp8tune.compare import tree
 from fp8tune.compare.binaries import launched_code
 from fp8tune.compare.comparison import ComparedRow
+from fp8tune.compare.options import Configs
 from fp8tune.compare.retuning import CONFIGS, retuned
 from fp8tune.compare.tree import Declared, Wanted, last_line
 from fp8tune.compare.verdicts import ChangeVerdict
@@ -29,17 +30,6 @@ T = TypeVar("T")
 
 BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
 """How a config that was built can fail on its bytes; anything else means that it cannot be built or launched here."""
-
-
-class Configs(StrEnum):
-    """Which config each side launches."""
-
-    OWN = "own"
-    """What its own exported table says, else its default: what its users get."""
-    SAME = "same"
-    """What the first side's table says, on both: isolates the kernel's code."""
-    RETUNE = "retune"
-    """The fastest of each side's own grid, found anew with an equal budget."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,11 @@ class Plan:
     wanted: Wanted
     configs: Configs
 
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled ahead; the simulated clock runs none."""
+        return self.backend.kind is Kind.MEASURED
+
 
 @dataclass(frozen=True)
 class Row:
@@ -94,8 +89,9 @@ class Row:
 
     def ended(self, device: Device, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
         """The row as it is reported, without times."""
-        configs = {"before_config": self.before.config, "after_config": self.after.config}
-        return ComparedRow(self.problem.kernel, verdict, self.problem, device, reason=reason, **configs)
+        before, after = self.before.config, self.after.config
+        kernel = self.problem.kernel
+        return ComparedRow(kernel, verdict, self.problem, device, None, None, reason, before, after)
 
 
 # Problems and configs
@@ -115,15 +111,7 @@ def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], l
     if plan.configs is Configs.SAME:
         found = [_with_same_config(row, after) for row in found]
     elif plan.configs is Configs.RETUNE:
-        tuned = []
-        for number, (of, reference) in enumerate(zip(plan.trees, kernel.references, strict=True)):
-            yield Step(f"tuning {kernel.name}", number, 2)
-            arms = [row.arms[number] for row in found]
-            listed = tree.ask(of, tree.candidates, reference, plan.wanted, arms, CONFIGS)
-            if plan.backend.kind is Kind.MEASURED:
-                yield from _on_all_cores(plan, [(of, arm) for each in listed for arm in each], launched_code, "compiling")
-            tuned.append(retuned(plan.backend, of, listed))
-        found = [Row(*arms) for arms in zip(*tuned, strict=True)]
+        found = yield from _retuned(plan, kernel, found)
     return found, ended
 
 
@@ -131,6 +119,22 @@ def _with_same_config(row: Row, after: Declared) -> Row:
     if set(row.before.config) != set(after.default):
         raise UsageError(f"{row.problem.kernel} has other axes after: compare with --configs own or retune")
     return replace(row, after=replace(row.after, config=row.before.config))
+
+
+def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step, None, list[Row]]:
+    listed: list[list[list[KernelArm]]] = []
+    for number, of in enumerate(plan.trees):
+        arms = [row.arms[number] for row in rows]
+        listed.append(tree.ask(of, tree.candidates, kernel.references[number], plan.wanted, arms, CONFIGS))
+    if plan.compiles:
+        each = zip(plan.trees, listed, strict=True)
+        arms_of = [(of, arm) for of, lists in each for arm in chain.from_iterable(lists)]
+        yield from _on_all_cores(plan, arms_of, launched_code, "compiling")
+    tuned: list[list[KernelArm]] = []
+    for number, of in enumerate(plan.trees):
+        yield Step(f"tuning {kernel.name}", number + 1, len(plan.trees))
+        tuned.append(retuned(plan.backend, of, listed[number]))
+    return [Row(*arms) for arms in zip(*tuned, strict=True)]
 
 
 # Identical code
@@ -141,7 +145,7 @@ def same_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[boo
 
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
-    if plan.backend.kind is Kind.SIMULATED:
+    if not plan.compiles:
         same_text = {kernel.name for kernel in plan.kernels if kernel.same_source}
         return [row.problem.kernel in same_text and row.before.config == row.after.config for row in rows]
     arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
@@ -161,7 +165,8 @@ def _on_all_cores(
         futures = []
         for of, arm in arms:
             asked = (arm.reference, arm.problem, arm.config, plan.wanted.device.arch)
-            futures.append(pools[of].submit(tree.TIMEOUT_S, within, of, function, *asked))
+            inside: Callable[..., T] = within
+            futures.append(pools[of].submit(tree.TIMEOUT_S, inside, of, function, *asked))
         answers: list[T | Exception] = []
         for number, future in enumerate(futures, 1):
             error = future.exception()
@@ -195,7 +200,7 @@ def wrong_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[C
     is compiled first, on all cores. Raises UsageError if the second side cannot be launched, which is no matter of
     bytes.
     """
-    if plan.backend.kind is Kind.MEASURED:
+    if plan.compiles:
         arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
         yield from _on_all_cores(plan, arms, compile_edges, "compiling edges")
     outcomes: list[list[Outcome]] = []

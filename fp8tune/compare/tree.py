@@ -9,9 +9,6 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -21,7 +18,7 @@ from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerPool
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.revisions.loading import load_spec

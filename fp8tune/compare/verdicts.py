@@ -56,7 +56,7 @@ def paired(logs: Sequence[float]) -> Estimate:
 
 
 def unpaired(before_us: Sequence[float], after_us: Sequence[float]) -> Estimate:
-    """The change between times of different processes, one time each, for unequal spreads (Welch; trimmed: Yuen 1974)."""
+    """The change between times of different processes, one time each, for unequal spreads (Yuen 1974)."""
     before, after = (paired([math.log(time) for time in times]) for times in (before_us, after_us))
     return weighted([(-1.0, before), (1.0, after)])
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fp8tune.choose import static_score
+from fp8tune.choose import untimed
 from fp8tune.choose.heldout import HeldOut, Regret
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.errors import DatabaseError, UsageError, unknown
@@ -318,7 +318,7 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
         "worst_slowdown": _rounded(row.worst_slowdown),
         "other_implementation": row.other_implementation,
         "evidence": str(row.basis),
-        **({"calibration": static_score.as_json(row.calibration)} if row.calibration else {}),
+        **({"timed_on": untimed.TIMED_ON, "mean_slowdown": _rounded(row.elsewhere)} if row.elsewhere else {}),
         **({"held_out": _held_out(row.held_out, row.kernel in nearest)} if row.held_out else {}),
         "problems": [
             {

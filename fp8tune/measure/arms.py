@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fp8tune.plan.seeds import seed_text
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import KernelSpec
 
@@ -83,7 +84,7 @@ class KernelArm(Arm):
         """By kernel, problem and config."""
         kernel, config = self.problem.kernel, self.config.canonical
         return Work(
-            identity=f"{self.problem} {config}",
+            identity=f"{seed_text(self.problem)} {config}",
             bytes_moved=self.bytes_moved,
             config=f"{kernel} {config}",
             key=f"{kernel} {self.key.canonical}",

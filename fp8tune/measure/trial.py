@@ -21,6 +21,7 @@ from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer, outcome_of
 from fp8tune.measure.worker import Poisoned
+from fp8tune.plan.seeds import seed_text
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
@@ -252,7 +253,7 @@ def _timed(timer: Timer, trial: Trial, launch: Callable[[], object]) -> Outcome:
 def trial_of(spec: KernelSpec, problem: Problem, config: NamedInts, number: int = 0) -> Trial:
     """What a clock is told of ``config`` on ``problem`` in round ``number``."""
     return Trial(
-        identity=f"{problem} {config.canonical}",
+        identity=f"{seed_text(problem)} {config.canonical}",
         round=number,
         bytes_moved=spec.bytes_moved(problem.shape),
         config=f"{problem.kernel} {config.canonical}",

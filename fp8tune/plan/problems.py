@@ -177,14 +177,20 @@ def _checked(spec: KernelSpec, shape: object) -> NamedInts:
     return shape
 
 
-def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> list[Planned]:
-    """Every config of the grid on one problem: the declared default, then the product of ``axes`` in declaration order.
+def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
+    """The grid on one problem: config -> the hardware reason why it is pruned, empty for one that is tried.
 
-    A config the spec calls invalid on a device of these limits stays in the list with the reason; ``limits`` None
-    prunes nothing. The default is never pruned: users get it where the table is silent, so its time is always wanted.
+    The declared default comes first, then the product of ``axes`` in declaration order. The default is never pruned,
+    because users get it where the table is silent. ``limits`` None prunes nothing.
     """
-    configs = dict.fromkeys([_in_order(spec.default, axes), *_product(axes)])
-    return [Planned(problem, config, _reason(spec, problem, config, limits)) for config in configs]
+    listed = dict.fromkeys([_in_order(spec.default, axes), *_product(axes)])
+    return {config: _reason(spec, problem, config, limits) or "" for config in listed}
+
+
+def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> list[Planned]:
+    """:func:`configs` as a list."""
+    found = configs(spec, problem, axes, limits)
+    return [Planned(problem, config, reason or None) for config, reason in found.items()]
 
 
 def _in_order(config: NamedInts, axes: Axes) -> NamedInts:
@@ -202,14 +208,16 @@ def _reason(spec: KernelSpec, problem: Problem, config: NamedInts, limits: Devic
     return spec.invalid(config, problem.shape, limits)
 
 
-def interpreter_plan(spec: KernelSpec, full_size: Iterable[Problem], axes: Axes) -> list[Planned]:
-    """The sweep that Triton's interpreter can run: problems scaled down, one config for each set of block sizes.
+def interpreter_configs(
+    spec: KernelSpec, full_size: Iterable[Problem], axes: Axes
+) -> dict[Problem, dict[NamedInts, str]]:
+    """What Triton's interpreter can run: problems scaled down, one config for each set of block sizes.
 
     The interpreter ignores launch options, so they take the default's values. It has no limits, so nothing is pruned.
     """
     small = dict.fromkeys(_scaled_down(spec, problem) for problem in full_size)
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
-    return [planned for problem in small for planned in trials(spec, problem, block_sizes, limits=None)]
+    return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
 
 
 def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:

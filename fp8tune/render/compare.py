@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.duel import Played
 from fp8tune.compare.live import Event
-from fp8tune.compare.pairing import Step
-from fp8tune.compare.verdicts import ChangeVerdict, Effect
+from fp8tune.compare.rows import Step
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, Problem
 from fp8tune.render import terminal as render
+from fp8tune.stats import Estimate
 
 COLUMNS = (
     ("Kernel", "left"),
@@ -30,7 +30,7 @@ COLUMNS = (
     ("95 % interval", "right"),
     ("Detectable", "right"),
     ("Control", "right"),
-    ("ChangeVerdict", "left"),
+    ("Verdict", "left"),
 )
 LEGEND = (
     "Change: after/before - 1, above 0 is slower. Detectable: the least slowdown found in 95 % of such runs. "
@@ -65,7 +65,7 @@ def cells(row: ComparedRow) -> tuple[str, ...]:
     speedup = f"{1 / row.ratio:.2f}x" if row.ratio else ""
     low_high = " to ".join(map(_change, row.effect.interval)) if row.effect else ""
     detectable = _change(row.smallest_detectable)
-    control = "" if row.control is None else _change(row.control.ratio) + ("" if row.quiet else " (loud)")
+    control = "" if row.control is None else _change(row.control.ratio) + ("" if row.is_stable else " (drifted)")
     said = (before, after, speedup, _change(row.ratio), low_high, detectable, control, str(row.verdict))
     return row.kernel, _problem(row.problem), *said
 
@@ -77,18 +77,18 @@ def summary(comparison: Comparison) -> str:
     if comparison.geomean is not None:
         said.append(f"geometric mean of the change {_mean(comparison.geomean, comparison.overall)}")
     if comparison.control is not None:
-        state = "quiet" if comparison.quiet else "not quiet"
+        state = "stable" if comparison.is_stable else "drifted"
         said.append(f"of the control arm {_mean(comparison.control.ratio, comparison.control)}, {state}")
     for disturbed, why in (
         (sum(row.throttled for row in comparison.rows), "timed while the GPU was slowed down"),
-        (sum(row.stalled for row in comparison.rows), "timed again because the machine was held up"),
+        (sum(row.stalled for row in comparison.rows), "timed again because the machine stalled"),
     ):
         if disturbed:
             said.append(f"{disturbed} of {sum(row.blocks for row in comparison.rows)} blocks were {why}")
     return "; ".join(said) + "."
 
 
-def _mean(ratio: float, effect: Effect | None) -> str:
+def _mean(ratio: float, effect: Estimate | None) -> str:
     return _change(ratio) + (f" ({' to '.join(map(_change, effect.interval))})" if effect else "")
 
 
@@ -228,12 +228,12 @@ class CompareProgress:
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.compare.live.compare`."""
         match event:
-            case Step(text, done, total):
+            case Step(text, done, total, None):
                 counted = f"{text} {done}/{total}" if total else text
                 self._line(text, counted, done, total)
-            case Played(done, total):
-                left = f"{event.left_s / 60:.0f} min" if event.left_s >= 120 else f"{event.left_s:.0f} s"
-                self._line(f"timing {total}", f"timing {done}/{total}, ETA of this stage {left}", done, total)
+            case Step(text, done, total, float(left_s)):
+                left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+                self._line(f"{text} {total}", f"{text} {done}/{total}, ETA of this stage {left}", done, total)
 
     def _line(self, phase: str, text: str, done: int, total: int) -> None:
         """The first and last of a phase, and in between now and then."""

@@ -168,7 +168,7 @@ class SweepProgress:
 
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
-        from fp8tune.measure import laboratory
+        from fp8tune.measure.engine import CompileProgress
         from fp8tune.sweep import loop as sweep
 
         match event:
@@ -185,7 +185,7 @@ class SweepProgress:
                 self._line(text, always=True)
             case sweep.NoFinals(problem, reason):
                 self._line(f"  no finals: {problem.kernel} {problem.shape}: {reason}", always=True)
-            case laboratory.CompileProgress(problem, done, total):
+            case CompileProgress(problem, done, total):
                 self._describe(f"{problem.kernel} {problem.shape}: compiling {done}/{total}", done == total)
             case sweep.TrialDone(row, from_database):
                 self._count(row, from_database)

@@ -9,7 +9,7 @@ from fp8tune.export.merging import described
 from fp8tune.render.terminal import print_json, table
 
 if TYPE_CHECKING:
-    from fp8tune.check.lint import Job, Judgement, Report
+    from fp8tune.check.lint import LintPlan, Report, VariationResult
     from fp8tune.choose.heldout import Regret
     from fp8tune.export.merging import Merged
     from fp8tune.export.selecting import TableRow
@@ -82,55 +82,55 @@ def _taken(takes_nearest: bool) -> str:
     return "the nearest key's row" if takes_nearest else "this row"
 
 
-def print_lint(job: Job, report: Report, output_format: str) -> None:
+def print_lint(plan: LintPlan, report: Report, output_format: str) -> None:
     """Every variation with what the pick loses on it, as a table or JSON."""
     if output_format == "json":
-        print_json([judgement_json(judgement) for judgement in report.judgements])
+        print_json([result_json(result) for result in report.results])
         return
     columns = [("key", "left"), ("varied", "left"), ("to", "left"), ("the key's pick", "left"), ("slower", "right")]
     columns += [("allowed", "right"), ("fresh processes", "right"), ("verdict", "left"), ("best there", "left")]
-    title = f"{job.kernel} on {job.device.name or job.device.arch}"
-    table(title, columns, [_lint_cells(judgement) for judgement in report.judgements])
+    title = f"{plan.kernel} on {plan.device.name or plan.device.arch}"
+    table(title, columns, [_lint_cells(result) for result in report.results])
 
 
-def judgement_json(judgement: Judgement) -> Mapping[str, object]:
+def result_json(result: VariationResult) -> Mapping[str, object]:
     """One row of ``fp8tune lint --format json``."""
-    problem = judgement.variation.problem
+    problem = result.variation.problem
     return {
         "kernel": problem.kernel,
-        "key": dict(judgement.subject.key),
-        "argument": judgement.variation.argument,
-        "value": _value(judgement),
+        "key": dict(result.subject.key),
+        "argument": result.variation.argument,
+        "value": _value(result),
         "shape": dict(problem.shape),
         "routing": problem.routing,
         "input_layout": problem.input_layout,
         "scale_mode": problem.scale_mode,
         "seed": problem.seed,
-        "config": dict(judgement.pick),
-        "best_config": dict(judgement.best),
-        "slowdown": judgement.slowdown,
-        "allowed": judgement.allowed,
-        "processes": judgement.processes,
-        "verdict": str(judgement.verdict),
+        "config": dict(result.pick),
+        "best_config": dict(result.best),
+        "slowdown": result.slowdown,
+        "allowed": result.allowed,
+        "processes": result.processes,
+        "verdict": str(result.verdict),
     }
 
 
-def _lint_cells(judgement: Judgement) -> list[str]:
+def _lint_cells(result: VariationResult) -> list[str]:
     return [
-        str(judgement.subject.key),
-        judgement.variation.argument,
-        str(_value(judgement)),
-        str(judgement.pick),
-        "does not run" if judgement.slowdown is None else slower(judgement.slowdown),
-        slower(judgement.allowed),
-        str(judgement.processes or ""),
-        str(judgement.verdict),
-        "" if judgement.pick == judgement.best else str(judgement.best),
+        str(result.subject.key),
+        result.variation.argument,
+        str(_value(result)),
+        str(result.pick),
+        "does not run" if result.slowdown is None else slower(result.slowdown),
+        slower(result.allowed),
+        str(result.processes or ""),
+        str(result.verdict),
+        "" if result.pick == result.best else str(result.best),
     ]
 
 
-def _value(judgement: Judgement) -> int | str:
+def _value(result: VariationResult) -> int | str:
     """What the varied argument was varied to."""
-    name, problem = judgement.variation.argument, judgement.variation.problem
+    name, problem = result.variation.argument, result.variation.problem
     value: int | str = problem.shape[name] if name in problem.shape else getattr(problem, name)
     return value

@@ -1,7 +1,6 @@
 """Copies of a repository's revisions, in a folder of :mod:`fp8tune.scratch` that is removed however the program ends.
 
-They are plain folders: git records none of them, runs no hook and locks nothing. Uncommitted work is copied too, so that
-editing can go on.
+Git keeps no record of them and runs no hook. Uncommitted work is copied too, so that editing can go on.
 """
 
 from __future__ import annotations

@@ -11,107 +11,88 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.measure.laboratory import Batch, CompileProgress, Laboratory, OpenLaboratory
+from fp8tune.measure.arms import Place
+from fp8tune.measure.engine import CompileProgress, CopyCeiling
 from fp8tune.measure.machine import is_machines
-from fp8tune.plan.problems import Planned
+from fp8tune.plan.seeds import seed_text
 from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.stats import median
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import (
-    Added,
-    Event,
-    FinalsStarted,
-    Finished,
-    NoFinals,
-    Request,
-    Started,
-    TrialDone,
-)
+from fp8tune.sweep.events import Added, Event, FinalsStarted, Finished, NoFinals, Started, TrialDone
 from fp8tune.sweep.finals import Finals, rows_of
+from fp8tune.sweep.planning import Plan, ProblemPlan
 
-__all__ = [
-    "Added",
-    "Event",
-    "FinalsStarted",
-    "Finished",
-    "NoFinals",
-    "Request",
-    "Started",
-    "TrialDone",
-    "recall",
-    "sweep",
-]
+__all__ = ["Added", "Event", "FinalsStarted", "Finished", "NoFinals", "Started", "TrialDone", "replay", "sweep"]
 
 ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 
 
-def sweep(store: Store, request: Request) -> Iterator[Event]:
-    """Run a request, storing as it goes. Closing the generator ends the workers and keeps every stored row."""
-    begun = time.monotonic()
+def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
+    """Run a plan, storing as it goes. Closing the generator ends the workers and keeps every stored row.
+
+    ``clock``: seconds, which a time budget is counted in.
+    """
+    begun, options, backend = clock(), plan.options, plan.backend
+    deadline = math.inf if options.time_budget_s is None else begun + options.time_budget_s
     sweep_id = store.begin_sweep(
-        request.key,
-        request.laboratory.device,
-        command=request.command,
-        commit=request.commit,
-        timer=request.laboratory.timer,
-        seed=request.seed,
-        again=request.again,
+        plan.key,
+        backend.device,
+        command=options.command,
+        commit=plan.commit,
+        timer=backend.timer,
+        seed=options.seed,
+        again=options.again,
     )
-    for version, judge in {batch.version: batch.judge for batch in request.batches if batch.judge}.items():
-        store.record_reference(sweep_id, version, judge)
-    screens = [_Screen(store, request, batch, sweep_id) for batch in request.batches]
-    planned = sum(len(batch.trials) for batch in request.batches)
-    yield Started(request.laboratory.device, planned, sum(len(screen.known(0)) for screen in screens))
-    deadline = math.inf if request.time_budget_s is None else begun + request.time_budget_s
-    with OpenLaboratory(request.laboratory, request.trial_timeout_s) as lab:
+    for version, reference in {of.version: of.reference_hash for of in plan.problems if of.reference_hash}.items():
+        store.record_reference(sweep_id, version, reference)
+    screens = [_Screen(store, plan, of, sweep_id) for of in plan.problems]
+    trials = sum(len(of.configs) for of in plan.problems)
+    yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens))
+    try:
         for screen in screens:
-            if unknown := screen.unknown():
-                lab.compile(screen.batch, unknown)
-                lab.warm_up(screen.batch)
-        finals = Finals(store, request, sweep_id, lab, deadline)
+            backend.compile([screen.plan.arm(config) for config in screen.unknown() if not screen.plan.configs[config]])
+        finals = Finals(store, plan, sweep_id, lambda: clock() > deadline)
         trials = 0
-        for event in _stages(screens, finals, lab, deadline):
+        for event in _stages(screens, finals):
             trials += isinstance(event, TrialDone)
             yield event
         left_out = finals.left_out or sum(len(screen.unknown()) for screen in screens if not screen.is_done)
-        if all(screen.is_done for screen in screens) and not left_out and not finals.skipped:
+        if all(screen.is_done for screen in screens) and not left_out and not finals.is_skipped:
             store.finish_sweep(sweep_id)
-    yield Finished(trials, time.monotonic() - begun, left_out)
+    finally:
+        backend.close()
+    yield Finished(trials, clock() - begun, left_out)
 
 
-def _stages(screens: Sequence[_Screen], finals: Finals, lab: OpenLaboratory, deadline: float) -> Iterator[Event]:
+def _stages(screens: Sequence[_Screen], finals: Finals) -> Iterator[Event]:
     """The screens of all problems, then their finals; stops where the time is up."""
     for screen in screens:
-        if time.monotonic() > deadline:
+        if finals.is_over():
             return
-        yield from screen.run(lab)
-    if finals.request.finals and lab.lab.times:
-        yield from finals.run((screen.batch, screen.times_us) for screen in screens)
+        yield from screen.run()
+    if not finals.plan.options.quick and finals.plan.backend.times:
+        yield from finals.run((screen.plan, screen.times_us) for screen in screens)
 
 
-def recall(
-    store: Store, lab: Laboratory, problems: Sequence[tuple[KernelVersion, Problem]], *, finals: bool = False
-) -> Iterator[Event]:
+def replay(store: Store, plan: Plan, problems: Sequence[tuple[KernelVersion, Problem]]) -> Iterator[Event]:
     """The events of a finished sweep from its rows alone: nothing is planned, no worker starts."""
-    begun = time.monotonic()
+    begun, device, kind = time.monotonic(), plan.backend.device, plan.backend.kind
     rows: list[Row] = []
     for version, problem in problems:
-        for number in range(ROUNDS if lab.times else 1):
-            tried = store.tried(Subject(version, lab.device, lab.kind, problem), round=number)
-            rows += [
-                Row(problem, config, lab.device, lab.kind, tried[config], version, round=number) for config in tried
-            ]
-    if lab.times and finals:
+        for number in range(ROUNDS if plan.backend.times else 1):
+            tried = store.tried(Subject(version, device, kind, problem), round=number)
+            rows += [Row(problem, config, device, kind, tried[config], version, round=number) for config in tried]
+    if plan.backend.times and not plan.options.quick:
         wanted = {(problem, version.source_hash) for version, problem in problems}
-        stored = store.evidence(problems={problem for _, problem in problems}, device=lab.device)
+        stored = store.evidence(problems={problem for _, problem in problems}, device=device)
         rows += rows_of(item for item in stored if item.version and (item.problem, item.version.source_hash) in wanted)
-    yield Started(lab.device, len(rows), len(rows))
+    yield Started(device, len(rows), len(rows))
     for row in rows:
         yield TrialDone(row, from_database=True)
     yield Finished(len(rows), time.monotonic() - begun)
@@ -122,96 +103,90 @@ class _Screen:
     """One problem's rounds."""
 
     store: Store
-    request: Request
-    batch: Batch
+    sweep: Plan
+    plan: ProblemPlan
     sweep_id: int
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
     """Block values in microseconds, the rounds in order."""
     is_done: bool = False
 
-    def run(self, lab: OpenLaboratory) -> Iterator[Event]:
+    def run(self) -> Iterator[Event]:
         """All rounds of the problem, with what is stored already in its place."""
-        for number in range(ROUNDS if self.request.laboratory.times else 1):
-            trials = self._permuted(_contenders(self.batch.trials, self.times_us, self._committed), number)
-            if number and trials:
-                yield Added(len(trials))
-            for event in self._round(lab, number, trials):
+        for number in range(ROUNDS if self.sweep.backend.times else 1):
+            # what the committed table holds stays in: no single block puts it out
+            committed = {self.plan.incumbent, self.plan.fallback}
+            configs = self._permuted(_contenders(self.plan.configs, self.times_us, committed), number)
+            if number and configs:
+                yield Added(len(configs))
+            for event in self._round(number, configs):
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
         self.is_done = True
-        self.store.mark_complete(self.sweep_id, self.request.subject(self.batch), len(self.batch.trials))
+        self.store.mark_complete(self.sweep_id, self.sweep.subject(self.plan), len(self.plan.configs))
 
-    @property
-    def _committed(self) -> set[NamedInts | None]:
-        """The committed table's configs for this problem and for any other shape: no single block puts them out."""
-        return {self.request.incumbents.get(self.batch.problem), self.request.fallbacks.get(self.batch.version.kernel)}
-
-    def _round(self, lab: OpenLaboratory, number: int, trials: Sequence[Planned]) -> Iterator[Event]:
+    def _round(self, number: int, configs: Sequence[NamedInts]) -> Iterator[Event]:
         known = self.known(number)
-        positions = {trial.config: position for position, trial in enumerate(trials)}
-        for config in positions:
+        for config in configs:
             if config in known:
-                yield TrialDone(self._row(config, known[config], number), from_database=True)
-        todo = {trial: positions[trial.config] for trial in trials if trial.config not in known}
-        if (ceiling := lab.take_ceiling_gb_per_s()) is not None:
-            self.store.record_ceiling(self.sweep_id, self.request.laboratory.device, ceiling)
-        lab.compile(self.batch, list(todo))
-        for done in lab.run(self.batch, todo, number):
-            if isinstance(done, CompileProgress):
-                yield done
-                continue
-            trial, outcome = done
-            row = self._row(trial.config, outcome, number, positions[trial.config])
-            self.store.add(self.sweep_id, row, once=True)
-            yield TrialDone(row, from_database=False)
+                yield TrialDone(self._row(config, known[config], Place(round=number)), from_database=True)
+        places = {config: Place(round=number, position=position) for position, config in enumerate(configs)}
+        todo = [config for config in configs if config not in known]
+        for config in todo:
+            if reason := self.plan.configs[config]:
+                yield self._stored(config, Outcome(Status.PRUNED, reason=reason), places[config])
+        todo = [config for config in todo if not self.plan.configs[config]]
+        screened = self.sweep.backend.screen([self.plan.arm(config) for config in todo], [places[c] for c in todo])
+        for done in screened:
+            match done:
+                case CompileProgress():
+                    yield done
+                case CopyCeiling(gb_per_s):
+                    self.store.record_ceiling(self.sweep_id, self.sweep.backend.device, gb_per_s)
+                case (index, outcome):
+                    yield self._stored(todo[index], outcome, places[todo[index]])
+
+    def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
+        row = self._row(config, outcome, place)
+        self.store.add(self.sweep_id, row, once=True)
+        return TrialDone(row, from_database=False)
 
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:
         """Outcomes of this round that need no new trial."""
         tried = self.store.tried(
-            self.request.subject(self.batch),
-            sweep=self.sweep_id if self.request.again else None,
+            self.sweep.subject(self.plan),
+            sweep=self.sweep_id if self.sweep.options.again else None,
             round=number,
-            reference=self.batch.judge,
+            reference=self.plan.reference_hash,
         )
-        return {
-            trial.config: tried[trial.config]
-            for trial in self.batch.trials
-            if trial.config in tried and self._is_settled(trial, tried[trial.config])
-        }
+        return {c: tried[c] for c in self.plan.configs if c in tried and self._stands(c, tried[c])}
 
-    def _is_settled(self, trial: Planned, outcome: Outcome) -> bool:
-        """Whether a stored outcome stands: a config that was pruned and no longer is has yet to be tried; so has one
-        that a full disk refused."""
+    def _stands(self, config: NamedInts, outcome: Outcome) -> bool:
+        """Whether a stored outcome counts. Not of a config that was pruned and no longer is, nor of a full disk."""
         if outcome.status is Status.PRUNED:
-            return trial.pruned is not None
+            return bool(self.plan.configs[config])
         if is_machines(outcome.reason):
             return False
-        return outcome.status is Status.OK or not self.request.retry_failed
+        return outcome.status is Status.OK or not self.sweep.options.retry_failed
 
-    def unknown(self) -> list[Planned]:
-        """Trials of the first round that have no row."""
+    def unknown(self) -> list[NamedInts]:
+        """Configs that have no row of the first round."""
         known = self.known(0)
-        trials = [trial for trial in self.batch.trials if trial.config not in known]
-        return self._permuted(trials, 0)
+        return self._permuted((config for config in self.plan.configs if config not in known), 0)
 
-    def _permuted(self, trials: Sequence[Planned], number: int) -> list[Planned]:
-        return self.request.permuted(trials, number, self.batch.problem)
+    def _permuted(self, configs: Iterable[NamedInts], number: int) -> list[NamedInts]:
+        return self.sweep.permuted(configs, number, seed_text(self.plan.problem))
 
-    def _row(self, config: NamedInts, outcome: Outcome, number: int, position: int = 0) -> Row:
-        return self.request.row(self.batch, config, outcome, process=outcome.process, round=number, position=position)
+    def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
+        process, round, position = outcome.process, place.round, place.position
+        return self.sweep.row(self.plan, config, outcome, process=process, round=round, position=position)
 
 
 def _contenders(
-    trials: Sequence[Planned], times_us: Mapping[NamedInts, Sequence[float]], always: Collection[NamedInts | None]
-) -> list[Planned]:
-    """All trials before any was timed; then those that may still be the best, and ``always``."""
+    configs: Iterable[NamedInts], times_us: Mapping[NamedInts, Sequence[float]], always: Collection[NamedInts | None]
+) -> list[NamedInts]:
+    """All configs before any was timed; then those that may still be the best, and ``always``."""
     if not times_us:
-        return list(trials)
-    best = min(median(times) for times in times_us.values())
-    return [
-        trial
-        for trial in trials
-        if trial.config in times_us
-        and (trial.config in always or median(times_us[trial.config]) <= CONTENDER_RATIO * best)
-    ]
+        return list(configs)
+    limit_us = CONTENDER_RATIO * min(median(times) for times in times_us.values())
+    return [c for c in configs if c in times_us and (c in always or median(times_us[c]) <= limit_us)]

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,35 @@ import torch
 from places import PLANTED, hear_interrupts
 
 from fp8tune import cli
-from fp8tune.bench import cells as benching
-from fp8tune.bench import checking, rounds, warming
+from fp8tune.bench import cells, checking, kernel_contenders, warming
 from fp8tune.bench import kernels as bench
-from fp8tune.bench.cells import Timing
+from fp8tune.bench.cells import Cells, Contender, Timing
 from fp8tune.bench.checking import Checked, Part
-from fp8tune.bench.counterparts import Contender
+from fp8tune.bench.counterparts import COUNTERPARTS
+from fp8tune.bench.kernel_contenders import HOST_ROW, OURS, TORCH_COMPILE, TORCHAO, KernelContender, public_wrapper
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
-from fp8tune.errors import UsageError
+from fp8tune.bench.options import BenchOptions
+from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import host
-from fp8tune.measure.clock import Block, Trial
-from fp8tune.measure.worker import Poisoned, Worker
+from fp8tune.measure.arms import Arm, Place, Work
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends.gpu import GpuBackend
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.worker import Poisoned
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.records import Device, NamedInts, Outcome, Problem, Status
 from fp8tune.render import bench as render_bench
 from fp8tune.revisions.loading import load_spec
-from fp8tune.sweep import session
 from fp8tune_kernels.catalog import KERNELS
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def simulated(*kernels: str, **options: Any) -> list[Row | Kernel]:
-    laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    wish = bench.Wish(kernels=kernels, shapes=("tiny",), **options)
-    return list(bench.run(bench.prepare(wish, laboratory)))
+def simulated(*kernels: str, time_budget_s: float | None = None, **options: Any) -> list[Row | Kernel]:
+    backend = SimulatedBackend("simulated:1")
+    wanted = bench.planned(BenchOptions(kernels=kernels, shapes=("tiny",), **options), backend)
+    return list(bench.run(backend, wanted, time_budget_s))
 
 
 WRONG = Checked(Part(84, 100), Part(31, 100))
@@ -59,7 +61,7 @@ def row(ours_us: float | None, copy_us: float | None, wrong: str = "", **rivals_
     return Row(problem, Device("sm_90", "a GPU"), 3_000_000, Timing(copy_us), timings)
 
 
-COPY_US = benching.COPY_BYTES / 2000 / 1e3
+COPY_US = 2 * kernel_contenders.COPIED_BYTES / 2000 / 1e3
 """A copy at 2,000 GB/s."""
 
 
@@ -102,60 +104,82 @@ def test_what_is_wrong_keeps_its_time_and_enters_no_share_ratio_or_mean() -> Non
 # Whether an output is right
 
 
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, kernel: str, rival: Contender | None = None) -> Problem:
-    """The cells of a kernel run without a GPU, with its reference in its place; a small problem of it."""
-    spec = load_spec(kernel)
-
-    def launch(config: object, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        for output, right in zip(outputs, spec.reference(*inputs), strict=True):
-            output.copy_(right)
-
-    on_cpu = replace(spec, inputs=lambda problem, device: spec.inputs(problem, "cpu"), launch=launch)
-    monkeypatch.setattr(benching, "load_spec", lambda reference: on_cpu)
-    monkeypatch.setattr(benching, "make_timer", lambda name: Launching())
-    monkeypatch.setattr(
-        benching, "counterpart", lambda kernel, inputs: rival or Contender(lambda: on_cpu.reference(*inputs))
-    )
-    monkeypatch.setattr(benching, "compiled", lambda call: call)
-    monkeypatch.setattr(benching, "_exported_config", lambda spec, problem, device: spec.default)
-    benching._forget()
-    return plan.problems(spec, shapes.load("tiny").rows)[-1]
+TorchAo = Callable[[str, Callable[..., Any]], None]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_right_output_passes_the_check(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = on_the_cpu(monkeypatch, kernel)
-    for name in (benching.OURS, benching.TORCH_COMPILE, benching.TORCHAO):
-        timing = benching.check_contender(name, kernel, problem, "launching")
+@pytest.fixture
+def torchao(monkeypatch: pytest.MonkeyPatch) -> TorchAo:
+    """Puts a function in the place of a kernel's counterpart."""
+
+    def put(kernel: str, function: Callable[..., Any]) -> None:
+        theirs = COUNTERPARTS[kernel]
+        parts = theirs.module.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        setattr(sys.modules[theirs.module], theirs.name, function)
+
+    return put
+
+
+@pytest.fixture
+def contender(monkeypatch: pytest.MonkeyPatch) -> Callable[..., KernelContender]:
+    """A contender on a small problem on the CPU: ours on the interpreter, ``torch.compile`` without compiling."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+
+    def built(name: str, kernel: str, device: str = "cpu") -> KernelContender:
+        spec = load_spec(kernel)
+        one = plan.problems(spec, shapes.load("tiny").rows)[-1]
+        made = KernelContender(name, one, kernel, spec.bytes_moved(one.shape), spec.default)
+        made.build(device)
+        return made
+
+    return built
+
+
+@pytest.mark.parametrize("kernel", ["colwise", "rowwise-2d", "mxfp8-dim1"])
+def test_a_right_output_passes_the_check(kernel: str, contender: Callable[..., KernelContender]) -> None:
+    for name in (OURS, TORCH_COMPILE):
+        timing = contender(name, kernel).check()
         assert (timing.reason, timing.time_us) == ("", None)
         assert timing.checked is not None
         assert timing.checked.codes.total
         assert timing.checked.scales.total
 
 
-def test_a_wrong_output_is_named_with_its_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = load_spec("colwise")
+def test_a_wrong_output_is_named_with_its_shares(contender: Callable[..., KernelContender], torchao: TorchAo) -> None:
+    spec = load_spec("rowwise-2d")
 
-    def rival() -> tuple[Any, ...]:
-        codes, scales = spec.reference(*benching._inputs("colwise", problem))
+    def wrong(*inputs: Any) -> tuple[Any, ...]:
+        codes, scales = spec.reference(*inputs)
         codes[: len(codes) // 2].view(torch.uint8).bitwise_not_()
         scales[0] *= 2
         return codes, scales
 
-    problem = on_the_cpu(monkeypatch, "colwise", Contender(rival))
-    timing = benching.check_contender(benching.TORCHAO, "colwise", problem, "launching")
+    torchao("rowwise-2d", wrong)
+    timing = contender(TORCHAO, "rowwise-2d").check()
     assert timing.checked is not None
     assert timing.checked.codes.share == 0.5
     assert timing.checked.scales.wrong == 1
     assert timing.reason.startswith("wrong: 50 % of codes, ")
 
 
-def test_an_output_that_is_not_written_is_wrong_whatever_memory_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = on_the_cpu(monkeypatch, "rowwise-2d")
-    assert benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching").reason == ""
-    ours = benching._contenders[benching.OURS]
-    benching._contenders[benching.OURS] = replace(ours, launch=lambda: None)  # the right bytes are still there
-    assert "100 % of codes" in benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching").reason
+def test_an_output_that_is_not_written_is_wrong_whatever_memory_held(
+    contender: Callable[..., KernelContender], torchao: TorchAo
+) -> None:
+    kept: list[Any] = []
+
+    def stale(*inputs: Any) -> tuple[Any, ...]:
+        """Writes the first time alone, and gives the same memory ever after."""
+        if not kept:
+            kept.extend(load_spec("colwise-3d").reference(*inputs))
+        return tuple(kept)
+
+    torchao("colwise-3d", stale)
+    theirs = contender(TORCHAO, "colwise-3d")
+    assert theirs.check().reason == ""
+    checking.spoil(kept, load_spec("colwise-3d").reference(*load_spec("colwise-3d").inputs(theirs.problem, "cpu")))
+    assert "100 % of codes" in theirs.check().reason
 
 
 def test_what_cannot_be_checked_does_not_count() -> None:
@@ -166,14 +190,6 @@ def test_what_cannot_be_checked_does_not_count() -> None:
     assert unchecked.reason == "not checked: OutOfMemoryError: planted"
     assert timed.judged(Timing()) == timed  # a clock that runs no kernels
     assert Timing(reason="no such GPU").judged(right).reason == "no such GPU"
-
-
-def test_the_reference_is_let_go_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = on_the_cpu(monkeypatch, "rowwise-2d")
-    benching.check_contender(benching.OURS, "rowwise-2d", problem, "launching")
-    assert benching._expected
-    benching.time_contender(benching.OURS, "rowwise-2d", problem, "launching", 0)
-    assert not benching._expected
 
 
 def test_how_wrong_is_said_without_rounding_it_away() -> None:
@@ -212,7 +228,7 @@ def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
     assert [kernel.name for kernel in kernels] == ["colwise", load_spec(FAULTS).name]
     assert [each for kernel in kernels for each in kernel.rows] == rows
     for each in rows:
-        assert list(each.timings) == ["fp8tune", "torch.compile", "torchao"]
+        assert list(each.timings) == [OURS, TORCH_COMPILE, TORCHAO]
         assert all(timing.time_us and not timing.reason for timing in (each.copy, *each.timings.values()))
         assert each.timings["fp8tune"].config == load_spec("colwise" if each in kernels[0].rows else FAULTS).default
     assert list(kernels[0].hosts) == ["fp8tune", "torchao", "torch.add"]
@@ -225,7 +241,7 @@ def test_a_spent_time_budget_starts_no_problem() -> None:
 
 def test_host_times_are_within_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1000))
-    monkeypatch.setattr(bench, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))  # a second a look
+    monkeypatch.setattr(cells, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))  # a second a question
     count = len(simulated("colwise")) - 1
     seconds = iter(range(1000))
     kernel, *rows = simulated("colwise", time_budget_s=float(count))
@@ -237,46 +253,110 @@ def test_host_times_are_within_the_time_budget(monkeypatch: pytest.MonkeyPatch) 
     assert (len(rows), list(kernel.hosts)) == (count, ["fp8tune", "torchao", "torch.add"])
 
 
+# Cells: who is asked what
+
+
+@dataclass(frozen=True)
+class Named(Contender):
+    """A contender that nothing runs."""
+
+    @property
+    def work(self) -> Work:
+        return Work(self.name, 1000)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        raise AssertionError("no process runs it")
+
+    def check(self) -> Timing:
+        return Timing(reason=f"{self.name} is checked")
+
+
+PROBLEM = Problem("colwise", NamedInts(M=1000, K=1000, G=2), "jagged")
+
+
+@dataclass
+class FakeGpu:
+    """A back end and worker in one: answers are planned, questions are kept."""
+
+    outcomes: Callable[[str, str, int], Outcome]
+    """(step, name, round) -> outcome."""
+    times: bool = True
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
+    device: Device = field(default_factory=lambda: Device("sm_90", "a GPU"))
+
+    def worker(self, tree: object = None) -> FakeGpu:
+        return self
+
+    def build(self, arm: Named) -> Outcome:
+        return self._answer("build", arm)
+
+    def launch(self, arm: Named) -> Outcome:
+        return self._answer("launch", arm)
+
+    def block(self, arm: Named, place: Place) -> Outcome:
+        return self._answer("block", arm, place.round)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked.append((function.__name__, getattr(arguments[0], "name", ""), 0))
+        return function(*arguments)
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, step: str, arm: Named, round: int = 0) -> Outcome:
+        self.asked.append((step, arm.name, round))
+        return self.outcomes(step, arm.name, round)
+
+
 def test_cells_take_turns_and_one_stalled_block_is_no_cell() -> None:
-    asked: list[tuple[str, int]] = []
-
-    def cell(name: str, round: int) -> Timing:
-        asked.append((name, round))
-        if name == "torchao" and round == 1:
-            return Timing(reason="out of memory")
-        return Timing(50.0 if round == 0 else 5.0 + round / 10, config=NamedInts(num_warps=4))
-
-    timed = rounds.in_rounds({name: partial(cell, name) for name in ("cast", "fp8tune", "torchao")})
-    assert asked[:6] == [("cast", 0), ("fp8tune", 0), ("torchao", 0), ("fp8tune", 1), ("torchao", 1), ("cast", 1)]
-    assert asked[6:] == [("cast", 2), ("fp8tune", 2)]  # another one first; what failed is asked no more
-    assert timed["cast"] == timed["fp8tune"] == Timing(5.2, config=NamedInts(num_warps=4))
-    assert timed["torchao"] == Timing(reason="out of memory")
-    assert rounds.in_rounds({}) == {}
+    stalled = FakeGpu(lambda step, name, round: Outcome(Status.OK, 50.0 if round == 0 else 5.0 + round / 10))
+    ours, theirs = (Named(name, PROBLEM) for name in ("fp8tune", "torchao"))
+    timed = Cells(stalled).in_rounds([ours, theirs])
+    blocks = [(name, round) for step, name, round in stalled.asked if step == "block"]
+    assert blocks == [("fp8tune", 0), ("torchao", 0), ("torchao", 1), ("fp8tune", 1), ("fp8tune", 2), ("torchao", 2)]
+    assert timed == {ours: Timing(5.2), theirs: Timing(5.2)}  # another one first in each round
 
 
-def test_rounds_launch_what_the_first_has_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, built = load_spec("rowwise-2d"), []
-    on_cpu = replace(spec, inputs=lambda problem, device: built.append(problem) or spec.inputs(problem, "cpu"))
-    monkeypatch.setattr(benching, "load_spec", lambda reference: on_cpu)
-    monkeypatch.setattr(benching, "make_timer", lambda name: Launching())
-    monkeypatch.setattr(benching, "_exported_config", lambda spec, problem, device: spec.default)
-    for problem in plan.problems(spec, [NamedInts(M=64, K=48, N=32, E=2)]):
-        cell = partial(benching.time_contender, "fp8tune", "rowwise-2d", problem, "launching")
-        assert [cell(number).time_us for number in range(3)] == [1.0, 2.0, 3.0]
-        assert built.pop() == problem
-        assert not built
-    benching._forget()
-    assert not benching._contenders
+def test_what_fails_is_out_with_its_reason_and_the_others_go_on() -> None:
+    broken = Outcome(Status.CRASHED, reason="an illegal memory access")
+
+    def outcomes(step: str, name: str, round: int) -> Outcome:
+        return broken if (step, name, round) == ("block", "torchao", 1) else Outcome(Status.OK, 5.0)
+
+    ours, theirs = (Named(name, PROBLEM) for name in ("fp8tune", "torchao"))
+    timed = Cells(FakeGpu(outcomes)).in_rounds([ours, theirs])
+    assert timed == {ours: Timing(5.0), theirs: Timing(reason="an illegal memory access")}
 
 
-class Launching:
-    """Launches, and says that it took a microsecond more than the round's number."""
+def test_where_no_tensors_can_be_built_every_cell_says_why() -> None:
+    full = Outcome(Status.OUT_OF_MEMORY, reason="OutOfMemoryError: 80 GiB")
+    backend = FakeGpu(lambda step, name, round: full if step == "build" else Outcome(Status.OK, 5.0))
+    arms = [Named(name, PROBLEM) for name in ("fp8tune", "torchao")]
+    assert Cells(backend).in_rounds(arms) == dict.fromkeys(arms, Timing(reason=full.reason))
+    assert Cells(backend).checks(arms) == [Timing(reason=full.reason)] * 2
 
-    runs_kernels = True
 
-    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
-        launch()
-        return Block((1.0 + trial.round,), None)
+def test_a_refusal_of_ours_is_said_without_its_type() -> None:
+    refused = Outcome(Status.COMPILE_ERROR, reason="MachineError: torchao is not installed: pip install it")
+    assert cells.timing_of(refused).reason == "torchao is not installed: pip install it"
+    assert cells.timing_of(Outcome(Status.TIMEOUT)).reason == "timeout"
+    assert len(cells.timing_of(Outcome(Status.COMPILE_ERROR, reason="x" * 1000)).reason) == cells.LONGEST_REASON
+
+
+def test_a_back_end_that_times_nothing_is_refused() -> None:
+    with pytest.raises(MachineError, match="needs a GPU"):
+        cells.check_times(FakeGpu(lambda *_: Outcome(Status.OK), times=False))
+
+
+def test_rounds_launch_what_the_first_has_built(contender: Callable[..., KernelContender]) -> None:
+    ours = contender(OURS, "rowwise-2d")
+    assert ours.check().reason == ""
+    launch = ours.launcher("cpu")
+    assert launch is ours.launcher("cpu")
+    ours.build("cpu")  # the same problem: nothing is made anew
+    assert launch is ours.launcher("cpu")
+    other = contender(OURS, "mxfp8-dim0")  # another one: all of it is
+    assert launch is not other.launcher("cpu")
 
 
 @pytest.mark.parametrize(
@@ -303,70 +383,104 @@ def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str,
 
 
 def test_only_the_rivals_asked_for_are_timed() -> None:
-    kernel, *rows = simulated("rowwise-2d", rivals=("torch.compile",))
+    kernel, *rows = simulated("rowwise-2d", against=("torch.compile",))
     assert all(isinstance(each, Row) and list(each.timings) == ["fp8tune", "torch.compile"] for each in rows)
     assert isinstance(kernel, Kernel)
     assert list(kernel.hosts) == ["fp8tune", "torch.add"]
 
 
+@dataclass(frozen=True)
+class Dying(Named):
+    def build(self, torch_device: str) -> None:
+        pass
+
+    def check(self) -> Timing:
+        if self.name == "dies":
+            os._exit(3)
+        if self.name == "fails":
+            raise ValueError("planted")
+        return Timing(5.0)
+
+
+def without_a_gpu() -> GpuBackend:
+    """Real workers, on the CPU."""
+    return GpuBackend(Device("sm_90", "a GPU"), None, torch_device="cpu", timeout_s=60.0)
+
+
 def test_the_worker_that_dies_costs_one_cell() -> None:
-    laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    cells = bench._Cells(Worker(), laboratory)
-    try:
-        assert cells._timing(_die) == Timing(reason="worker exited with code 3")
-        assert cells._timing(_fail) == Timing(reason="ValueError: planted")
-        assert cells._timing(_time) == Timing(5.0)
-    finally:
-        cells.worker.close()
+    names = ("dies", "fails", "works")
+    with Cells(without_a_gpu()) as held:
+        found = held.checks([Dying(name, PROBLEM) for name in names])
+    assert [timing.reason for timing in found] == ["worker exited with code 3", "ValueError: planted", ""]
+    assert found[-1].time_us == 5.0
 
 
-def _die() -> Timing:
-    os._exit(3)
+def test_a_kernel_that_torch_compile_refuses_is_compiled_once() -> None:
+    refuses = Outcome(Status.COMPILE_ERROR, reason="Unsupported: no")
+
+    def outcomes(step: str, name: str, round: int) -> Outcome:
+        return refuses if (step, name) == ("launch", TORCH_COMPILE) else Outcome(Status.OK, 5.0)
+
+    backend = FakeGpu(outcomes)
+    refused: dict[str, Timing] = {}
+    rows = [
+        bench._row(Cells(backend), [Refusing(name, PROBLEM, "x", 8, NamedInts()) for name in names], refused, Timing())
+        for names in 3 * [(OURS, TORCH_COMPILE, TORCHAO)]
+    ]
+    assert [row.timings[TORCH_COMPILE].reason for row in rows] == ["Unsupported: no"] * 3
+    assert [row.timings[TORCHAO].time_us for row in rows] == [5.0] * 3
+    assert backend.asked.count(("launch", TORCH_COMPILE, 0)) == 1
 
 
-def _fail() -> Timing:
-    raise ValueError("planted")
+@dataclass(frozen=True)
+class Refusing(KernelContender):
+    def check(self) -> Timing:
+        return Timing()
 
 
-def _time() -> Timing:
-    return Timing(5.0)
-
-
-def test_a_reference_that_torch_compile_refuses_is_compiled_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    cells = bench._Cells(Worker(), laboratory)
-    asked: list[object] = []
-    monkeypatch.setattr(cells, "_timing", lambda *arguments: asked.append(arguments) or Timing(reason="no"))
-    problems = plan.problems(load_spec("colwise"), shapes.load("tiny").rows)
-    for problem in problems:
-        assert cells._contender("torch.compile", "colwise", problem, 0).reason == "no"
-    assert len(asked) == 1
-    for problem in problems:
-        cells._contender("torchao", "colwise", problem, 0)
-    assert len(asked) == 1 + len(problems)
-    assert cells._check("torch.compile", "colwise", problems[0]).reason == "no"
-    assert len(asked) == 1 + len(problems)
-
-
-def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[warming.Cell] = []
-    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: iter(warmed.extend(cells) or ()))
-    laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    assert list(bench._warm_up(bench.prepare(bench.Wish(("colwise",)), laboratory))) == []
-    names = [str(arguments[0]) for _, arguments in warmed]
+def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind() -> None:
+    backend = SimulatedBackend("simulated:1")
+    wanted = bench.planned(BenchOptions(kernels=("colwise",)), backend)
+    warmed = wanted.compiled_first(backend.device)
+    names = [contender.name for contender in warmed]
     assert names == sorted(names, key=lambda name: name != "torchao")
-    groups = {arguments[2].shape["G"] for _, arguments in warmed if arguments[0] == "torchao"}  # type: ignore[attr-defined]
+    groups = {contender.problem.shape["G"] for contender in warmed if contender.name == "torchao"}
     assert groups == {1, 16, 8}  # a size of 1, multiples of 16, others: three binaries each
     assert names.count("fp8tune") > names.count("torchao")
+    assert list(warming.in_parallel(backend, warmed, 8)) == []  # no kernel runs: nothing is said
 
 
-def test_cells_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Path) -> None:
-    cells: list[warming.Cell] = [(_warm, (tmp_path / name,)) for name in ("one", "two", "three")]
-    seen = list(warming.in_parallel([(_die, ()), *cells], workers=2, timeout_s=60.0))
+@dataclass(frozen=True)
+class Warmed(Arm):
+    """An autotuner times a config, on a fake GPU, and the launch of the one it picks fails."""
+
+    path: Path
+
+    @property
+    def work(self) -> Work:
+        return Work("warmed", 0)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        from triton.runtime import driver
+
+        if self.path.name == "dies":
+            os._exit(3)
+        times = driver.active.get_benchmarker()(lambda: self.path.write_text(str(os.getpid())), quantiles=(0.5, 0.2))
+        assert len(times) == 3
+        raise ValueError("planted")
+
+    def build(self, torch_device: str) -> None:
+        from triton.runtime import driver
+
+        driver.set_active(types.SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_contenders_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Path) -> None:
+    arms = [Warmed(path=tmp_path / name) for name in ("dies", "one", "two", "three")]
+    seen = list(warming.in_parallel(without_a_gpu(), arms, workers=2))
     assert [(compiled.done, compiled.total) for compiled in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "three", "two"]
-    processes = {path.read_text() for path in tmp_path.iterdir()}
-    assert str(os.getpid()) not in processes
+    assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
 
 
 def test_compiling_is_shown_at_each_quarter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,36 +490,22 @@ def test_compiling_is_shown_at_each_quarter(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.splitlines() == said
 
 
-def _warm(path: Path) -> None:
-    """An autotuner times a config, on a fake GPU, and the launch of the one it picks fails."""
-    from triton.runtime import driver
-
-    driver.set_active(types.SimpleNamespace())  # type: ignore[arg-type]
-
-    def launch() -> None:
-        times_us = driver.active.get_benchmarker()(lambda: path.write_text(str(os.getpid())), quantiles=(0.5, 0.2, 0.8))
-        assert len(times_us) == 3
-        raise ValueError("planted")
-
-    warming.run_once(lambda: launch)
-
-
 # What a cell does, without a GPU
 
 
-def test_a_failure_is_its_first_line() -> None:
-    def fail() -> float:
+def test_a_failure_is_one_line() -> None:
+    def fail() -> Timing:
         raise RuntimeError("\nno such thing\n  a listing")
 
-    assert benching.guarded(fail) == Timing(reason="RuntimeError: no such thing")
+    assert cells.guarded(fail) == Timing(reason="RuntimeError: no such thing a listing")
 
 
 def test_a_device_error_ends_the_worker() -> None:
-    def fail() -> float:
+    def fail() -> Timing:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(Poisoned) as poisoned:
-        benching.guarded(fail)
+        cells.guarded(fail)
     assert isinstance(poisoned.value.value, Timing)
     assert "illegal memory access" in poisoned.value.value.reason
 
@@ -419,16 +519,16 @@ def test_host_time_is_of_calls_after_the_first() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -> None:
     spec = load_spec(kernel)
-    inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
+    inputs = spec.inputs(plan.problems(spec, [HOST_ROW])[0], "meta")
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    outputs = benching.public_wrapper(spec)(*tensors)
+    outputs = public_wrapper(spec)(*tensors)
     for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
         assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 
 
 def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
     with pytest.raises(UsageError, match="lives elsewhere"):
-        benching.public_wrapper(load_spec(FAULTS))
+        public_wrapper(load_spec(FAULTS))
 
 
 # What is printed
@@ -463,7 +563,7 @@ def test_our_own_wrong_output_is_a_finding(
     who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel("colwise", [row(2.0, COPY_US, wrong=who, torchao=1.0)])
-    monkeypatch.setattr(bench, "run", lambda request: iter([kernel, *kernel.rows]))
+    monkeypatch.setattr(bench, "run", lambda *_: iter([kernel, *kernel.rows]))
     command = [
         "fp8tune",
         "bench",
@@ -536,9 +636,8 @@ def test_the_default_set_holds_the_starting_line() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
-    laboratory, _ = session.choose_laboratory(None, None)
-    wish = bench.Wish(KERNELS, shapes=("tiny",))
-    events = list(bench.run(bench.prepare(wish, laboratory)))
+    backend, _ = backend_for(None, None)
+    events = list(bench.run(backend, bench.planned(BenchOptions(shapes=("tiny",)), backend)))
     for each in events:
         if isinstance(each, Row):
             assert each.time_us, each.timings["fp8tune"].reason
@@ -546,6 +645,6 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
             assert not each.is_wrong, each.timings["fp8tune"].reason
             assert all(timing.time_us or timing.reason for timing in each.timings.values())
             assert each.timings["torch.compile"].time_us, each.timings["torch.compile"].reason
-        else:
+        elif isinstance(each, Kernel):
             assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
             assert each.hosts["torch.add"].time_us

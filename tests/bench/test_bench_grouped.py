@@ -17,21 +17,23 @@ import torch
 
 from fp8tune import cli
 from fp8tune.bench import grouped as bench_grouped
-from fp8tune.bench import grouped_cells as grouped_steps
-from fp8tune.bench import sqnr, warming
+from fp8tune.bench import grouped_contenders as grouped_steps
+from fp8tune.bench import sqnr
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.fp8_operation import FP8, FP8_GROUPED_MM
-from fp8tune.bench.grouped import Row, Wish
-from fp8tune.bench.grouped_cells import OPERATIONS, PADDING
+from fp8tune.bench.grouped import Row
+from fp8tune.bench.grouped_contenders import OPERATIONS, PADDING, Step
 from fp8tune.bench.mxfp8_operation import MXFP8, MXFP8_GROUPED_MM
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, TORCHAO, Operands, Operation
-from fp8tune.commands import options
+from fp8tune.bench.options import BenchOptions
 from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.options import OperationName
 from fp8tune.plan import shapes
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import grouped as render_grouped
 from fp8tune.store import published as store_published
-from fp8tune.sweep import session
 
 LAYER = NamedInts(M=96, N=32, K=48, G=3)
 
@@ -94,12 +96,16 @@ def problem(operation: Operation = FP8_GROUPED_MM, routing: str = "balanced") ->
     return Problem(operation.name, NamedInts(M=96, N=32, K=64, G=3), routing)
 
 
+def operands(one: Problem, torch_device: str) -> Operands:
+    return grouped_steps.operands_of(one, torch_device)
+
+
 @each_operation
 @pytest.mark.parametrize(("routing", "padded"), [("balanced", False), ("ragged", True), ("empty", True)])
 def test_groups_are_padded_where_one_needs_it(routing: str, padded: bool, operation: Operation) -> None:
     one = problem(operation, routing)
     assert grouped_steps.needs_padding(one) == padded
-    assert grouped_steps.operands(one, "cpu").pad == padded
+    assert operands(one, "cpu").pad == padded
     assert grouped_steps.parts_of(one) == (*operation.parts, *(PADDING if padded else ()))
 
 
@@ -113,7 +119,7 @@ def test_mxfp8_wants_groups_of_32_rows() -> None:
 @each_operation
 @pytest.mark.parametrize("routing", ["balanced", "ragged"])
 def test_our_step_is_near_that_of_bf16(routing: str, operation: Operation) -> None:
-    given = grouped_steps.operands(problem(operation, routing), "cpu")
+    given = operands(problem(operation, routing), "cpu")
     for step in (FORWARD, BOTH):
         results = [grouped_steps.step_call(operation, who, step, given)() for who in (BF16, operation.ours)]
         pairs = [results] if step == FORWARD else list(zip(*results, strict=True))
@@ -127,7 +133,7 @@ def test_our_step_is_near_that_of_bf16(routing: str, operation: Operation) -> No
 @each_operation
 @pytest.mark.parametrize("routing", ["balanced", "ragged"])
 def test_a_variant_is_our_step_to_the_bit(routing: str, operation: Operation) -> None:
-    given = grouped_steps.operands(problem(operation, routing), "cpu")
+    given = operands(problem(operation, routing), "cpu")
     ours = grouped_steps.step_call(operation, operation.ours, BOTH, given)()
     for name in operation.variants:
         for result, right in zip(grouped_steps.step_call(operation, name, BOTH, given)(), ours, strict=True):
@@ -139,7 +145,7 @@ def test_a_variant_is_our_step_to_the_bit(routing: str, operation: Operation) ->
 @pytest.mark.parametrize("routing", ["balanced", "ragged"])
 def test_the_parts_put_together_are_the_step(routing: str, operation: Operation) -> None:
     one = problem(operation, routing)
-    given = grouped_steps.operands(one, "cpu")
+    given = operands(one, "cpu")
     parts = {part: grouped_steps.part_call(operation, part, given)() for part in grouped_steps.parts_of(one)}
     out, grads = (grouped_steps.step_call(operation, operation.ours, step, given)() for step in (FORWARD, BOTH))
     gemms = [parts[gemm] for gemm in GEMMS]
@@ -151,7 +157,7 @@ def test_the_parts_put_together_are_the_step(routing: str, operation: Operation)
 
 @each_operation
 def test_torchao_is_refused_what_it_does_not_take(operation: Operation) -> None:
-    given = grouped_steps.operands(problem(operation, "ragged"), "cpu")
+    given = operands(problem(operation, "ragged"), "cpu")
     with pytest.raises(MachineError, match=f"positive multiple of {operation.multiple} rows"):
         grouped_steps.step_call(operation, TORCHAO, BOTH, given)
 
@@ -164,7 +170,7 @@ def test_torchao_is_asked_to_emulate_where_ours_is_emulated(monkeypatch: pytest.
         "torchao.prototype.moe_training.mxfp8_grouped_mm",
         _to_mxfp8_then_scaled_grouped_mm=lambda A, B_t, offs, **options: asked.update(options),
     )
-    given = grouped_steps.operands(problem(MXFP8_GROUPED_MM), "cpu")
+    given = operands(problem(MXFP8_GROUPED_MM), "cpu")
     grouped_steps.step_call(MXFP8_GROUPED_MM, TORCHAO, FORWARD, given)()
     assert asked == {"kernel_preference": KernelPreference.EMULATED}
 
@@ -191,7 +197,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -
 @each_operation
 @pytest.mark.parametrize("routing", ["balanced", "ragged", "empty"])
 def test_right_results_pass(routing: str, operation: Operation) -> None:
-    given = grouped_steps.operands(problem(operation, routing), "cpu")
+    given = operands(problem(operation, routing), "cpu")
     contenders = [operation.ours, *operation.variants, *([BF16] if routing == "balanced" else [])]
     for name in contenders:
         found = grouped_steps.accuracy_of(operation, name, given)
@@ -210,17 +216,22 @@ def spoiled(given: Operands) -> Callable[..., torch.Tensor]:
     return multiply
 
 
-def test_one_expert_that_is_left_out_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_expert_that_is_left_out_is_wrong() -> None:
     operation = replace(FP8_GROUPED_MM, contenders={**FP8_GROUPED_MM.contenders, TORCHAO: spoiled})
-    monkeypatch.setattr(grouped_steps, "operation_of", lambda problem: operation)
-    monkeypatch.setattr(grouped_steps, "make_timer", lambda name: types.SimpleNamespace(runs_kernels=True))
-    whole = grouped_steps.operands
-    monkeypatch.setattr(grouped_steps, "operands", lambda problem, device: whole(problem, "cpu"))
-    wrong = grouped_steps.check_step(TORCHAO, problem(), "launching")
-    assert re.fullmatch(r"wrong: \w+ has an SQNR of -?0.0 dB, wanted 20", wrong.reason)
-    assert grouped_steps.check_step(BF16, problem(), "launching").reason == ""
-    judged = Timing(5.0).judged(wrong)
+    found = grouped_steps.accuracy_of(operation, TORCHAO, operands(problem(), "cpu"))
+    assert re.fullmatch(r"wrong: \w+ has an SQNR of -?0.0 dB, wanted 20", found.wrong)
+    judged = Timing(5.0).judged(Timing(reason=found.wrong, sqnr_db=found.sqnr_db))
     assert (judged.time_us, judged.valid_us) == (5.0, None)
+
+
+def test_a_contender_is_checked_on_the_operands_that_it_is_timed_on() -> None:
+    right = Step(BF16, problem(), BOTH)
+    right.build("cpu")
+    found = right.check()
+    assert found.reason == ""
+    assert found.sqnr_db is not None
+    assert min(found.sqnr_db.values()) > 40
+    assert len(right.launcher("cpu")()) == 2
 
 
 def test_nan_is_wrong_and_exact_is_not() -> None:
@@ -251,26 +262,27 @@ def test_a_wrong_rival_is_in_no_ratio(capsys: pytest.CaptureFixture[str]) -> Non
 # The simulated clock: the whole command, no kernel runs
 
 
-def simulated(**options: Any) -> list[Row]:
-    laboratory, _ = session.choose_laboratory(None, "simulated:1")
-    wish = Wish(**options)
-    return list(bench_grouped.run(wish, laboratory, bench_grouped.prepare(wish, laboratory)))
+def simulated(*, op: str = "grouped-mm", time_budget_s: float | None = None, **options: Any) -> list[Row]:
+    backend = SimulatedBackend("simulated:1")
+    given = BenchOptions(op=OperationName(op), **options)
+    problems = bench_grouped.problems_of(given, backend)
+    return list(bench_grouped.run(backend, problems, time_budget_s, with_torchao=not given.alone))
 
 
 @each_operation
 def test_a_simulated_run_times_every_cell_and_repeats_itself(operation: Operation) -> None:
-    rows = simulated(operation=operation, seed=1)
+    rows = simulated(op=operation.name, seed=1)
     assert len(rows) == 6
     for row in rows:
         assert tuple(row.steps) == operation.steps()
         assert tuple(row.parts) == grouped_steps.parts_of(row.problem)
         assert all(timing.time_us and not timing.reason for timing in (*row.steps.values(), *row.parts.values()))
         assert set(row.peak_bytes.values()) == {None}
-    assert simulated(operation=operation, seed=1) == rows
+    assert simulated(op=operation.name, seed=1) == rows
 
 
 def test_without_torchao_and_with_a_spent_budget() -> None:
-    assert all(TORCHAO not in who for row in simulated(with_torchao=False) for who in row.steps)
+    assert all(TORCHAO not in who for row in simulated(alone=True) for who in row.steps)
     assert simulated(time_budget_s=0.0) == []
 
 
@@ -278,7 +290,7 @@ def test_shapes_that_no_gemm_takes_are_refused() -> None:
     with pytest.raises(UsageError, match="multiples of 16"):
         simulated(shapes=("tiny",))
     with pytest.raises(UsageError, match="multiples of 32"):
-        simulated(operation=MXFP8_GROUPED_MM, shapes=("tiny",))
+        simulated(op=MXFP8_GROUPED_MM.name, shapes=("tiny",))
     with pytest.raises(UsageError, match="unknown routing"):
         simulated(routing="sideways")
 
@@ -353,7 +365,7 @@ def command_line(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_options_name_every_operation() -> None:
-    assert [str(operation) for operation in options.OperationName] == list(OPERATIONS)
+    assert [str(operation) for operation in OperationName] == list(OPERATIONS)
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -369,7 +381,7 @@ def test_our_own_wrong_result_is_a_finding(
     wrong = Timing(reason="wrong: out has an SQNR of 3.1 dB, wanted 20", sqnr_db={"out": 3.1})
     row = timed({**FAST, (TORCHAO, BOTH): 20.0})
     row = replace(row, steps={s: t.judged(wrong) if s[0] == who else t for s, t in row.steps.items()})
-    monkeypatch.setattr(bench_grouped, "run", lambda *_: iter([row]))
+    monkeypatch.setattr(bench_grouped, "run", lambda *_, **__: iter([row]))
     assert command_line("--op", "grouped-mm", "--format", "json", monkeypatch=monkeypatch) == code
     assert ("our own output is wrong" in capsys.readouterr().err) == bool(code)
 
@@ -384,23 +396,16 @@ def test_options_that_do_not_go_with_an_operation(
 @pytest.mark.gpu
 @each_operation
 def test_on_a_gpu_every_step_and_part_of_ours_has_a_time(operation: Operation) -> None:
-    laboratory, _ = session.choose_laboratory(None, None)
+    backend, _ = backend_for(None, None)
     for routing in ("balanced", "empty"):
         one = Problem(operation.name, NamedInts(M=1024, N=256, K=512, G=4), routing)
-        (row,) = bench_grouped.run(Wish(operation, with_torchao=False), laboratory, (one,))
+        *_, row = bench_grouped.run(backend, (one,), with_torchao=False)
         for timing in (*row.steps.values(), *row.parts.values()):
             assert timing.time_us, timing.reason
         assert row.peak_bytes[operation.ours]
 
 
-def test_all_but_bf16_is_compiled_before_torchao_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[warming.Cell] = []
-    monkeypatch.setattr(warming, "in_parallel", lambda cells, workers, timeout_s: iter(warmed.extend(cells) or ()))
-    one = problem(FP8_GROUPED_MM)
-    bench_grouped._warm_up(Wish(FP8_GROUPED_MM), [one])
-    names = [arguments[0] for _, arguments in warmed]
-    assert names[0] == TORCHAO
-    assert set(names[1:]) == {FP8, *FP8_GROUPED_MM.variants}
-    warmed.clear()
-    bench_grouped._warm_up(Wish(FP8_GROUPED_MM, with_torchao=False), [one])
-    assert [arguments[0] for _, arguments in warmed] == names[1:]
+def test_all_but_bf16_is_compiled_before_torchao_is_timed() -> None:
+    for with_torchao in (True, False):
+        names = [step.name for step in bench_grouped.compiled_first([problem()], with_torchao)]
+        assert names == [*([TORCHAO] if with_torchao else []), FP8, *FP8_GROUPED_MM.variants]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fp8tune.bench import cells as benching
 from fp8tune.bench import checking, counterparts
+from fp8tune.bench.kernel_contenders import HOST_ROW
 from fp8tune.errors import MachineError
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
@@ -44,7 +44,7 @@ def test_a_counterpart_is_given_the_tensors_the_dtype_and_the_scale_mode(
 ) -> None:
     module, name = place(kernel)
     spec = load_spec(kernel)
-    inputs = spec.inputs(plan.problems(spec, [benching.HOST_ROW])[0], "meta")
+    inputs = spec.inputs(plan.problems(spec, [HOST_ROW])[0], "meta")
     seen: list[object] = []
 
     def function(*arguments: Any, **options: Any) -> tuple[Any, Any]:

@@ -13,13 +13,14 @@ from scipy.stats import t
 
 from fp8tune.calibrate import record as calibrate
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import MeasuringPlan
+from fp8tune.choose.decision import Block, MeasuringPlan
 from fp8tune.errors import MachineError
-from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.arms import Arm, KernelArm
+from fp8tune.measure.backends.interpreter import InterpreterBackend
+from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.simulated import Noise
-from fp8tune.records import Device, Kind, NamedInts, Outcome, Status
+from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.store.results import Store
-from fp8tune.sweep import session
 
 spreads = st.floats(0.0, 0.05)
 
@@ -42,10 +43,10 @@ def test_a_quiet_device_needs_less_and_a_noisy_one_more() -> None:
     assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16, 32))
     assert noisy.processes > MeasuringPlan().processes
     assert noisy.keep_band == MeasuringPlan().keep_band
-    hopeless = measuring_plan_of(measured(0.03, 0.03))
-    assert hopeless.keep_band > MeasuringPlan().keep_band
-    assert hopeless.tie_band / hopeless.keep_band == pytest.approx(2 / 3)
-    assert hopeless.screen_band > MeasuringPlan().screen_band
+    far_off = measuring_plan_of(measured(0.03, 0.03))
+    assert far_off.keep_band > MeasuringPlan().keep_band
+    assert far_off.tie_band / far_off.keep_band == pytest.approx(2 / 3)
+    assert far_off.screen_band > MeasuringPlan().screen_band
 
 
 @given(spreads, spreads)
@@ -74,19 +75,16 @@ def test_the_floor_is_the_tick_s_or_the_host_s() -> None:
     assert floor_us({"host_enqueue_us": 130.0, "cache_flush_us": 110.0}, None) == pytest.approx(20.0)
 
 
-@pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> Laboratory:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return session.choose_laboratory(None, "simulated:3")[0]
+SIMULATED = SimulatedBackend("simulated:3")
 
 
-def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laboratory, tmp_path: Path) -> None:
+def test_calibrating_finds_the_simulated_noise_and_keeps_it(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
-        *progress, result = calibrate.calibrate(store, simulated, session.calibration_batch(simulated))
+        *progress, result = calibrate.calibrate(store, SIMULATED)
         assert len(progress) == calibrate.PROCESSES
         assert isinstance(result, calibrate.Calibration)
-        assert store.calibration(simulated.device) == result.values
-        assert store.calibration(replace(simulated.device, name="simulated:4")) == {}
+        assert store.calibration(SIMULATED.device) == result.values
+        assert store.calibration(replace(SIMULATED.device, name="simulated:4")) == {}
         assert store.unfinished_sweeps() == []
     noise = Noise()
     assert result.values["timer_tick_us"] == pytest.approx(noise.tick_us)
@@ -98,29 +96,40 @@ def test_calibrating_finds_the_simulated_noise_and_keeps_it(simulated: Laborator
 
 def test_one_stalled_block_is_not_taken_for_noise() -> None:
     """Without the median it is 7.3 % from block to block."""
-    random, spread = np.random.default_rng(4), calibrate._Spread()
+    random, blocks = np.random.default_rng(4), []
     configs = [NamedInts(BLOCK_SIZE=size) for size in (32, 64, 128)]
     for process, round, config in itertools.product(range(calibrate.PROCESSES), range(calibrate.ROUNDS), configs):
         stall = 4 if (process, round) == (3, 2) and config == configs[1] else 1
         time_us = 100 * stall * math.exp(0.005 * random.standard_normal())
-        spread.add(process, round, config, Outcome(Status.OK, time_us=time_us))
-    values = spread.values()
+        blocks.append(Block(f"{process:02d}", round, config, time_us))
+    values = calibrate.spreads(blocks)
     assert 0.004 < values["block_sd"] < 0.006
     assert values["process_sd"] < 0.003
 
 
 def test_nothing_to_time_on_is_one_line(tmp_path: Path) -> None:
-    interpreter = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
-    batch = session.calibration_batch(interpreter)
     with (
         Store.open(str(tmp_path / "results.db"), create=True) as store,
         pytest.raises(MachineError, match="no GPU here to calibrate"),
     ):
-        list(calibrate.calibrate(store, interpreter, batch))
+        list(calibrate.calibrate(store, InterpreterBackend()))
 
 
-def test_the_configs_calibrated_with_are_the_default_and_its_neighbours(simulated: Laboratory) -> None:
-    default, *others = calibrate.configs_of(session.calibration_batch(simulated))
+def test_a_config_that_cannot_be_timed_is_one_line(tmp_path: Path) -> None:
+    class Failing(SimulatedBackend):
+        def launch(self, arm: Arm) -> Outcome:
+            is_default = isinstance(arm, KernelArm) and arm.config == calibrate.arms_of(self)[0].config
+            return Outcome(Status.COMPILE_ERROR, reason="planted") if is_default else super().launch(arm)
+
+    with (
+        Store.open(str(tmp_path / "results.db"), create=True) as store,
+        pytest.raises(MachineError, match="cannot be timed: compile_error, planted"),
+    ):
+        list(calibrate.calibrate(store, Failing("simulated:3")))
+
+
+def test_the_configs_calibrated_with_are_the_default_and_its_neighbours() -> None:
+    default, *others = (arm.config for arm in calibrate.arms_of(SIMULATED))
     assert len(others) >= 2
     for config in others:
         assert sum(config[name] != default[name] for name in default) == 1

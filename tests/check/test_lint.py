@@ -5,7 +5,6 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from database_rows import config, evidence, problem
@@ -14,65 +13,67 @@ from hypothesis import strategies as st
 from places import PLANTED
 
 from fp8tune.check import lint
-from fp8tune.check.lint import Judgement, Report, Subject, Verdict, judge, settle
+from fp8tune.check.lint import KeyedProblem, KeyVerdict, Report, VariationResult, compared, decided
 from fp8tune.choose.decision import Block
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.simulated import SimulatedTimer
-from fp8tune.measure.trial import trial_of
+from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions.loading import load_spec
-from fp8tune.stats import block_value, median
+from fp8tune.stats import median
+from fp8tune.sweep.planning import Options
 from fp8tune_kernels.catalog import KERNELS
 
 UNDERSTATED = PLANTED / "understated.py"
 
 
-def linted(reference: str, problems: int, configs: int) -> list[Judgement]:
-    """A kernel's first problems of llama4 and its first configs, linted on the simulated clock without any worker."""
-    spec, clock = load_spec(reference), SimulatedTimer(0)
+def linted(reference: str, problems: int, configs: int) -> list[VariationResult]:
+    """A kernel's first problems of llama4 and its first configs, linted on the simulated clock."""
+    spec, clock = load_spec(reference), SimulatedBackend("simulated:0")
     found = plan.problems(spec, shapes.load("llama4").rows)[:problems]
-    subjects = [Subject(of, spec.lookup_key(of), tuple(variations(spec, of))) for of in found]
-    tried = [trial.config for trial in plan.trials(spec, found[0], spec.axes, None)][:configs]
+    subjects = [KeyedProblem(of, spec.lookup_key(of), tuple(variations(spec, of))) for of in found]
+    tried = list(plan.configs(spec, found[0], spec.axes, None))[:configs]
     version = KernelVersion(spec.name, "aaaa", spec.default, tuple(spec.axes.items()), spec.key)
 
     def time_us(of: Problem, chosen: NamedInts, process: int, number: int) -> float:
-        trial = replace(trial_of(spec, of, chosen, number), process=process)
-        return block_value(clock.block(lambda: None, trial).samples_us)
+        arm = KernelArm.of(reference, spec, of, chosen)
+        return clock.block(arm, Place(process=process, round=number)).time_us or 0.0
 
     def screened(of: Problem, chosen: NamedInts) -> Evidence:
         value = median(time_us(of, chosen, 0, number) for number in range(3))
         return Evidence(of, chosen, Device("simulated"), Kind.SIMULATED, Status.OK, (value,), version)
 
-    def settled(suspect: Judgement, alpha: float) -> Judgement:
-        of = suspect.variation.problem
-        slots = itertools.product(range(1, lint.PROCESSES + 1), range(lint.ROUNDS), (suspect.pick, suspect.best))
-        return settle(suspect, [Block(str(p), n, chosen, time_us(of, chosen, p, n)) for p, n, chosen in slots], alpha)
+    def settled(unclear: VariationResult, alpha: float) -> VariationResult:
+        of = unclear.variation.problem
+        places = itertools.product(range(1, lint.PROCESSES + 1), range(lint.ROUNDS), (unclear.pick, unclear.best))
+        blocks = [Block(str(p), n, chosen, time_us(of, chosen, p, n)) for p, n, chosen in places]
+        return decided(unclear, blocks, alpha)
 
     every = dict.fromkeys([*found, *(variation.problem for subject in subjects for variation in subject.variations)])
-    judged = judge(subjects, [screened(of, chosen) for of in every for chosen in tried])
-    suspects = [judgement for judgement in judged if judgement.verdict is Verdict.UNCLEAR]
-    return [settled(one, lint.ALPHA / len(suspects)) if one in suspects else one for one in judged]
+    results = compared(subjects, [screened(of, chosen) for of in every for chosen in tried])
+    unclear = [result for result in results if result.verdict is KeyVerdict.UNCLEAR]
+    return [settled(one, lint.ALPHA / len(unclear)) if one in unclear else one for one in results]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_argument_outside_a_kernels_key_moves_its_winner(kernel):
-    judgements = linted(kernel, 1, 12)
-    assert len(judgements) > 1
-    assert {judgement.variation for judgement in judgements if judgement.verdict is Verdict.MOVES} == set()
+    results = linted(kernel, 1, 12)
+    assert len(results) > 1
+    assert {result.variation for result in results if result.verdict is KeyVerdict.MOVES} == set()
 
 
 def test_a_winner_that_depends_on_what_the_key_leaves_out_is_caught():
-    judgements = linted(f"{UNDERSTATED}:UNDERSTATED", 6, 24)
-    moved = [judgement.variation.argument for judgement in judgements if judgement.verdict is Verdict.MOVES]
+    results = linted(f"{UNDERSTATED}:UNDERSTATED", 6, 24)
+    moved = [result.variation.argument for result in results if result.verdict is KeyVerdict.MOVES]
     assert set(moved) == {"G"}
     assert len(moved) >= 3  # the best config of one landscape may be the best of the next
 
 
 JAGGED, ZIPF = problem(), problem(routing="zipf")
-SUBJECT = Subject(JAGGED, NamedInts(K=5120, G=64), (Variation("routing", ZIPF),))
+SUBJECT = KeyedProblem(JAGGED, NamedInts(K=5120, G=64), (Variation("routing", ZIPF),))
 
 
 def judged(jagged: dict[int, float], zipf: dict[int, float], **others: object):
@@ -82,27 +83,27 @@ def judged(jagged: dict[int, float], zipf: dict[int, float], **others: object):
         for of, times in ((JAGGED, jagged), (ZIPF, zipf))
         for block, time_us in times.items()
     ]
-    return judge([SUBJECT], rows)
+    return compared([SUBJECT], rows)
 
 
 def test_what_the_pick_loses_there_counts():
     (holds,) = judged({32: 100.0, 64: 110.0}, {32: 202.0, 64: 200.0})
     assert (holds.pick, holds.best, holds.slowdown, holds.allowed) == (config(32), config(64), 1.01, 1.01)
-    assert holds.verdict is Verdict.HOLDS
+    assert holds.verdict is KeyVerdict.HOLDS
     (unclear,) = judged({32: 100.0, 64: 110.0}, {32: 203.0, 64: 200.0})
-    assert unclear.verdict is Verdict.UNCLEAR
+    assert unclear.verdict is KeyVerdict.UNCLEAR
 
 
 def test_what_the_tie_rule_grants_at_home_is_granted_abroad():
     (holds,) = judged({32: 100.9, 64: 100.0}, {32: 101.9, 64: 100.0})
     assert holds.allowed == pytest.approx(1.009 * 1.01)
-    assert holds.verdict is Verdict.HOLDS
+    assert holds.verdict is KeyVerdict.HOLDS
 
 
 def test_a_pick_that_does_not_run_there_moves():
     (gone,) = judged({32: 100.0, 64: 110.0}, {64: 100.0})
     assert gone.slowdown is None
-    assert gone.verdict is Verdict.MOVES
+    assert gone.verdict is KeyVerdict.MOVES
 
 
 def test_what_was_not_swept_to_its_end_is_not_judged():
@@ -123,33 +124,33 @@ def blocks(pick_us: list[float], best_us: list[float]) -> list[Block]:
 @pytest.mark.parametrize(
     ("pick_us", "verdict"),
     [
-        ([100.1, 100.0, 100.2, 100.1, 99.9, 100.0], Verdict.HOLDS),
-        ([103.1, 103.0, 102.9, 103.2, 103.0, 103.1], Verdict.MOVES),
-        ([101.0, 106.0, 100.0, 99.0, 104.0, 101.0], Verdict.UNCLEAR),
-        ([103.0], Verdict.UNCLEAR),
+        ([100.1, 100.0, 100.2, 100.1, 99.9, 100.0], KeyVerdict.HOLDS),
+        ([103.1, 103.0, 102.9, 103.2, 103.0, 103.1], KeyVerdict.MOVES),
+        ([101.0, 106.0, 100.0, 99.0, 104.0, 101.0], KeyVerdict.UNCLEAR),
+        ([103.0], KeyVerdict.UNCLEAR),
     ],
 )
 def test_fresh_processes_settle_a_suspicion(pick_us, verdict):
-    (suspect,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
-    settled = settle(suspect, blocks(pick_us, [100.0] * len(pick_us)), 0.025)
+    (unclear,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
+    settled = decided(unclear, blocks(pick_us, [100.0] * len(pick_us)), 0.025)
     mean = math.exp(sum(math.log(time_us / 100.0) for time_us in pick_us) / len(pick_us))
     assert settled.slowdown == pytest.approx(mean)
     assert (settled.verdict, settled.processes) == (verdict, len(pick_us))
 
 
 def test_no_fresh_process_leaves_a_suspicion():
-    (suspect,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
-    assert settle(suspect, [], 0.025) == suspect
-    assert Report((suspect,), 0).exit_code == 3
+    (unclear,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
+    assert decided(unclear, [], 0.025) == unclear
+    assert Report((unclear,), 0).exit_code == 3
 
 
 @given(st.lists(st.integers(90, 130), min_size=2, max_size=8, unique=True), st.floats(1e-4, 0.5))
 def test_what_is_proven_stays_so_at_a_weaker_level(pick_us, alpha):
-    (suspect,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
+    (unclear,) = judged({32: 100.0, 64: 110.0}, {32: 104.0, 64: 100.0})
     found = blocks(pick_us, [100.0] * len(pick_us))
-    if settle(suspect, found, alpha).is_proven:
-        assert settle(suspect, found, 0.5).is_proven
-        assert settle(suspect, found, alpha).slowdown > suspect.allowed
+    if decided(unclear, found, alpha).is_proven:
+        assert decided(unclear, found, 0.5).is_proven
+        assert decided(unclear, found, alpha).slowdown > unclear.allowed
 
 
 def run_lint(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -195,9 +196,9 @@ def test_a_key_of_nothing_is_a_finding_before_anything_is_timed(tmp_path):
     assert "num_elements is in the key" in done.stderr
 
 
-def test_wishes_that_cannot_be_had_are_one_line(monkeypatch):
+def test_what_cannot_be_had_is_one_line(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(MachineError, match="needs a GPU"):
-        lint.prepare(lint.Wish("colwise", ("tiny",)))
+        lint.planned(Options(("colwise",), ("tiny",)))
     with pytest.raises(UsageError, match="did you mean colwise"):
-        lint.prepare(lint.Wish("colwse", ("tiny",), timer="simulated:1"))
+        lint.planned(Options(("colwse",), ("tiny",), timer="simulated:1"))

@@ -14,9 +14,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fp8tune.compare import verdicts
-from fp8tune.compare.duel import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.compare.verdicts import ChangeVerdict, Effect
+from fp8tune.compare.timing import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.measure.simulated import MEASURED, Noise
+from fp8tune.stats import Estimate
 
 ROWS = 20
 SLOWDOWN = 0.02
@@ -33,8 +34,8 @@ class Run:
     """How one simulated comparison ended."""
 
     verdicts: tuple[ChangeVerdict, ...]
-    quiet: bool
-    overall: Effect
+    is_stable: bool
+    overall: Estimate
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,22 @@ def run(random: Generator, noise: Noise, changes: Floats, common: Common = Commo
     """One comparison whose rows really change by ``changes``, (row,) log ratios: stage 1, stage 2, verdicts."""
     bimodal = random.random(len(changes)) < noise.bimodal_share
     arms = common.arm_sd * random.standard_normal(3)
-    first = Rounds(random, noise, bimodal, changes, arms, common.places).play(range(verdicts.STAGE_ONE_ROUNDS))
+    first = Rounds(random, noise, bimodal, changes, arms, common.places).draw(range(verdicts.STAGE_ONE_ROUNDS))
     effects = [verdicts.paired(logs) for logs in first[0]]
-    contested = [row for row, effect in enumerate(effects) if verdicts.contested(effect)]
+    left_open = [row for row, effect in enumerate(effects) if verdicts.is_open(effect)]
     numbers = range(verdicts.STAGE_ONE_ROUNDS, verdicts.STAGE_ONE_ROUNDS + verdicts.STAGE_TWO_ROUNDS)
-    second = Rounds(random, noise, bimodal[contested], changes[contested], arms, common.places).play(numbers)
-    final = dict(zip(contested, [verdicts.paired(logs) for logs in second[0]], strict=True))
+    second = Rounds(random, noise, bimodal[left_open], changes[left_open], arms, common.places).draw(numbers)
+    final = dict(zip(left_open, [verdicts.paired(logs) for logs in second[0]], strict=True))
     ended = [
-        verdicts.judge(final[row], len(contested)) if row in final else verdicts.judge(effect)
+        verdicts.judge(final[row], len(left_open)) if row in final else verdicts.judge(effect)
         for row, effect in enumerate(effects)
     ]
     cleared = [[logs for row, logs in enumerate(rows) if row not in final] for rows in first]
     change, control = ([stage for stage in stages if stage] for stages in zip(cleared, second, strict=True))
     looked_at = len(first[1]) + len(second[1])
-    each = all(verdicts.quiet(verdicts.paired(logs), looked_at) for stage in control for logs in stage)
-    quiet = each and verdicts.quiet(verdicts.geomean(control))
-    return Run(tuple(ended), quiet, verdicts.all_rows(change, control))
+    each = all(verdicts.is_stable(verdicts.paired(logs), looked_at) for stage in control for logs in stage)
+    is_stable = each and verdicts.is_stable(verdicts.geomean(control))
+    return Run(tuple(ended), is_stable, verdicts.all_rows(change, control))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ class Rounds:
     """What each arm adds in all rounds."""
     places: tuple[float, ...]
 
-    def play(self, numbers: range) -> tuple[list[list[float]], list[list[float]]]:
+    def draw(self, numbers: range) -> tuple[list[list[float]], list[list[float]]]:
         """Log ratios of change and control: for each row a list, a round an entry."""
         logs = np.array([self._round(number) for number in numbers]).reshape(len(numbers), 3, len(self.changes))
         change, control = logs[:, AFTER] - logs[:, BEFORE], logs[:, CONTROL] - logs[:, BEFORE]

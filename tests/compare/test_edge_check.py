@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import fp8tune_kernels
-from fp8tune.compare import side
-from fp8tune.compare.side import Side
-from fp8tune.measure.worker import Worker
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.processes import ProcessWorker
+from fp8tune.measure.trees import Tree
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 
 ROUND = Problem("mxfp8-dim1", NamedInts(M=128, K=64), scale_mode="floor")
@@ -17,7 +17,7 @@ PARTIAL_BLOCK = ("(blocks < tl.cdiv(M, 32))", "(blocks < M // 32)")
 """The scales of the last, partial block of 32 rows are never written."""
 
 
-def checkout(folder: Path, right: str = "", wrong: str = "") -> Side:
+def checkout(folder: Path, right: str = "", wrong: str = "") -> Tree:
     """A checkout of this package, with other words in the file of one kernel."""
     package = folder / "kernels" / "fp8tune_kernels"
     shutil.copytree(Path(fp8tune_kernels.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -25,15 +25,15 @@ def checkout(folder: Path, right: str = "", wrong: str = "") -> Side:
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong) if right else text)
-    return Side(folder.name, folder, folder / "cache", ("kernels",))
+    return Tree(folder.name, folder, folder / "cache", ("kernels",))
 
 
-def check(of: Side, torch_device: str) -> Outcome:
-    worker = Worker()
+def check(of: Tree, torch_device: str) -> Outcome:
+    worker = ProcessWorker(torch_device, of)
     try:
-        return worker.call(120, side.within, of, side.check, ROUND.kernel, ROUND, CONFIG, torch_device)
+        return worker.check(KernelArm(ROUND.kernel, ROUND, CONFIG, NamedInts(), 0))
     finally:
-        worker.kill()
+        worker.close()
 
 
 def test_scales_of_a_partial_block_that_are_never_written_are_wrong(tmp_path: Path, device: str) -> None:

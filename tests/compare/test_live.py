@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import signal
@@ -17,18 +16,20 @@ from typing import Any
 import pytest
 from places import PLANTED, hear_interrupts
 
-from fp8tune.compare import live, pairing, side, verdicts
+from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
-from fp8tune.compare.duel import Arm, Contest, Played
-from fp8tune.compare.pairing import Configs
-from fp8tune.compare.side import Side
+from fp8tune.compare.options import CompareOptions, Configs
+from fp8tune.compare.rows import Kernel, Plan, Row, Step, wrong_bytes
+from fp8tune.compare.tree import Wanted
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.laboratory import Laboratory
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.interpreter import InterpreterBackend
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
-from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.revisions import checkouts
-from fp8tune.sweep import session
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
 SHAPES = "[[rows]]\nM = 300\nK = 64\nE = 1\n"
@@ -72,21 +73,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def laboratory(seed: int = 1) -> Laboratory:
-    return session.choose_laboratory(None, f"simulated:{seed}")[0]
-
-
-def compared(repository: Path, range_text: str = "main..branch", *names: str, **wishes: object) -> Comparison:
-    wish = live.Wish(
-        range_text,
-        repository,
-        tuple(f"{repository}/{name}.py:SPEC" for name in names),
+def compared(repository: Path, range_text: str = "main..branch", *names: str, **chosen: object) -> Comparison:
+    options = CompareOptions(
+        revisions=range_text,
+        repository=repository,
+        kernels=tuple(f"{repository}/{name}.py:SPEC" for name in names),
         shapes=(str(repository / "one.toml"),),
-        **wishes,  # type: ignore[arg-type]
+        **chosen,  # type: ignore[arg-type]
     )
-    *_, last = live.compare(wish, laboratory())
+    *_, last = live.compare(options, SimulatedBackend("simulated:1"))
     assert isinstance(last, Comparison)
-    assert run(repository, "worktree", "list").count("\n") == 1
     return last
 
 
@@ -106,7 +102,7 @@ def test_each_row_ends_in_its_word(repository: Path) -> None:
         assert effect.lower(0.001) < math.log(ratio) < effect.upper(0.001)  # the 95 % interval misses one seed in 20
         assert rows[kernel].n == verdicts.STAGE_TWO_ROUNDS
     assert rows["same"].n == verdicts.STAGE_ONE_ROUNDS  # a free control
-    assert rows["same"].quiet
+    assert rows["same"].is_stable
     assert told.overall is not None
     assert told.overall.interval[0] < 1 < told.overall.interval[1]
     assert told.exit_code == 1
@@ -127,14 +123,14 @@ def test_uncommitted_work_is_compared(repository: Path) -> None:
 def test_blind_times_what_is_the_same(repository: Path) -> None:
     told = compared(repository, "main..main", "same", "gone", blind=True)
     assert {row.verdict for row in told.rows} == {ChangeVerdict.CLEAR}
-    assert told.quiet
+    assert told.is_stable
     assert told.exit_code == 0
 
 
 def test_identical_code_is_not_timed(repository: Path) -> None:
     told = compared(repository, "main..main", "same")
     assert [(row.verdict, row.before_us) for row in told.rows] == [(ChangeVerdict.SAME_CODE, None)]
-    assert (told.geomean, told.quiet, told.exit_code) == (1.0, None, 0)
+    assert (told.geomean, told.is_stable, told.exit_code) == (1.0, None, 0)
 
 
 def test_retuning_searches_both_sides(repository: Path) -> None:
@@ -152,11 +148,17 @@ def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
 
 
 def test_progress_counts_to_its_end(repository: Path) -> None:
-    wish = live.Wish("main..main", repository, (f"{repository}/same.py:SPEC",), blind=True)
-    wish = live.Wish(**{**vars(wish), "shapes": (str(repository / "one.toml"),)})
-    played = [event for event in live.compare(wish, laboratory()) if isinstance(event, Played)]
-    assert [event.done for event in played] == [1, 2, 3, 4, 5, 6]
-    assert played[-1].left_s == 0
+    options = CompareOptions(
+        revisions="main..main",
+        repository=repository,
+        kernels=(f"{repository}/same.py:SPEC",),
+        shapes=(str(repository / "one.toml"),),
+        blind=True,
+    )
+    events = list(live.compare(options, SimulatedBackend("simulated:1")))
+    timing = [event for event in events if isinstance(event, Step) and event.text == "timing"]
+    assert [event.done for event in timing] == [1, 2, 3, 4, 5, 6]
+    assert timing[-1].left_s == 0
 
 
 def test_a_side_that_does_not_load_is_one_line(repository: Path) -> None:
@@ -169,34 +171,35 @@ def test_a_side_that_does_not_load_is_one_line(repository: Path) -> None:
 
 
 def test_no_gpu_is_one_line(repository: Path) -> None:
-    stand_in = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
     with pytest.raises(MachineError, match="no GPU"):
-        next(live.compare(live.Wish("main..branch", repository), stand_in))
+        next(live.compare(CompareOptions(revisions="main..branch", repository=repository), InterpreterBackend()))
 
 
 # Bytes, which the simulated clock has none of
 
 
 @pytest.fixture
-def match(tmp_path: Path) -> pairing.Match:
+def plan(tmp_path: Path) -> Plan:
     """Two sides whose ``wrong`` differs on the second, and ``mended`` on the first."""
-    sides = []
+    trees = []
     for name, wrong, mended in (("one", 2, 3), ("two", 3, 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "wrong.py").write_text(version("wrong", factor=wrong))
         (tmp_path / name / "mended.py").write_text(version("mended", factor=mended))
         (tmp_path / name / "both.py").write_text(version("both", factor=5))
         (tmp_path / name / "right.py").write_text(version("right"))
-        sides.append(Side(name, tmp_path / name, tmp_path / f"{name}-cache"))
-    plan = side.Plan((), "none", "float8_e4m3fn", None, 0, "interpreter", "")
-    here = Laboratory(Kind.INTERPRETER, Device("interpreter"), "none", "cpu", False)
-    return pairing.Match((sides[0], sides[1]), here, plan, Configs.OWN)
+        trees.append(Tree(name, tmp_path / name, tmp_path / f"{name}-cache"))
+    kernels = (Kernel("edited", ("", ""), False), Kernel("untouched", ("", ""), True))
+    wanted = Wanted((NamedInts(M=8, K=8),), Device("interpreter"))
+    return Plan(kernels, (trees[0], trees[1]), InterpreterBackend(), wanted, Configs.OWN)
 
 
-def contest(match: pairing.Match, kernel: str) -> Contest:
-    config = NamedInts(BLOCK_SIZE=64, num_warps=4)
-    before, after = (Arm(f"{of.folder}/{kernel}.py:SPEC", config) for of in match.sides)
-    return Contest(Problem(kernel, NamedInts(M=8, K=8)), before, after)
+def row(plan: Plan, kernel: str, M: int = 8) -> Row:
+    config, problem = NamedInts(BLOCK_SIZE=64, num_warps=4), Problem(kernel, NamedInts(M=M, K=8))
+    before, after = (
+        KernelArm(f"{of.folder}/{kernel}.py:SPEC", problem, config, NamedInts(K=8), 0) for of in plan.trees
+    )
+    return Row(before, after)
 
 
 def drained(steps: Any) -> tuple[list[Any], Any]:
@@ -209,11 +212,11 @@ def drained(steps: Any) -> tuple[list[Any], Any]:
             return told, stopped.value
 
 
-def test_bytes_are_checked_on_both_sides(match: pairing.Match) -> None:
-    contests = [contest(match, kernel) for kernel in ("wrong", "mended", "both", "right")]
-    steps, ended = drained(pairing.wrong_bytes(match, contests))
+def test_bytes_are_checked_on_both_sides(plan: Plan) -> None:
+    rows = [row(plan, kernel) for kernel in ("wrong", "mended", "both", "right")]
+    steps, ended = drained(wrong_bytes(plan, rows))
     assert [step.done for step in steps] == list(range(1, 9))
-    assert [row and row.verdict for row in ended] == [
+    assert [end and end.verdict for end in ended] == [
         ChangeVerdict.NEWLY_WRONG,
         ChangeVerdict.NEW,
         ChangeVerdict.INCONCLUSIVE,
@@ -234,7 +237,7 @@ def edged(name: str, *, partial: bool) -> str:
     return text.replace("out[0].copy_(FACTOR * given[0])", PARTIAL) if partial else text
 
 
-def test_each_side_is_held_to_the_edges_it_declares(match: pairing.Match) -> None:
+def test_each_side_is_held_to_the_edges_it_declares(plan: Plan) -> None:
     """The first side of ``broken`` is right there, that of ``declared`` is from before specs had edges."""
     versions = {
         "broken": (edged("broken", partial=False), edged("broken", partial=True)),
@@ -243,13 +246,10 @@ def test_each_side_is_held_to_the_edges_it_declares(match: pairing.Match) -> Non
         "both": (edged("both", partial=True), edged("both", partial=True)),
     }
     for name, texts in versions.items():
-        for of, text in zip(match.sides, texts, strict=True):
+        for of, text in zip(plan.trees, texts, strict=True):
             (of.folder / f"{name}.py").write_text(text)
-    contests = [
-        dataclasses.replace(contest(match, name), problem=Problem(name, NamedInts(M=64, K=8))) for name in versions
-    ]
-    _, ended = drained(pairing.wrong_bytes(match, contests))
-    assert [row and row.verdict for row in ended] == [
+    _, ended = drained(wrong_bytes(plan, [row(plan, name, M=64) for name in versions]))
+    assert [end and end.verdict for end in ended] == [
         ChangeVerdict.NEWLY_WRONG,
         ChangeVerdict.NEW,
         None,
@@ -259,32 +259,28 @@ def test_each_side_is_held_to_the_edges_it_declares(match: pairing.Match) -> Non
     assert "a block and one more" in ended[0].reason
 
 
-def test_a_fault_in_the_binary_of_an_edge_alone_is_found(match: pairing.Match) -> None:
+def test_a_fault_in_the_binary_of_an_edge_alone_is_found(plan: Plan) -> None:
     """What is timed is the same on both sides. The text of ``edited`` is not, so its bytes are checked."""
     for name in ("edited", "untouched"):
-        for of, is_partial in zip(match.sides, (False, True), strict=True):
+        for of, is_partial in zip(plan.trees, (False, True), strict=True):
             (of.folder / f"{name}.py").write_text(edged(name, partial=is_partial))
-    same = [
-        dataclasses.replace(contest(match, name), problem=Problem(name, NamedInts(M=64, K=8)))
-        for name in ("edited", "untouched")
-    ]
-    run = live._Run(match, Comparison(Revision("one", ""), Revision("two", ""), ()), blind=False)
-    _, left = drained(run._right_on_edges(same, {"edited"}))
+    same = [row(plan, name, M=64) for name in ("edited", "untouched")]
+    run = live.Run(plan, Comparison(Revision("one", ""), Revision("two", ""), ()), blind=False)
+    _, left = drained(run.with_right_edges(same))
     assert left == same[1:]
-    assert [row.verdict for row in run._rows] == [ChangeVerdict.NEWLY_WRONG]
+    assert [ended.verdict for ended in run.ended] == [ChangeVerdict.NEWLY_WRONG]
 
 
-def test_a_worker_has_the_kernels_of_one_side(match: pairing.Match) -> None:
-    worker, plan = Worker(), side.Plan((NamedInts(M=8, K=8),), "jagged", "float8_e4m3fn", None, 0, "interpreter", "")
+def test_a_worker_has_the_kernels_of_one_side(plan: Plan) -> None:
+    worker, (one, two) = Worker(), plan.trees
     try:
-        one, two = match.sides
-        surveyed = worker.call(60, side.within, one, side.survey, f"{one.folder}/right.py:SPEC", plan)
-        assert surveyed.kernel == "right"
-        assert worker.call(60, side.within, one, tempfile.gettempdir) == str(one.cache)
+        declared = worker.call(60, within, one, tree.declared, f"{one.folder}/right.py:SPEC", plan.wanted)
+        assert [problem.kernel for problem in declared.arms] == ["right"]
+        assert worker.call(60, within, one, tempfile.gettempdir) == str(one.cache)
         with pytest.raises(UsageError, match="not from the checkout of one"):
-            worker.call(60, side.within, one, side.survey, f"{two.folder}/right.py:SPEC", plan)
+            worker.call(60, within, one, tree.declared, f"{two.folder}/right.py:SPEC", plan.wanted)
         with pytest.raises(RemoteError, match="needs one of its own"):
-            worker.call(60, side.within, two, side.survey, f"{two.folder}/right.py:SPEC", plan)
+            worker.call(60, within, two, tree.declared, f"{two.folder}/right.py:SPEC", plan.wanted)
     finally:
         worker.kill()
 
@@ -315,11 +311,12 @@ def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
 def test_checkouts_go_when_it_is_stopped(
     number: int, code: int, long_run: subprocess.Popen[str], repository: Path, tmp_path: Path
 ) -> None:
-    assert run(repository, "worktree", "list").count("\n") == 3
+    assert len(list(tmp_path.glob("fp8tune-*"))) == 2  # checkouts and Triton cache
     long_run.send_signal(number)
     assert long_run.wait(30) == code
-    assert run(repository, "worktree", "list").count("\n") == 1
     assert not list(tmp_path.glob("fp8tune-*"))
+    assert run(repository, "worktree", "list").count("\n") == 1
+    assert not run(repository, "status", "--porcelain")
 
 
 def test_what_a_killed_run_left_goes_with_the_next(
@@ -327,11 +324,10 @@ def test_what_a_killed_run_left_goes_with_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with checkouts.checkouts(repository, []):  # of another run, while that one goes on
-        assert run(repository, "worktree", "list").count("\n") == 3
+        assert len(list(tmp_path.glob("fp8tune-*"))) == 3
     long_run.kill()
     long_run.wait()
     time.sleep(0.2)
-    assert run(repository, "worktree", "list").count("\n") == 3
-    assert len(list(tmp_path.glob("fp8tune-*"))) == 2  # checkouts and Triton cache
+    assert len(list(tmp_path.glob("fp8tune-*"))) == 2
     compared(repository, "main..main", "same")
     assert not list(tmp_path.glob("fp8tune-*"))

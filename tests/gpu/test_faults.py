@@ -10,7 +10,7 @@ from places import PLANTED
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
-from fp8tune.sweep import session
+from fp8tune.sweep import planning, session
 
 FAULTS = f"{PLANTED / 'gpu_faults.py'}:SPEC"
 
@@ -27,10 +27,11 @@ EXPECTED = {
 }
 
 
-def rows_of(store: Store, **options: object) -> tuple[list[Row], int]:
+def rows_of(store: Store, **given: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
-    job = session.take(session.Wish(kernels=(FAULTS,), trial_timeout_s=10.0, **options))  # type: ignore[arg-type]
-    done = [event for event in session.run(store, job, session.prepare(job)) if isinstance(event, sweep.TrialDone)]
+    options = planning.Options(kernels=(FAULTS,), trial_timeout_s=10.0, **given)  # type: ignore[arg-type]
+    plan = planning.expanded(planning.planned(options))
+    done = [event for event in session.run(store, plan) if isinstance(event, sweep.TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
 
 

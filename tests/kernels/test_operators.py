@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fp8tune.bench.cells import HOST_ROW, public_wrapper
+from fp8tune.bench.kernel_contenders import HOST_ROW, public_wrapper
 from fp8tune.plan.problems import problems
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fp8tune.errors import UsageError
+from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.clock import Trial
 from fp8tune.measure.simulated import Noise, SimulatedTimer, log_slowdown, near_share
 from fp8tune.measure.timing import make_timer
 from fp8tune.stats import block_value
-from fp8tune.sweep import session
 
 STILL = Noise(
     process_sd=0, bimodal_share=0, drift_sd=0, block_sd=0, carry_over_sd=0, throttle_share=0, sample_sd=0,
@@ -54,7 +54,7 @@ def test_another_noise_is_the_same_gpu_on_another_day():
     assert one.block(lambda: None, asked) == make_timer("simulated:7.0").block(lambda: None, asked)
     days = [block_us(make_timer(f"simulated:7.{day}"), asked) / one.true_time_us(asked) for day in range(200)]
     assert np.mean(np.log(days)) == pytest.approx(0.0, abs=0.005)
-    names = {session.choose_laboratory(None, f"simulated:7{day}")[0].device.name for day in ("", ".1", ".2")}
+    names = {SimulatedBackend(f"simulated:7{day}").device.name for day in ("", ".1", ".2")}
     assert names == {"simulated:7"}
 
 

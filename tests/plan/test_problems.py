@@ -188,11 +188,11 @@ def test_problems_that_fail_are_one_line(problems, complaint):
     assert len(str(caught.value).splitlines()) == 1
 
 
-# trials
+# configs
 
 
-def test_trials_are_the_default_and_then_the_product_in_declaration_order():
-    configs = [trial.config for trial in plan.trials(SPEC, PROBLEM, AXES, None)]
+def test_configs_are_the_default_and_then_the_product_in_declaration_order():
+    configs = list(plan.configs(SPEC, PROBLEM, AXES, None))
     assert configs[0] == SPEC.default
     assert [tuple(config.values()) for config in configs[1:]] == list(itertools.product(*AXES.values()))
     assert all(list(config) == list(AXES) for config in configs)
@@ -200,33 +200,31 @@ def test_trials_are_the_default_and_then_the_product_in_declaration_order():
 
 def test_a_default_inside_the_grid_is_tried_once():
     grid = plan.parse_grid(["BLOCK_SIZE=128,32"], AXES)
-    configs = [trial.config for trial in plan.trials(SPEC, PROBLEM, grid, None)]
-    assert len(configs) == len(set(configs)) == 2 * 2 * 2 * 3 * 2
+    assert len(plan.configs(SPEC, PROBLEM, grid, None)) == 2 * 2 * 2 * 3 * 2
 
 
 def test_a_narrowed_grid_still_tries_the_default():
     grid = plan.parse_grid(["BLOCK_SIZE=64", "UNROLL=3", "num_warps=4", "num_stages=1", "waves_per_eu=2"], AXES)
-    assert [trial.config for trial in plan.trials(SPEC, PROBLEM, grid, None)] == [
+    assert list(plan.configs(SPEC, PROBLEM, grid, None)) == [
         SPEC.default,
         NamedInts(BLOCK_SIZE=64, UNROLL=3, num_warps=4, num_stages=1, waves_per_eu=2),
     ]
 
 
 def test_pruned_configs_stay_with_their_reason_and_the_default_is_never_one():
-    for trial in plan.trials(SPEC, PROBLEM, AXES, LIMITS):
-        assert trial.pruned == ("too many warps" if trial.config["num_warps"] == 8 else None)
+    for config, pruned in plan.configs(SPEC, PROBLEM, AXES, LIMITS).items():
+        assert pruned == ("too many warps" if config["num_warps"] == 8 else "")
     spec = replace(SPEC, invalid=lambda config, shape, limits: "never")
-    default, *others = plan.trials(spec, PROBLEM, AXES, LIMITS)
-    assert default == plan.Planned(PROBLEM, SPEC.default)
-    assert {trial.pruned for trial in others} == {"never"}
+    default, *others = plan.configs(spec, PROBLEM, AXES, LIMITS).items()
+    assert default == (SPEC.default, "")
+    assert {pruned for _, pruned in others} == {"never"}
 
 
 def test_the_interpreter_tries_each_set_of_block_sizes_once_on_each_scaled_down_problem():
     problems = plan.problems(SPEC, [ROW, NamedInts(M=64, K=4, N=32, E=2)])
-    planned = plan.interpreter_plan(SPEC, problems, AXES)
-    assert list(dict.fromkeys(trial.problem.shape["K"] for trial in planned)) == [8, 4]
-    for problem in {trial.problem for trial in planned}:
-        configs = [trial.config for trial in planned if trial.problem == problem]
+    planned = plan.interpreter_configs(SPEC, problems, AXES)
+    assert list(dict.fromkeys(problem.shape["K"] for problem in planned)) == [8, 4]
+    for configs in planned.values():
         assert [(config["BLOCK_SIZE"], config["UNROLL"]) for config in configs] == [
             (128, 1),
             (32, 1),

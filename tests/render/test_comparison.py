@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
-from fp8tune.compare.duel import Played
-from fp8tune.compare.pairing import Step
-from fp8tune.compare.verdicts import ChangeVerdict, Effect
+from fp8tune.compare.rows import Step
+from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import compare as render_compare
+from fp8tune.stats import Estimate
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, G=64), routing="jagged")
@@ -23,9 +23,9 @@ TIMED = ComparedRow(
     H100,
     before_us=1234.56,
     after_us=617.28,
-    effect=Effect(-0.6931471805599453, 0.001, 11),
-    control=Effect(0.0004, 0.001, 11),
-    quiet=True,
+    effect=Estimate(-0.6931471805599453, 0.001, 11),
+    control=Estimate(0.0004, 0.001, 11),
+    is_stable=True,
     n=12,
 )
 
@@ -37,7 +37,7 @@ def comparison(*rows: ComparedRow) -> Comparison:
 def test_markdown_is_a_table_and_one_line_of_provenance() -> None:
     assert render_compare.markdown(comparison(TIMED)).splitlines() == [
         "| Kernel | Shape | Before (us) | After (us) | Speedup | Change | 95 % interval | Detectable | Control "
-        "| ChangeVerdict |",
+        "| Verdict |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         "| colwise | M=16640 K=5120 G=64, jagged | 1,234.6 | 617.3 | 2.00x | -50.00 % | -50.11 % to -49.89 % | +0.85 % "
         "| +0.04 % | IMPROVEMENT |",
@@ -85,25 +85,25 @@ def test_disturbed_blocks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "5 of 72 blocks were timed while the GPU was slowed down; 2 of 72 blocks were timed again" in said
 
 
-def test_a_loud_control_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    loud = replace(TIMED, verdict=ChangeVerdict.CLEAR, control=Effect(0.02, 0.001, 11), quiet=False)
-    told = replace(comparison(loud), control=Effect(0.02, 0.001, 11))
+def test_a_control_that_drifts_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    drifted = replace(TIMED, verdict=ChangeVerdict.CLEAR, control=Estimate(0.02, 0.001, 11), is_stable=False)
+    told = replace(comparison(drifted), control=Estimate(0.02, 0.001, 11))
     assert told.exit_code == 3
     render_compare.print_comparison(told, "table")
-    assert "+2.02 % (loud)" in capsys.readouterr().out
+    assert "+2.02 % (drifted)" in capsys.readouterr().out
     assert any("the control arm moved" in line for line in told.notices)
 
 
 def test_progress_says_each_phase_once_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     with render_compare.CompareProgress(clock=lambda: 0.0) as progress:
-        progress.show(Step("surveying colwise"))
+        progress.show(Step("reading colwise"))
         for done in range(1, 5):
             progress.show(Step("compiling", done, 4))
         for done in range(1, 9):
-            progress.show(Played(done, 8, seconds=2.0 * done))
+            progress.show(Step("timing", done, 8, 2.0 * (8 - done)))
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "surveying colwise",
+        "reading colwise",
         "compiling 1/4",
         "compiling 4/4",
         "timing 1/8, ETA of this stage 14 s",

@@ -13,27 +13,31 @@ import pytest
 from places import PLANTED
 
 from fp8tune.errors import MachineError
-from fp8tune.measure.laboratory import Laboratory, OpenLaboratory
-from fp8tune.measure.simulated import SimulatedTimer
-from fp8tune.measure.trial import trial_of
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.gpu import copied
+from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
-from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.records import Kind, Row, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
-from fp8tune.sweep import session
-from fp8tune_kernels.arches import ARCHES
+from fp8tune.sweep import planning, session
+from fp8tune.sweep.planning import Options, Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def wish(**options: object) -> session.Wish:
-    return session.Wish(**{"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **options})  # type: ignore[arg-type]
+def planned(**given: object) -> Plan:
+    options = {"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **given}
+    return planning.planned(Options(**options))  # type: ignore[arg-type]
 
 
 def events(store: Store, **options: object) -> Iterator[sweep.Event]:
-    job = session.take(wish(**options))
-    return session.run(store, job, session.prepare(job))
+    return session.run(store, planning.expanded(planned(**options)))
+
+
+def rows_of(found: Iterable[sweep.Event]) -> list[Row]:
+    return [event.row for event in found if isinstance(event, sweep.TrialDone)]
 
 
 def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
@@ -98,11 +102,14 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert {row.outcome.status for row in rows} == {Status.OK}
     assert {row.device.arch for row in rows} == {"simulated"}
     assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
-    job = session.take(wish(shapes=one_shape, timer="simulated:7"))
-    best = session.winners(store, job.laboratory, [rows[0].problem])
+    best = session.winners(store, planned(timer="simulated:7").backend, [rows[0].problem])
     assert len(best) == 1
-    clock, spec = SimulatedTimer(7), load_spec(FAULTS)
-    true_us = {row.config: clock.true_time_us(trial_of(spec, row.problem, row.config)) for row in rows if row.config}
+    backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
+    true_us = {
+        row.config: backend.clock.true_time_us(KernelArm.of(FAULTS, spec, row.problem, row.config).work)
+        for row in rows
+        if row.config
+    }
     assert true_us[best[0].config] <= 1.02 * min(true_us.values())
     repeated = {row.config for row in rows if row.round == 2}
     assert best[0].config in repeated
@@ -124,19 +131,13 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     assert len(stored) == len(set(stored)) == len(new) + len(kept)
 
 
-def test_config_that_is_no_longer_pruned_is_tried(
-    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple[str, ...]) -> None:
     """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
-    spec = load_spec(FAULTS)
-    monkeypatch.setattr("fp8tune.sweep.session.limits_of", lambda device: ARCHES["sm_90"].limits())
-    reason = {"why": "planted"}
-    pruning = replace(spec, invalid=lambda config, shape, limits: reason["why"] if config["FAULT"] == 3 else None)
-    monkeypatch.setattr("fp8tune.sweep.session.load_spec", lambda reference: pruning)
-    first, _ = run(store, shapes=one_shape, timer="simulated:7")
+    plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7"))
+    (of,) = plan.problems
+    pruned = replace(of, configs={config: "planted" if config["FAULT"] == 3 else "" for config in of.configs})
+    first = rows_of(session.run(store, replace(plan, problems=(pruned,))))
     assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
-    reason.clear()
-    pruning = spec
     new, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
     assert kept
@@ -158,24 +159,23 @@ def test_what_was_stored_of_a_full_disk_is_tried_again(tmp_path: Path, one_shape
     path, few = tmp_path / "results.db", {"shapes": one_shape, "grid": ("FAULT=0",)}
     with Store.open(str(path), create=True) as store:
         run(store, **few)
-        assert session.is_stored(str(path), session.take(wish(**few)))
+        assert session.is_stored(str(path), planned(**few))
     with sqlite3.connect(path) as connection:
         stored = ("compile_error", "OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'")
         connection.execute("UPDATE trials SET status = ?, reason = ?", stored)
-    assert not session.is_stored(str(path), session.take(wish(**few)))
+    assert not session.is_stored(str(path), planned(**few))
     with Store.open(str(path)) as store:
         new, _ = run(store, **few)
         assert [row.outcome.status for row in new] == [Status.OK]
-    assert session.is_stored(str(path), session.take(wish(**few)))
+    assert session.is_stored(str(path), planned(**few))
 
 
 def test_gpu_that_cannot_copy_is_one_line() -> None:
     """A full GPU failed the copy ceiling, and the sweep with a traceback."""
-    gpu = Laboratory(Kind.MEASURED, Device("sm_90"), "do_bench", "cuda", compiles=False)
     failed: Future[float] = Future()
     failed.set_exception(RemoteError("Traceback ...\nOutOfMemoryError: planted\n"))
-    with OpenLaboratory(gpu, _ceiling=failed) as lab, pytest.raises(MachineError, match="OutOfMemoryError: planted"):
-        lab.take_ceiling_gb_per_s()
+    with pytest.raises(MachineError, match="OutOfMemoryError: planted"):
+        copied(failed)
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
@@ -187,13 +187,12 @@ def test_time_budget_says_what_it_left_out(store: Store) -> None:
 def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
     """The same events without planning, and only where nothing that makes other work has changed."""
     database = str(tmp_path / "results.db")
-    same = wish(shapes=one_shape, timer="simulated:7")
     with Store.open(database, create=True) as store:
         rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-    job = session.take(same)
-    assert session.is_stored(database, job)
+    same = planned(shapes=one_shape, timer="simulated:7")
+    assert session.is_stored(database, same)
     with Store.open(database) as store:
-        started, *trials, finished = session.run(store, job)
+        started, *trials, finished = session.run(store, same)
     assert isinstance(started, sweep.Started)
     assert isinstance(finished, sweep.Finished)
     assert started.stored == finished.trials == len(trials) == len(rows)
@@ -214,8 +213,8 @@ def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[s
         {"again": True},
         {"retry_failed": True},
     ):
-        assert not session.is_stored(database, session.take(replace(same, **changed)))  # type: ignore[arg-type]
-    assert not session.is_stored(str(tmp_path / "absent.db"), job)
+        assert not session.is_stored(database, planned(**{"shapes": one_shape, "timer": "simulated:7", **changed}))
+    assert not session.is_stored(str(tmp_path / "absent.db"), same)
     assert not (tmp_path / "absent.db").exists()
 
 

@@ -1,4 +1,4 @@
-"""One cell of ``fp8tune bench --op``, in the worker that owns the tensors: a step of a contender, or a part of ours.
+"""What is timed of a grouped GEMM, as arms: a step of a contender, and each part of ours.
 
 What an operation consists of: :mod:`fp8tune.bench.operation`.
 """
@@ -6,18 +6,16 @@ What an operation consists of: :mod:`fp8tune.bench.operation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fp8tune.bench.cells import Timing, block_us, guarded
+from fp8tune.bench.cells import Contender, Timing
 from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
 from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
 from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
 from fp8tune.bench.sqnr import Accuracy, accuracy
-from fp8tune.bench.warming import run_once, tune_in_short_blocks
 from fp8tune.measure import memory
-from fp8tune.measure.timing import Trial, make_timer
+from fp8tune.measure.arms import Arm, Work
 from fp8tune.records import Problem
 from fp8tune_kernels.groups import group_ends
 
@@ -44,7 +42,7 @@ def operation_of(problem: Problem) -> Operation:
 
 
 def needs_padding(problem: Problem) -> bool:
-    """Whether a group is empty or of no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
+    """True if a group is empty or of no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
     ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return any(size <= 0 or size % operation_of(problem).multiple for size in sizes)
@@ -56,74 +54,80 @@ def parts_of(problem: Problem) -> tuple[str, ...]:
     return (*parts, *PADDING) if needs_padding(problem) else parts
 
 
-# What the worker is asked
+@dataclass(frozen=True)
+class Step(Contender):
+    """A contender's forward pass, forward and backward, or these in a CUDA graph."""
+
+    step: str
+
+    @property
+    def work(self) -> Work:
+        """The bytes of the parts; bf16 has GEMMs alone, of values twice as wide."""
+        parts = GEMMS if self.name == BF16 else parts_of(self.problem)
+        if self.step == FORWARD:
+            forward = (*operation_of(self.problem).forward_parts, *FORWARD_PADDING)
+            parts = tuple(part for part in parts if part in forward)
+        least_bytes = sum(part_bytes(part, self.problem) for part in parts) * (2 if self.name == BF16 else 1)
+        return Work(f"{self.name} {self.step} {self.problem}", least_bytes)
+
+    def build(self, torch_device: str) -> None:
+        """The operands."""
+        operands_of(self.problem, torch_device)
+
+    def launcher(self, torch_device: str) -> Call:
+        """Raises MachineError where a contender cannot take the operands."""
+        return step_call(operation_of(self.problem), self.name, self.step, operands_of(self.problem, torch_device))
+
+    def check(self) -> Timing:
+        """Output and gradients against exact products."""
+        memory.give_back()  # no result of another contender is left where this one's will be
+        found = accuracy_of(operation_of(self.problem), self.name, _operands[self.problem])
+        return Timing(reason=found.wrong, sqnr_db=found.sqnr_db)
 
 
-def time_step(contender: str, step: str, problem: Problem, timer_name: str, round: int) -> Timing:
-    """One block of a step. Raises Poisoned with a Timing where the process must not be used again."""
-    timer = make_timer(timer_name)
-    trial = Trial(f"{contender} {step} {problem}", round, _step_bytes(contender, step, problem))
-    return guarded(
-        lambda: block_us(
-            timer, trial, lambda: step_call(operation_of(problem), contender, step, operands(problem, "cuda"))
-        )
-    )
+@dataclass(frozen=True)
+class PartOfStep(Arm):
+    """One of :func:`parts_of` a problem."""
+
+    part: str
+    problem: Problem
+
+    @property
+    def work(self) -> Work:
+        """Its least bytes."""
+        return Work(f"{self.part} {self.problem}", part_bytes(self.part, self.problem))
+
+    def build(self, torch_device: str) -> None:
+        """The operands."""
+        operands_of(self.problem, torch_device)
+
+    def launcher(self, torch_device: str) -> Call:
+        """What runs it and nothing else."""
+        return part_call(operation_of(self.problem), self.part, operands_of(self.problem, torch_device))
 
 
-def check_step(contender: str, problem: Problem, timer_name: str) -> Timing:
-    """Run forward and backward of a contender once and compare with exact products: a Timing without a time.
-
-    Its reason says what is wrong, or why nothing could be compared. Where no kernels run nothing is checked. Raises
-    Poisoned as :func:`time_step` does.
-    """
-    if not make_timer(timer_name).runs_kernels:
-        return Timing()
-    tune_in_short_blocks()
-    memory.give_back()  # no result of another contender is left where this one's will be
-    found: list[Accuracy] = []
-
-    def check() -> float:
-        found.append(accuracy_of(operation_of(problem), contender, operands(problem, "cuda")))
-        return 0.0
-
-    failed = guarded(check)
-    return Timing(reason=found[0].wrong, sqnr_db=found[0].sqnr_db) if found else failed
+def part_bytes(part: str, problem: Problem) -> int:
+    """The least bytes of a part."""
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    least_bytes = PADDING[part] if part in PADDING else operation_of(problem).parts[part].least_bytes
+    return least_bytes(M, N, K, G)
 
 
 def accuracy_of(operation: Operation, contender: str, given: Operands) -> Accuracy:
     """How far a contender's output and gradients are from the exact ones."""
     import torch
 
-    multiply = {**operation.contenders, **operation.variants}[contender](given)
-    out = multiply(given.A, given.B_t, given.offs)
+    out = operation.multiplication(contender)(given)(given.A, given.B_t, given.offs)
     grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
     return accuracy(out.detach(), grad_A, grad_B, given)
 
 
-def time_part(part: str, problem: Problem, timer_name: str, round: int) -> Timing:
-    """One block of one of :func:`parts_of`."""
-    timer = make_timer(timer_name)
-    trial = Trial(f"{part} {problem}", round, part_bytes(part, problem))
-    return guarded(
-        lambda: block_us(timer, trial, lambda: part_call(operation_of(problem), part, operands(problem, "cuda")))
-    )
-
-
-def warm_up(contender: str, problem: Problem) -> None:
-    """Compile what forward and backward of a contender need (:mod:`fp8tune.bench.warming`)."""
-    run_once(lambda: step_call(operation_of(problem), contender, BOTH, operands(problem, "cuda")))
-    operands.cache_clear()
-    memory.give_back()
-
-
-def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None:
-    """Bytes that forward and backward allocate at their peak, beyond operands; None where nothing runs or it fails."""
+def peak_memory(contender: str, problem: Problem) -> int | None:
+    """Bytes that forward and backward allocate at their peak, beyond operands; None where they fail."""
     import torch
 
-    if not make_timer(timer_name).runs_kernels:
-        return None
     try:
-        call = step_call(operation_of(problem), contender, BOTH, operands(problem, "cuda"))
+        call = step_call(operation_of(problem), contender, BOTH, operands_of(problem, "cuda"))
         call()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -134,42 +138,34 @@ def peak_memory(contender: str, problem: Problem, timer_name: str) -> int | None
         return None
 
 
-# Bytes: what a part moves at least, for a clock that draws its times
-
-
-def part_bytes(part: str, problem: Problem) -> int:
-    """The least bytes of a part."""
-    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    of_part = PADDING[part] if part in PADDING else operation_of(problem).parts[part].least_bytes
-    return of_part(M, N, K, G)
-
-
-def _step_bytes(contender: str, step: str, problem: Problem) -> int:
-    parts = GEMMS if contender == BF16 else parts_of(problem)
-    if step == FORWARD:
-        parts = tuple(part for part in parts if part in (*operation_of(problem).forward_parts, *FORWARD_PADDING))
-    return sum(part_bytes(part, problem) for part in parts) * (2 if contender == BF16 else 1)
-
-
 # Operands and what runs on them
 
+_operands: dict[Problem, Operands] = {}
+"""Of the problem in hand: a large one fills much of a GPU."""
 
-@lru_cache(maxsize=1)  # a large problem fills much of a GPU
-def operands(problem: Problem, device: str) -> Operands:
-    """Seeded random operands of a problem on ``device``."""
+
+def operands_of(problem: Problem, torch_device: str) -> Operands:
+    """Seeded random operands, kept until another problem's are made."""
+    if problem not in _operands:
+        _operands.clear()
+        _operands[problem] = _new_operands(problem, torch_device)
+    return _operands[problem]
+
+
+def _new_operands(problem: Problem, torch_device: str) -> Operands:
     import torch
 
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    generator = torch.Generator(device).manual_seed(problem.seed)
+    generator = torch.Generator(torch_device).manual_seed(problem.seed)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=torch.bfloat16, device=device, generator=generator)
+        return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
 
     ends = group_ends(problem.routing, M, G, problem.seed)
     return Operands(
         A=normal(M, K).requires_grad_(),
         B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
-        offs=torch.tensor(ends, dtype=torch.int32, device=device),
+        offs=torch.tensor(ends, dtype=torch.int32, device=torch_device),
         grad=normal(M, N),
         pad=needs_padding(problem),
     )
@@ -179,7 +175,7 @@ def step_call(operation: Operation, contender: str, step: str, given: Operands) 
     """What runs one of the steps. Raises MachineError where a contender cannot take the operands."""
     import torch
 
-    multiply = {**operation.contenders, **operation.variants}[contender](given)
+    multiply = operation.multiplication(contender)(given)
     if step == FORWARD:
         A, B_t = given.A.detach(), given.B_t.detach()
         return lambda: multiply(A, B_t, given.offs)

@@ -1,0 +1,190 @@
+"""What is timed beside each other for a kernel, as arms: ours, ``torch.compile``, torchao, the copy, and host times.
+
+Every contender is timed as callers run it: ours launches its exported config on outputs that are there already, the
+others allocate theirs. What they write is compared with our reference before their time counts
+(:mod:`fp8tune.bench.checking`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fp8tune.bench import checking
+from fp8tune.bench.cells import Contender, Timing, guarded
+from fp8tune.bench.counterparts import Implementation, compiled, counterpart
+from fp8tune.bench.plain import expression
+from fp8tune.errors import UsageError
+from fp8tune.measure import memory
+from fp8tune.measure.arms import Arm, Work
+from fp8tune.measure.host import host_us
+from fp8tune.plan.problems import problems
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
+from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import KernelSpec
+
+OURS = "fp8tune"
+TORCH_COMPILE = "torch.compile"
+TORCHAO = "torchao"
+TORCH_ADD = "torch.add"
+"""What host times are compared with: the addition of two 64x64 matrices."""
+
+HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
+COPIED_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Copy(Arm):
+    """The device-to-device copy of :mod:`fp8tune.ceiling`, as a sweep measures it."""
+
+    @property
+    def work(self) -> Work:
+        """Bytes read plus written."""
+        return Work("copy", 2 * COPIED_BYTES)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """Copies random bytes."""
+        import torch
+
+        source = torch.randint(0, 255, (COPIED_BYTES,), dtype=torch.uint8, device=torch_device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+
+@dataclass(frozen=True)
+class KernelContender(Contender):
+    """:data:`OURS`, :data:`TORCH_COMPILE` or :data:`TORCHAO` on a problem of a kernel."""
+
+    reference: str
+    """How workers load the spec."""
+    bytes_moved: int
+    config: NamedInts
+    """What ours is launched with."""
+
+    @property
+    def work(self) -> Work:
+        """The least bytes any implementation moves."""
+        return Work(f"{self.name} {self.problem}", self.bytes_moved)
+
+    def build(self, torch_device: str) -> None:
+        """The problem's inputs, once."""
+        if (self.reference, self.problem) not in _inputs:
+            _forget()
+            _inputs[self.reference, self.problem] = load_spec(self.reference).inputs(self.problem, torch_device)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """Raises MachineError where torchao has nothing, and what ``torch.compile`` raises."""
+        if _expected:  # nothing of the check is left beside what is timed
+            _expected.clear()
+            memory.give_back()
+        return self._implementation().launch
+
+    def check(self) -> Timing:
+        """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
+        mine = self._implementation()
+        if not _expected:  # computed once, kept until something is timed
+            _expected.extend(load_spec(self.reference).reference(*self._tensors))
+        if self.name == OURS:
+            checking.spoil(mine.read(None), _expected)
+        else:
+            memory.give_back()  # no block is left that held another contender's right answer
+            checking.spoil_free_memory(_expected)
+        found = checking.compared(mine.read(mine.launch()), _expected)
+        return Timing(reason=found.wrong, checked=found)
+
+    @property
+    def _tensors(self) -> tuple[Any, ...]:
+        return _inputs[self.reference, self.problem]
+
+    def _implementation(self) -> Implementation:
+        """Checks and rounds launch what the first of them has made."""
+        if self.name not in _made:
+            _made[self.name] = self._new_implementation()
+        return _made[self.name]
+
+    def _new_implementation(self) -> Implementation:
+        spec, inputs = load_spec(self.reference), self._tensors
+        if self.name == TORCHAO:
+            return counterpart(spec.name, inputs)
+        if self.name == TORCH_COMPILE:
+            formulas = expression(spec)
+            return Implementation(compiled(lambda: formulas(*inputs)))
+        outputs = spec.outputs(*inputs)
+        return Implementation(lambda: spec.launch(self.config, inputs, outputs), lambda _: outputs)
+
+
+# In the worker, of the problem in hand: a large one fills much of a GPU
+
+_inputs: dict[tuple[str, Problem], tuple[Any, ...]] = {}
+_made: dict[str, Implementation] = {}
+_expected: list[Any] = []
+"""What the reference gives."""
+
+
+def _forget() -> None:
+    """Free a problem's memory and what was compiled for its sizes."""
+    import torch
+
+    _inputs.clear()
+    _made.clear()
+    _expected.clear()
+    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
+    memory.give_back()
+
+
+def exported_config(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:
+    """What the public wrapper launches on a problem: the table's config, else the declared default."""
+    from fp8tune_kernels.runtime import lookup
+    from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
+
+    exported = overlay(of_kernel(spec, user_table(device.arch)), lookup.table(device.arch))
+    return NamedInts(lookup.pick(spec, spec.lookup_key(problem), exported, device.name))
+
+
+# Host time
+
+
+@dataclass(frozen=True)
+class HostCall(Arm):
+    """One operator call on a 64x64 input: :data:`OURS` (the public wrapper), :data:`TORCHAO` or :data:`TORCH_ADD`."""
+
+    name: str
+    reference: str
+    kernel: str
+
+    @property
+    def work(self) -> Work:
+        """No bytes."""
+        return Work(f"host {self.name} {self.kernel}", 0)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """The call."""
+        import torch
+
+        if self.name == TORCH_ADD:
+            x = torch.randn(64, 64, dtype=torch.bfloat16, device=torch_device)
+            return lambda: torch.add(x, x)
+        spec = load_spec(self.reference)
+        inputs = spec.inputs(problems(spec, [HOST_ROW])[0], torch_device)
+        if self.name == TORCHAO:
+            return counterpart(spec.name, inputs).launch
+        wrapper = public_wrapper(spec)
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        return lambda: wrapper(*tensors)
+
+
+def host_time(call: Arm) -> Timing:
+    """The median over calls that only enqueue, each clocked on its own. Raises Poisoned as the other cells do."""
+    return guarded(lambda: Timing(host_us(call.launcher("cuda"))))
+
+
+def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
+    """``quantize_colwise`` of ``colwise``. Raises UsageError for a kernel that lives elsewhere."""
+    if spec.name not in catalog.KERNELS:
+        raise UsageError(f"{spec.name} lives elsewhere: its public wrapper is not known")
+    module = importlib.import_module(catalog.module_name(spec.name))
+    wrapper: Callable[..., Any] = getattr(module, f"quantize_{spec.name.replace('-', '_')}")
+    return wrapper

@@ -1,0 +1,51 @@
+"""The options of ``fp8tune bench``."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated
+
+from fp8tune.errors import UsageError
+from fp8tune.options import Kernels, OperationName, Option, Routing, Seed, TimeBudget, Timer
+
+AGAINST = ("torch.compile", "torchao")
+
+
+class OutputFormat(enum.StrEnum):
+    """What ``bench`` prints."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The options of ``bench``. Raises UsageError for those that do not go together."""
+
+    kernels: Kernels = ()
+    op: Annotated[
+        OperationName | None,
+        Option("--op", "The whole grouped GEMM, forward and backward, instead of single kernels."),
+    ] = None
+    shapes: Annotated[
+        tuple[str, ...],
+        Option("--shapes", "A shape set or a path.toml. Repeatable.", "starting-line, or grouped-mm"),
+    ] = ()
+    routing: Routing = "jagged"
+    seed: Seed = 0
+    against: Annotated[tuple[str, ...], Option("--against", "torch.compile or torchao. Repeatable.", "both")] = ()
+    alone: Annotated[bool, Option("--alone", "Only our kernels and the ceiling.")] = False
+    timer: Timer = None
+    time_budget_s: TimeBudget = None
+    format: Annotated[OutputFormat, Option("--format", "table, markdown or json.")] = OutputFormat.TABLE
+
+    def __post_init__(self) -> None:
+        if self.op is not None and (self.kernels or "torch.compile" in self.against):
+            raise UsageError("--op is timed as a whole, beside bf16 and torchao: leave out --kernel and torch.compile")
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """What our kernels are timed beside."""
+        return () if self.alone else self.against or AGAINST

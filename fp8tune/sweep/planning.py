@@ -1,0 +1,283 @@
+"""From the options of a command to a plan: on which back end, which problems, which configs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from fp8tune import __version__
+from fp8tune.choose import ranking
+from fp8tune.choose.incumbents import COMMITTED
+from fp8tune.measure import device, machine, rocm
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
+from fp8tune.measure.compiling import distinct
+from fp8tune.measure.engine import Backend
+from fp8tune.measure.worker import start_server
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
+from fp8tune.revisions import git, source
+from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import KernelSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``fp8tune sweep``."""
+
+    kernels: tuple[str, ...]
+    shapes: tuple[str, ...] = ("llama4",)
+    routing: str = "jagged"
+    grid: tuple[str, ...] = ()
+    arch: str | None = None
+    static: bool = False
+    """Compile only, also for this machine's arch."""
+    scale_mode: str | None = None
+    seed: int = 0
+    timer: str | None = None
+    again: bool = False
+    retry_failed: bool = False
+    quick: bool = False
+    """The screen alone, without finals."""
+    time_budget_s: float | None = None
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class ProblemPlan:
+    """One problem of a kernel with all configs that are tried on it, and what every row of it keeps."""
+
+    reference: str
+    """How workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    version: KernelVersion
+    problem: Problem
+    lookup_key: NamedInts
+    bytes_moved: int
+    configs: Mapping[NamedInts, str]
+    """Config -> why it is pruned, empty for one that is tried."""
+    reference_hash: str = ""
+    """Of the reference that outputs are compared with; empty where no kernel runs."""
+    incumbent: NamedInts | None = None
+    """What the committed table holds for the problem: always among the finalists."""
+    fallback: NamedInts | None = None
+    """What it holds for any other shape of the kernel: timed in every round, for its place hangs on every problem."""
+
+    @classmethod
+    def of(
+        cls,
+        reference: str,
+        spec: KernelSpec,
+        version: KernelVersion,
+        problem: Problem,
+        configs: Mapping[NamedInts, str],
+    ) -> ProblemPlan:
+        """With what the spec says of the problem."""
+        key, bytes_moved = spec.lookup_key(problem), spec.bytes_moved(problem.shape)
+        return cls(reference, version, problem, key, bytes_moved, configs)
+
+    def arm(self, config: NamedInts) -> KernelArm:
+        """A config as it is launched."""
+        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep as it will run."""
+
+    options: Options
+    backend: Backend
+    key: str
+    """The same for the same options, code, shapes and device, so that a killed sweep continues."""
+    notices: tuple[str, ...] = ()
+    """What the user should know first."""
+    rows: tuple[NamedInts, ...] = ()
+    """Of all shape sets."""
+    problems: tuple[ProblemPlan, ...] = ()
+    """Empty until :func:`expanded`."""
+    commit: str = field(default="")
+
+    def subject(self, of: ProblemPlan) -> Subject:
+        """What the database knows a problem of this sweep by."""
+        return Subject(of.version, self.backend.device, self.backend.kind, of.problem)
+
+    def row(
+        self,
+        of: ProblemPlan,
+        config: NamedInts,
+        outcome: Outcome,
+        *,
+        process: str,
+        stage: str = "screen",
+        round: int = 0,
+        position: int = 0,
+    ) -> Row:
+        """One block of a problem with all that is kept of it."""
+        return Row(
+            problem=of.problem,
+            config=config,
+            device=self.backend.device,
+            kind=self.backend.kind,
+            outcome=outcome,
+            version=of.version,
+            lookup_key=of.lookup_key,
+            bytes_moved=of.bytes_moved,
+            commit=self.commit,
+            stage=stage,
+            round=round,
+            process=process,
+            position=position,
+        )
+
+    def permuted(self, items: Iterable[T], *place: object) -> list[T]:
+        """A permutation that is the same for the same seed and place: neighbours and drift hit every config."""
+        shuffled = list(items)
+        random.Random(" ".join(map(str, (self.options.seed, *place)))).shuffle(shuffled)
+        return shuffled
+
+
+def planned(options: Options) -> Plan:
+    """Choose the back end and read the shapes, without torch.
+
+    Raises UsageError or MachineError for what cannot be done here.
+    """
+    backend, notices = backend_for(options.arch, options.timer, options.static, options.trial_timeout_s)
+    rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
+    return Plan(options, backend, _key(options, backend, rows), notices, rows)
+
+
+def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
+    """Of everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
+    work = [
+        [[reference, _folder(reference), *_reference(reference)] for reference in options.kernels],
+        [row.canonical for row in rows],
+        [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
+        "screen" if options.quick else "finals",
+        __version__,
+    ]
+    return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
+
+
+def _folder(reference: str) -> str:
+    check_reference(reference)
+    try:
+        return source.folder_hash(reference)
+    except source.NoSuchKernel:
+        load_spec(reference)  # says more about what is wrong, having imported it
+        raise
+
+
+def _reference(reference: str) -> list[str]:
+    """Of a kernel of somebody else, whose reference may lie in another folder."""
+    if reference in KERNELS:
+        return []
+    return [source.reference_hash(reference, source.installed(reference))]
+
+
+def expanded(short: Plan) -> Plan:
+    """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
+    backend, notices = short.backend, short.notices
+    if backend.kind is Kind.INTERPRETER:
+        os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
+    make_ready(backend)
+    problems = [found for reference in short.options.kernels for found in _problems(reference, short)]
+    if backend.kind is Kind.INTERPRETER:
+        notices += (_interpreter_notice(problems),)
+    if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
+        notices += _edge_notices(problems)
+    problems = [_with_committed(found, backend) for found in problems]
+    return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
+
+
+def make_ready(backend: Backend) -> None:
+    """Before specs are loaded: check that files can be written where compilers write, and begin what takes seconds."""
+    if backend.kind in (Kind.MEASURED, Kind.STATIC):
+        machine.check_folders()
+    if backend.kind is not Kind.SIMULATED:
+        start_server()  # it imports torch beside this process, which does so for the specs
+
+
+def _with_committed(found: ProblemPlan, backend: Backend) -> ProblemPlan:
+    version = found.version
+    incumbent, fallback = (
+        ranking.completed(COMMITTED.config(version.kernel, backend.device, key), version)
+        for key in (found.lookup_key, None)
+    )
+    return replace(found, incumbent=incumbent, fallback=fallback)
+
+
+def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
+    largest = {
+        dim: max(found.problem.shape.get(dim, 0) for found in problems)
+        for dim in ("M", "K", "N", "E", "G")
+        if any(dim in found.problem.shape for found in problems)
+    }
+    sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
+    return (
+        f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "
+        "set of block sizes (it knows no warps or stages); nothing is timed, rows go under arch interpreter"
+    )
+
+
+def _edge_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
+    by_kernel = {found.version.kernel: found for found in problems}
+    without = [kernel for kernel, last in by_kernel.items() if not any(load_spec(last.reference).edges(last.problem))]
+    if not without:
+        return ()
+    declare = "declares no edges and is" if len(without) == 1 else "declare no edges and are"
+    return (f"{', '.join(without)} {declare} checked on the swept sizes alone: give the spec edges",)
+
+
+def _problems(reference: str, short: Plan) -> list[ProblemPlan]:
+    spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
+    axes = plan.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    found = plan.problems(
+        spec,
+        short.rows,
+        routing=options.routing,
+        fp8_dtype=fp8_dtype_of(arch),
+        scale_mode=options.scale_mode,
+        seed=options.seed,
+    )
+    version = version_of(reference, spec)
+    if kind is Kind.STATIC:  # a row for each shape would say the same again and again
+        found = distinct(reference, found, arch)
+    if kind is Kind.INTERPRETER:
+        configs = plan.interpreter_configs(spec, found, axes)
+    else:
+        limits = device.limits(short.backend.device)
+        configs = {problem: plan.configs(spec, problem, axes, limits) for problem in found}
+    if kind is Kind.STATIC:  # a row for what is not even compiled would say nothing
+        configs = {problem: {c: "" for c, pruned in of.items() if not pruned} for problem, of in configs.items()}
+    runs_kernels = kind in (Kind.MEASURED, Kind.INTERPRETER)
+    judge = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
+    plans = [ProblemPlan.of(reference, spec, version, problem, of) for problem, of in configs.items()]
+    return [replace(of, reference_hash=judge) for of in plans]
+
+
+def fp8_dtype_of(arch: str) -> str:
+    """The FP8 type that an arch computes with."""
+    return ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
+
+
+def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
+    """The kernel as it stands in the files that are installed here."""
+    return KernelVersion(
+        kernel=spec.name,
+        source_hash=source.source_hash(reference, source.installed(reference)),
+        default=spec.default,
+        axes=tuple((name, tuple(values)) for name, values in spec.axes.items()),
+        key=spec.key,
+    )

@@ -1,0 +1,95 @@
+"""Published rows of our kernels: their lookup keys, and their configs compiled for their arch.
+
+A table takes no config that does not fit, and others tuned their own code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from fp8tune.errors import UsageError
+from fp8tune.measure import machine
+from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.compiling import alike
+from fp8tune.plan import problems as plan
+from fp8tune.records import Evidence, Kind, NamedInts, Problem
+from fp8tune.revisions.loading import load_spec
+from fp8tune.store.results import Store
+from fp8tune.sweep.events import Event
+from fp8tune.sweep.loop import sweep
+from fp8tune.sweep.planning import Options, Plan, ProblemPlan, version_of
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import KernelSpec
+
+_logger = logging.getLogger(__name__)
+
+
+def lookup_key(problem: Problem) -> NamedInts | None:
+    """The table key of an imported problem; None for a kernel that is not declared here.
+
+    Raises UsageError for a shape that the kernel cannot have.
+    """
+    if problem.kernel not in KERNELS:
+        return None
+    spec = load_spec(problem.kernel)
+    plan.check_shape(spec, problem.shape)
+    return spec.lookup_key(problem)
+
+
+def compile_published(
+    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
+) -> Iterator[Event]:
+    """Compile every published config of our kernels for its arch, or ``only`` for one."""
+    published = [item for item in store.evidence(arch=only, kinds=[Kind.PUBLISHED]) if _compilable(item)]
+    for arch in dict.fromkeys(item.device.arch for item in published):
+        backend = CompilerBackend(arch)
+        problems = [
+            found
+            for kernel in KERNELS
+            if kernel in kernels
+            for found in _problems(kernel, [item for item in published if item.device.arch == arch], arch)
+        ]
+        if problems:
+            machine.check_folders()
+            options = Options(tuple(kernels), quick=True, command=command)
+            yield from sweep(store, Plan(options, backend, "published", problems=tuple(problems)))
+
+
+def _compilable(item: Evidence) -> bool:
+    return item.problem.kernel in KERNELS and item.config is not None and item.device.arch in ARCHES
+
+
+def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
+    """Whether the kernel has such a problem; where it has not, says so and why."""
+    try:
+        plan.check_shape(spec, problem.shape)
+    except UsageError as error:
+        _logger.warning(f"left out: {error}")
+        return False
+    return True
+
+
+def _problems(kernel: str, published: Sequence[Evidence], arch: str) -> list[ProblemPlan]:
+    """Each config once for all problems that give the same machine code with it."""
+    mine = [item for item in published if item.problem.kernel == kernel]
+    if not mine:
+        return []
+    spec = load_spec(kernel)
+    version = version_of(kernel, spec)
+    by_problem: dict[Problem, dict[NamedInts, str]] = {}
+    possible = {problem for problem in dict.fromkeys(item.problem for item in mine) if _can_be_made(spec, problem)}
+    for item in mine:
+        if item.problem in possible:
+            # the sources state no routing; which one compiles makes no difference to the binary
+            problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
+            config = NamedInts({**spec.default, **(item.config or {})})
+            by_problem.setdefault(problem, {})[config] = ""
+    return [
+        ProblemPlan.of(
+            kernel, spec, version, same[0], {config: "" for problem in same for config in by_problem[problem]}
+        )
+        for same in alike(kernel, list(by_problem), arch)
+    ]
