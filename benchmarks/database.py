@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.store.results import Store
 
 AXES = (
@@ -67,7 +67,7 @@ def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random)
     plan = [("screen", 0, CONFIGS), ("screen", 1, near), ("screen", 2, near)]
     finalists = [DEFAULT, *(config for config in ranked if config != DEFAULT)][:FINALISTS]
     plan += [("final", number, finalists) for number in range(PROCESSES * ROUNDS)]
-    plan += [("twin", number, [DEFAULT]) for number in range(PROCESSES * ROUNDS)]
+    plan += [("duplicate", number, [DEFAULT]) for number in range(PROCESSES * ROUNDS)]
     rows = []
     for stage, number, configs in plan:
         final, round = divmod(number, ROUNDS) if stage != "screen" else (0, number)
@@ -97,8 +97,9 @@ def fill(store: Store, rows: int, versions: int) -> int:
         for problem in problems(-(-rows // (versions * a_sweep))):
             version = KernelVersion(problem.kernel, f"{number:016x}", DEFAULT, AXES, ("K", "G"))
             stored += store.add_many(sweep, sweep_of(version, problem, generator))
-            store.mark_complete(sweep, version, DEVICE, problem, len(CONFIGS))
-            store.end_finals(sweep, version, DEVICE, problem, tie_band=0.01, keep_band=0.015, floor_us=0.0)
+            subject = Subject(version, DEVICE, Kind.MEASURED, problem)
+            store.mark_complete(sweep, subject, len(CONFIGS))
+            store.end_finals(sweep, subject, FinalsRun("", tie_band=0.01, keep_band=0.015))
         store.finish_sweep(sweep)
     return stored
 

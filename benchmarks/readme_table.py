@@ -26,7 +26,7 @@ def winners(db: Path) -> list[Winner]:
     """The measured best of every problem that was swept to the end."""
     with Store.open(str(db), writable=False) as store:
         evidence = store.evidence(kinds=[Kind.MEASURED], keep=ranking.competing)
-    return [winner for winner in ranking.winners(evidence) if winner.complete and winner.bytes_moved]
+    return [winner for winner in ranking.winners(evidence) if winner.evidence.complete and winner.evidence.bytes_moved]
 
 
 def markdown(winners: Iterable[Winner]) -> str:
@@ -44,9 +44,9 @@ def markdown(winners: Iterable[Winner]) -> str:
 
 def _cells(group: Sequence[Winner]) -> list[str]:
     shares = [winner.ceiling_share for winner in group if winner.ceiling_share is not None]
-    largest = max(group, key=lambda winner: (winner.bytes_moved or 0, str(winner.problem)))
+    largest = max(group, key=lambda winner: (winner.evidence.bytes_moved or 0, str(winner.problem)))
     layout = "" if largest.problem.input_layout == "contiguous" else f" {largest.problem.input_layout}"
-    rate = (largest.bytes_moved or 0) / largest.time_us / 1e3  # bytes/us = MB/s
+    rate = (largest.evidence.bytes_moved or 0) / largest.time_us / 1e3  # bytes/us = MB/s
     spread = [share(pick(shares)) for pick in (min, statistics.median, max)] if shares else ["", "", ""]
     return [str(len(group)), *spread, f"{largest.problem.shape}{layout}", microseconds(largest.time_us), f"{rate:,.0f}"]
 

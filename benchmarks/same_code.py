@@ -5,7 +5,8 @@
 Compiles samples of each changed kernel's grid on both sides, without a GPU: every block size and lead, the default, and
 ``--samples`` configs more, each on a problem drawn from round and odd sizes, dtypes, scale modes and layouts. Prints
 ``{kernel: [old hash, new hash]}`` as JSON, of the kernels whose samples are all the same: rows that were measured at
-the old hash are of the new one, too. Exit code 1 if a kernel launches other code. Compiled code stays in Triton's cache.
+the old hash are of the new one, too. Exit code 1 if a kernel launches other code.
+Compiled code stays in Triton's cache.
 """
 
 from __future__ import annotations
@@ -47,22 +48,25 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
     """What is compiled of a kernel; the same for the same arguments."""
     draw = random.Random(f"{spec.name} {arch} {seed}")
     shapes = [next(spec.problems(row)) for row in ROWS]
-    configs = [NamedInts(zip(spec.axes, values, strict=True)) for values in itertools.product(*spec.axes.values())]
+    configs = [
+        NamedInts(dict(zip(spec.axes, values, strict=True))) for values in itertools.product(*spec.axes.values())
+    ]
     valid = [config for config in configs if spec.invalid(config, shapes[0], ARCHES[arch].limits()) is None]
     chosen = [spec.default, *draw.sample(valid, min(count, len(valid)))]
     for name in (name for name in spec.axes if "BLOCK" in name or name == "LEAD"):
         of_value = [[config for config in valid if config[name] == value] for value in spec.axes[name]]
         chosen += [draw.choice(configs) for configs in of_value if configs]
     for config in dict.fromkeys(chosen):
-        fields = {
-            "shape": draw.choice(shapes),
-            "routing": "balanced" if spec.routed else "none",
-            "input_layout": draw.choice(spec.input_layouts),
-            "in_dtype": draw.choice(("bfloat16", "bfloat16", "float16", "float32")),
-            "fp8_dtype": draw.choice((ARCHES[arch].fp8_dtype, "float8_e5m2")),
-            "scale_mode": draw.choice(spec.scale_modes),
-        }
-        yield spec.name, Problem(spec.name, **fields), config, arch
+        problem = Problem(
+            spec.name,
+            shape=draw.choice(shapes),
+            routing="balanced" if spec.routed else "none",
+            input_layout=draw.choice(spec.input_layouts),
+            in_dtype=draw.choice(("bfloat16", "bfloat16", "float16", "float32")),
+            fp8_dtype=draw.choice((ARCHES[arch].fp8_dtype, "float8_e5m2")),
+            scale_mode=draw.choice(spec.scale_modes),
+        )
+        yield spec.name, problem, config, arch
 
 
 def launched(of: Tree, wanted: Sequence[Sample]) -> list[str]:
@@ -91,11 +95,11 @@ def main() -> int:
     same, different = {}, 0
     with checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
-        for kernel in options.kernels:
+        specs = {kernel: load_spec(kernel) for kernel in options.kernels}
+        for kernel, spec in specs.items():
             hashes = [source.source_hash(kernel, source.in_folder(each, source.SOURCE_ROOTS)) for each in folders]
             if hashes[0] == hashes[1]:
                 continue
-            spec = load_spec(kernel)
             wanted = [each for arch in options.arch for each in samples(spec, arch, options.samples, options.seed)]
             with ThreadPoolExecutor() as threads:
                 before, after = threads.map(launched, sides, (wanted, wanted))

@@ -25,6 +25,7 @@ __all__ = [
     "Published",
     "Row",
     "Status",
+    "Subject",
     "Telemetry",
 ]
 
@@ -86,11 +87,27 @@ class KernelVersion:
     """The declared grid in declaration order: breaks ties canonically."""
     key: tuple[str, ...] = ()
 
+    def complete(self, published: NamedInts) -> NamedInts:
+        """A published config with the first value of each axis that it leaves out: what its kernel lacks is off there.
+
+        Not the default, which may change.
+        """
+        return NamedInts({**{name: values[0] for name, values in self.axes if values}, **published})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One problem as one kernel version was run on it, on one device; ``kind`` says how."""
+
+    version: KernelVersion
+    device: Device
+    kind: Kind
+    problem: Problem
+
 
 @dataclass(frozen=True)
 class Code:
-    """What the machine code of one config is like. Of a launch of several kernels the least favourable, where it is not
-    said otherwise. *Hot loops*: see :mod:`fp8tune.compiled.instructions`; counts are per thread."""
+    """What the binary of one config says, where it was only compiled. Of several kernels the least favourable."""
 
     agprs: int = 0
     """Accumulation registers, which count among ``registers`` too; AMD."""
@@ -100,24 +117,6 @@ class Code:
     """Memory a thread has to itself, spilled registers among it."""
     resident_warps: int = 0
     """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.occupancy`."""
-    programs: int = 0
-    """Blocks in the grid of the problem it was compiled for."""
-    load_bytes: int = 0
-    """Mean width of one load from global memory in a hot loop."""
-    store_bytes: int = 0
-    """Likewise of one store."""
-    load_run_bytes: int = 0
-    """Neighbouring bytes that a warp loads at once; see :mod:`fp8tune.compiled.coalescing`."""
-    store_run_bytes: int = 0
-    """Likewise stores."""
-    passes: int = 0
-    """Hot loops that load, in all kernels: how often the input is read."""
-    tile_bytes: int = 0
-    """Loaded in one iteration of a hot loop."""
-    instructions_per_kib: int = 0
-    """Instructions in hot loops for 1,024 bytes loaded there, summed over the loops of all kernels."""
-    shared_per_kib: int = 0
-    """Likewise, of those that go to shared memory (LDS): many where a tile is transposed element by element."""
     fp8_conversions: int = 0
     """Instructions that convert to FP8, in all kernels: 0 where conversion is emulated."""
 
@@ -186,7 +185,7 @@ class Row:
     """The publication; empty for our own rows."""
     note: str = ""
     stage: str = "screen"
-    """``screen``, ``final``, or ``twin``: the declared default under its second name in the finals."""
+    """``screen``, ``final``, or ``duplicate``: the declared default under its second name in the finals."""
     round: int = 0
     """Counted from 0 in the screen, and from 0 in each process of the finals."""
     process: str = ""
@@ -241,8 +240,6 @@ class FinalsRun:
     keep_band: float
     floor_us: float = 0.0
     """Times below this cannot be resolved here; see :func:`fp8tune.choose.calibration.floor_us`."""
-    replaces: frozenset[str] = frozenset()
-    """The sweeps whose finals of the problem, on devices of that name, were known when these were judged."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,7 @@ class Evidence:
     screen_us: float | None = None
     """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
     finals: tuple[ProcessTimes, ...] = ()
-    """Of the sessions that count, in a fixed order; none where the stage is ``screen``."""
+    """Of the finals that count, by the process's name; none where the stage is ``screen``."""
     duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
     newest: float = 0.0

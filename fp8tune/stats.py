@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -94,25 +93,6 @@ def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     shares = math.fsum(variance**2 / part.df for variance, (_, part) in zip(variances, parts, strict=True))
     df = total**2 / shares if shares else min(part.df for _, part in parts)
     return Estimate(math.fsum(weight * part.mean for weight, part in parts), math.sqrt(total), df)
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's: 1 where both rise together, -1 where one falls as the other rises, 0 where either never changes.
-
-    As ``scipy.stats.spearmanr``, whose import is 0.7 s of the 1.9 that an export would take.
-    """
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        return 0.0
-    return statistics.correlation(_ranks(first), _ranks(second))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order from 1; equal values share the mean of theirs."""
-    place, ranks = 0, {}
-    for value, count in sorted(Counter(values).items()):
-        ranks[value] = place + (count + 1) / 2
-        place += count
-    return [ranks[value] for value in values]
 
 
 @functools.cache

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fp8tune.choose.incumbents import Held, Incumbents
-from fp8tune.records import Device, Evidence, Facts, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import (
+    Device,
+    Evidence,
+    Facts,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Outcome,
+    Problem,
+    Row,
+    Status,
+    Subject,
+)
 from fp8tune.store.results import Store
 from fp8tune_kernels import tables
 from fp8tune_kernels.tables import Table
@@ -80,6 +93,10 @@ def evidence(
     return Evidence(of, config, device, kind, status, tuple(times_us), version, key_of(of), **others)
 
 
+def subject(of: Problem | None = None, device: Device = H100, version: KernelVersion = KERNEL) -> Subject:
+    return Subject(version, device, Kind.MEASURED, of or problem())
+
+
 def begin(store: Store, device: Device = H100, request: str = "request", *, again: bool = False) -> int:
     return store.begin_sweep(
         request, device, command="fp8tune sweep", commit="c0ffee", timer="do_bench", seed=0, again=again
@@ -87,7 +104,7 @@ def begin(store: Store, device: Device = H100, request: str = "request", *, agai
 
 
 def end_finals(store: Store, sweep: int, of: Problem | None = None, device: Device = H100) -> None:
-    store.end_finals(sweep, KERNEL, device, of or problem(), tie_band=0.01, keep_band=0.015, floor_us=0.0)
+    store.end_finals(sweep, subject(of, device), FinalsRun("", tie_band=0.01, keep_band=0.015))
 
 
 def finished_sweep(
@@ -98,5 +115,5 @@ def finished_sweep(
     for of, times in times_us.items():
         for config, time_us in times.items():
             store.add(sweep, row(time_us, of=of, config=config, device=device))
-        store.mark_complete(sweep, KERNEL, device, of, len(times))
+        store.mark_complete(sweep, subject(of, device), len(times))
     store.finish_sweep(sweep)

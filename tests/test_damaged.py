@@ -88,12 +88,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finished_sweep(store, {problem(K=k): {config(b): 100.0 + b for b in (32, 64, 128)} for k in (1024, 2048)})
         sweep = begin(store, request="finals")
         for block, process, number in [(b, p, n) for b in (32, 64) for p in ("final 00", "final 01") for n in range(2)]:
-            for stage in ("final", "twin") if block == 64 else ("final",):
+            for stage in ("final", "duplicate") if block == 64 else ("final",):
                 made = row(100.0 + block + number, of=problem(K=1024), config=config(block), process=process)
                 store.add(sweep, replace(made, stage=stage, round=number))
         end_finals(store, sweep, problem(K=1024))
         store.record_ceiling(sweep, H100, 3000.0)
-        compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8, programs=100, tile_bytes=4096, passes=2))
+        compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8))
         for block in (32, 64, 128):
             static = row(None, of=problem(K=1024), config=config(block), kind=Kind.STATIC, facts=compiled)
             store.add(sweep, replace(static, device=Device("sm_90", triton="3.7.1")))

@@ -34,14 +34,14 @@ from fp8tune.check.doctor import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
-from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status
+from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
 from fp8tune.store import published as operations
 from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
-from fp8tune.sweep import published
+from fp8tune.sweep.published import lookup_key
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",
@@ -206,7 +206,7 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
             with Store.open(str(path), create=True) as theirs:
                 sweep = begin(theirs, gpu)
                 theirs.add(sweep, made)
-                theirs.mark_complete(sweep, version, gpu, of, 1)
+                theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, of), 1)
             import_file(ours, path)
             module = export.render(ours.evidence(), "sm_90").module
         except DatabaseError as error:
@@ -267,7 +267,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
-            import_file(ours, path, lookup_key=published.lookup_key)
+            import_file(ours, path, lookup_key=lookup_key)
             (published,) = ours.rows()
             if published.config is None or published.lookup_key is None:
                 return

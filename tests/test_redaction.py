@@ -110,6 +110,8 @@ def stored_with(path: Path, command: str) -> None:
         begin(store)
     with sqlite3.connect(path) as connection:
         connection.execute("update sweeps set command = ?", (command,))
+        connection.execute("delete from migrations")  # as an older fp8tune left it
+        connection.execute("update meta set value = '1'")
     connection.close()
 
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import stdtrit
-from scipy.stats import spearmanr
 
-from fp8tune.stats import block_value, geomean, median, rank_correlation, t_quantile
+from fp8tune.stats import block_value, geomean, median, t_quantile
 
 TIMES_US = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=60)
 
@@ -51,11 +50,3 @@ def test_nothing_and_non_finite_values_are_refused(function, values):
 def test_geomean_refuses_what_is_not_positive():
     with pytest.raises(ValueError, match="positive"):
         geomean([1.0, 0.0])
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 10).map(lambda value: round(value, 1))), min_size=2))
-def test_rank_correlation_is_spearmans_also_with_ties(pairs):
-    first, second = zip(*pairs, strict=True)
-    varies = len(set(first)) > 1 and len(set(second)) > 1
-    expected = spearmanr(first, second).statistic if varies else 0.0
-    assert rank_correlation(first, second) == pytest.approx(expected, abs=1e-9)

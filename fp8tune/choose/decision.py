@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
@@ -86,21 +86,26 @@ class Decision:
     """The pick of one problem, with its bounds. Slowdowns are shares: 0.01 is one percent slower."""
 
     config: NamedInts
-    verdict: PickVerdict
+    """Empty where the pick is a published row whose source names none."""
+    verdict: PickVerdict | None
+    """None for published rows: their sources say too little."""
     time_us: float
-    """Geometric mean over processes."""
+    """Of finals the geometric mean over processes, of a screen the median."""
     runner_up: NamedInts | None = None
     """The fastest other finalist; it may be faster than the pick."""
     ratio: float | None = None
-    """runner-up / pick."""
+    """runner-up / pick: below 1 where the pick is tied with a faster one."""
     lower: float = -math.inf
     """Lower bound of the pick's slowdown against the runner-up."""
     upper: float = math.inf
     """Upper bound of the pick's slowdown against every other finalist."""
     processes: int = 0
+    """The unit of replication; of a published row, printed figures."""
     contested: bool = False
     """A config that comes before the pick, or the pick, lies so near the edge of the tie band that it may be on the
     other side."""
+    times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False)
+    """Of each finalist; empty where there were no finals."""
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:

@@ -55,16 +55,16 @@ class Shared:
 
 def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Winner]:
     """The pick of every problem and device that has timed rows, in a fixed order (kernel, arch, device, shape)."""
-    return [candidates.winner() for candidates in all_candidates(evidence, incumbents)]
+    return [candidates.winner for candidates in all_candidates(evidence, incumbents)]
 
 
 def competing(pools: Iterable[ComparableRows]) -> list[ComparableRows]:
-    """The pools that :func:`all_candidates` would rank or hold against those, and all that hold no timings."""
-    arenas: dict[Hashable, list[ComparableRows]] = {}
+    """The pools that :func:`all_candidates` would rank, and all that hold no timings."""
+    groups: dict[Hashable, list[ComparableRows]] = {}
     for pool in pools:
         ranked = pool.kind in _RANKED and pool.newest
-        arenas.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
-    return [pool for rivals in arenas.values() for pool in (rivals if len(rivals) == 1 else _standing(rivals))]
+        groups.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
+    return [group[0] if len(group) == 1 else _ranked_pool(group) for group in groups.values()]
 
 
 def all_candidates(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Candidates]:
@@ -73,22 +73,18 @@ def all_candidates(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INC
 
     Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
     """
-    found = [
-        _newest([Candidates(tuple(sorted(pool, key=_entry_order))) for pool in _grouped(rows, _pool).values()])
-        for rows in _grouped(filter(_is_timed, evidence), _arena).values()
-    ]
+    found = [_newest(rows) for rows in _grouped(filter(_is_timed, evidence), _question).values()]
     measured = {_subject(candidates) for candidates in found if candidates.kind is not Kind.PUBLISHED}
     kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
-    return sorted((_challenged(candidates, incumbents) for candidates in kept), key=_contest_order)
+    return sorted((_with_incumbent(candidates, incumbents) for candidates in kept), key=_candidates_order)
 
 
-def _challenged(candidates: Candidates, incumbents: Incumbents) -> Candidates:
-    key = candidates.entries[0].lookup_key
-    if key is None:
+def _with_incumbent(candidates: Candidates, incumbents: Incumbents) -> Candidates:
+    first = candidates.entries[0]
+    if first.lookup_key is None:
         return candidates
-    incumbent = incumbents.config(candidates.problem.kernel, candidates.device, key)
-    rivals = tuple(_challenged(rival, incumbents) for rival in candidates.rivals)
-    return replace(candidates, incumbent=completed(incumbent, candidates.entries[0].version), rivals=rivals)
+    incumbent = incumbents.config(candidates.problem.kernel, candidates.device, first.lookup_key)
+    return replace(candidates, incumbent=completed(incumbent, first.version))
 
 
 def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
@@ -162,7 +158,7 @@ def _grouped(rows: Iterable[Evidence], key: Callable[[Evidence], Hashable]) -> d
     return groups
 
 
-def _arena(entry: Evidence) -> Hashable:
+def _question(entry: Evidence) -> Hashable:
     """What a user asks about: one problem on one kind of device."""
     return entry.problem, entry.device.arch, entry.device.name
 
@@ -172,30 +168,28 @@ def _pool(entry: Evidence) -> Hashable:
     return entry.kind, entry.version and entry.version.source_hash, entry.device
 
 
-def _newest(pools: Sequence[Candidates]) -> Candidates:
-    if len(pools) == 1:
-        return pools[0]
+def _newest(rows: Sequence[Evidence]) -> Candidates:
+    """Of one question's rows those that are ranked, in order."""
+    pools = list(_grouped(rows, _pool).values())
+    if len(pools) > 1:
+        by_pool = {_pool_of(pool): pool for pool in pools}
+        pools = [by_pool[_ranked_pool(list(by_pool))]]
+    return Candidates(tuple(sorted(pools[0], key=_entry_order)))
 
-    by_pool = {_pool_of(candidates): candidates for candidates in pools}
-    first, *others = _standing(list(by_pool))
-    return replace(by_pool[first], rivals=tuple(by_pool[other] for other in others))
 
-
-def _pool_of(candidates: Candidates) -> ComparableRows:
-    first = candidates.entries[0]
-    newest = max(entry.newest for entry in candidates.entries)
+def _pool_of(entries: Sequence[Evidence]) -> ComparableRows:
+    first = min(entries, key=_entry_order)
+    newest = max(entry.newest for entry in entries)
     return ComparableRows(
         first.problem, first.device, first.kind, first.version, first.complete, newest, first.has_finals
     )
 
 
-def _standing(pools: Sequence[ComparableRows]) -> list[ComparableRows]:
-    """The pool that is ranked: of the version that ranks first, finals before a screen. Then that version's finals on
-    other devices of the name or under other drivers, which may disagree."""
+def _ranked_pool(pools: Sequence[ComparableRows]) -> ComparableRows:
+    """The pool that is ranked: of the version that ranks first, finals before a screen."""
     newest = min(pools, key=_pool_rank)
     peers = [pool for pool in pools if _version(pool) == _version(newest) and pool.complete == newest.complete]
-    first, *others = sorted(peers, key=lambda pool: (not pool.has_finals, _pool_rank(pool)))
-    return [first, *(pool for pool in others if pool.has_finals)]
+    return min(peers, key=lambda pool: (not pool.has_finals, _pool_rank(pool)))
 
 
 def _pool_rank(pool: ComparableRows) -> tuple[object, ...]:
@@ -213,7 +207,7 @@ def _entry_order(entry: Evidence) -> tuple[object, ...]:
     return entry.stage != "final", value_us(entry), config, entry.source, entry.note
 
 
-def _contest_order(candidates: Candidates) -> tuple[object, ...]:
+def _candidates_order(candidates: Candidates) -> tuple[object, ...]:
     problem, device = candidates.problem, candidates.device
     shape = sorted(problem.shape.items())
     rest = (

@@ -25,15 +25,12 @@ def import_(
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
-    from fp8tune.sweep import published, session
+    from fp8tune.sweep import published
 
     loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
         report = loaded.store(store, render.CountProgress("rows stored"))
         print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
-        for winner in session.disputes(store) if report.added else ():
-            where = f"{winner.problem.kernel} {winner.problem.shape} on {winner.device.name}"
-            render.notice(f"{where}: finals of two sides disagree, ambiguous until fp8tune sweep --again has run there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with render.SweepProgress() as progress:

@@ -15,11 +15,13 @@ def static_report(
     db: ReadDatabaseOption = None,
     format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
 ) -> None:
-    """How far rows that were only compiled can be trusted; with --arch, how they rank its configs. Needs no GPU.
+    """What was compiled for each arch and not run, and the config that suits it best; with --arch each that fits.
 
-    The ranking is measured against times where both are stored. Filled by fp8tune sweep --static --arch ARCH.
+    Configs are in the order of choice: by what they lose where they were timed, and what they spill here. Filled by
+    fp8tune sweep --static --arch ARCH. Needs no GPU.
     """
-    from fp8tune.choose import ranking, static_score
+    from fp8tune.choose import ranking, untimed
+    from fp8tune.records import Kind
     from fp8tune.render import evidence as render_evidence
     from fp8tune.render import terminal as render
     from fp8tune.store import names
@@ -30,13 +32,13 @@ def static_report(
         wanted = names.stored_kernels(kernel, store)
         if arch is not None:
             names.check_arch(arch, store)
-        evidence = store.evidence(arch=arch or static_score.CALIBRATED_ON, keep=ranking.competing)
-    found = [item for item in evidence if item.problem.kernel in wanted]
+        static = store.evidence(arch=arch, kinds=[Kind.STATIC])
+        measured = store.evidence(arch=untimed.TIMED_ON, kinds=[Kind.MEASURED], keep=ranking.competing)
+    found = untimed.compiled(static, untimed.timed(measured))
+    rows = [row for name in wanted for row in found if row.kernel == name]
     if arch is not None:
-        render_evidence.print_rankings(static_score.rankings(found), arch, str(format))
+        render_evidence.print_fitting(rows, str(format))
         return
-    calibrations = static_score.calibrations(found)
-    if not calibrations:
-        command = f"fp8tune sweep --static --arch {static_score.CALIBRATED_ON}"
-        render.notice(f"no kernel has both static and measured rows in {db}: run {command}")
-    render_evidence.print_calibrations([calibrations[name] for name in wanted if name in calibrations], str(format))
+    if not rows:
+        render.notice(f"nothing was compiled only in {db}: run fp8tune sweep --static --arch {untimed.TIMED_ON}")
+    render_evidence.print_compiled(rows, str(format))

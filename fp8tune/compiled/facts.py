@@ -1,6 +1,6 @@
 """What the compiler says of a compiled Triton kernel, from its binary (NVIDIA) or its assembly (AMD).
 
-Resources come with every compilation; what the machine code does is read only where nothing will be timed.
+Resources come with every compilation; the assembly is read only where nothing will be timed.
 """
 
 from __future__ import annotations
@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fp8tune.compiled import coalescing, instructions
-from fp8tune.compiled.instructions import Mix
 from fp8tune.compiled.occupancy import resident_warps
 from fp8tune.records import Code, Facts
 from fp8tune_kernels.arches import Arch
 
-KIB = 1024
+_CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk|sr)_(?:fp8|bf8)_f32")
 
 
 @dataclass(frozen=True)
@@ -72,16 +70,11 @@ def worst(found: Sequence[Resources], compile_s: float) -> Facts:
     )
 
 
-def code(
-    kernels: Sequence[Any], found: Sequence[Resources], programs: Sequence[int], num_warps: int, arch: Arch
-) -> Code:
-    """What the machine code of a launch is like: of several kernels the least favourable, costs added up.
+def code(kernels: Sequence[Any], found: Sequence[Resources], num_warps: int, arch: Arch) -> Code:
+    """What else the binaries of a launch say: of several kernels the least favourable.
 
-    ``found`` and ``programs``: the resources and the grid size of each of ``kernels``.
+    ``found``: the resources of each of ``kernels``.
     """
-    texts = [str(kernel.asm["amdgcn" if "amdgcn" in kernel.asm else "ptx"]) for kernel in kernels]
-    loops = [loop for text in texts for loop in instructions.hot_loops(text)]
-    runs = [coalescing.runs(str(kernel.asm["ttgir"])) for kernel in kernels]
     return Code(
         agprs=max(each.agprs for each in found),
         sgprs=max(each.sgprs for each in found),
@@ -89,25 +82,17 @@ def code(
         resident_warps=min(
             resident_warps(arch, num_warps, each.registers, each.shared_bytes, each.sgprs) for each in found
         ),
-        programs=min(programs),
-        load_bytes=_least(loop.load_bytes // loop.loads for loop in loops if loop.loads),
-        store_bytes=_least(loop.store_bytes // loop.stores for loop in loops if loop.stores),
-        load_run_bytes=_least(run.load_bytes for run in runs if run.load_bytes),
-        store_run_bytes=_least(run.store_bytes for run in runs if run.store_bytes),
-        passes=sum(loop.loads > 0 for loop in loops),
-        tile_bytes=_least(loop.load_bytes for loop in loops if loop.loads),
-        instructions_per_kib=sum(_per_kib(loop, loop.instructions) for loop in loops),
-        shared_per_kib=sum(_per_kib(loop, loop.shared) for loop in loops),
-        fp8_conversions=sum(instructions.fp8_conversions(text) for text in texts),
+        fp8_conversions=sum(fp8_conversions(_assembly(kernel)) for kernel in kernels),
     )
 
 
-def _per_kib(loop: Mix, count: int) -> int:
-    return KIB * count // loop.load_bytes if loop.load_bytes else 0
+def fp8_conversions(assembly: str) -> int:
+    """Instructions that convert to FP8. None in a kernel that writes FP8 all the same: it computes the codes."""
+    return len(_CONVERSION.findall(assembly))
 
 
-def _least(values: Iterable[int]) -> int:
-    return min(values, default=0)
+def _assembly(kernel: Any) -> str:
+    return str(kernel.asm["amdgcn" if "amdgcn" in kernel.asm else "ptx"])
 
 
 def _cuda_resources(cubin: bytes) -> tuple[int, int]:

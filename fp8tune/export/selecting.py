@@ -6,8 +6,8 @@ shape is the robust config; where it loses more on shapes held out than the row 
 named as one whose lookups take the nearest key first. What the committed table has of all this stays until it is beaten
 by the keep band. A published config timed another implementation of the contract: it is taken only for keys that nobody
 measured, and only where our kernel was compiled with it for that arch and spilled nothing. What was only compiled comes
-last: it gives the row for any other shape of a kernel that nobody measured on the arch, and only where no publication
-does.
+last (:mod:`fp8tune.choose.untimed`): it gives the row for any other shape of a kernel that nobody measured on the arch,
+and only where no publication does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from fp8tune.choose import static_score
+from fp8tune.choose import untimed
 from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import (
@@ -31,7 +31,6 @@ from fp8tune.choose.ranking import (
     robust,
     usable,
 )
-from fp8tune.choose.static_score import Calibration
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
@@ -52,9 +51,9 @@ class Basis(StrEnum):
     SIMULATED = "simulated"
     PUBLISHED = "published"
     STATIC = "static"
-    """Compiled for the arch, not run."""
+    """Compiled for the arch, and timed on another."""
     DEFAULT = "default"
-    """Compiled for the arch, where the static ranking is not trusted with the kernel."""
+    """Compiled for the arch, and timed nowhere: the declared default."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class TableRow:
     """None where nothing was timed."""
     other_implementation: bool = False
     basis: Basis = Basis.MEASURED
-    calibration: Calibration | None = None
-    """How well the static ranking does for the kernel, where it was asked and is known."""
+    elsewhere: float | None = None
+    """Of a row that was only compiled: its mean slowdown on :data:`fp8tune.choose.untimed.TIMED_ON`."""
     held_out: HeldOut | None = None
     """Of a row for any other shape: what lookups lose on each measured shape without it, by this row or the nearest."""
 
@@ -92,28 +91,28 @@ class Selection:
 
 
 def evidence_for(store: Store, arch: str) -> list[Evidence]:
-    """What :func:`select` needs: all that is stored of an arch, and what the static ranking is calibrated on."""
+    """What :func:`select` needs: all that is stored of an arch, and the times that stand in for those it lacks."""
     found = store.evidence(arch=arch, keep=competing)
-    if arch == static_score.CALIBRATED_ON or all(item.kind is not Kind.STATIC for item in found):
+    if arch == untimed.TIMED_ON or all(item.kind is not Kind.STATIC for item in found):
         return found
-    return found + store.evidence(arch=static_score.CALIBRATED_ON, keep=competing)
+    return found + store.evidence(arch=untimed.TIMED_ON, kinds=[Kind.MEASURED], keep=competing)
 
 
 def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Selection:
-    """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches nothing
-    but how well the static ranking does."""
+    """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches only
+    the times of :data:`fp8tune.choose.untimed.TIMED_ON`, for kernels that were timed nowhere else."""
     evidence = list(evidence)
     of_arch = [item for item in evidence if item.device.arch == arch]
     kinds = _TIMED.get(arch, _TIMED_ON_A_GPU)
     static = [item for item in of_arch if item.kind is Kind.STATIC]
     by_kernel: dict[str, list[Candidates]] = {item.problem.kernel: [] for item in static}
-    calibrations = static_score.calibrations(evidence) if static else {}
+    elsewhere = untimed.timed(evidence) if static and arch != untimed.TIMED_ON else {}
     for candidates in all_candidates((item for item in of_arch if item.kind in kinds), incumbents):
         by_kernel.setdefault(candidates.problem.kernel, []).append(candidates)
     builders = []
     for kernel, found in sorted(by_kernel.items()):
         own = [item for item in static if item.problem.kernel == kernel]
-        builder = _Builder(kernel, arch, found, own, calibrations.get(kernel), incumbents)
+        builder = _Builder(kernel, arch, found, own, elsewhere.get(kernel), incumbents)
         builder.build()
         builders.append(builder)
     return Selection(
@@ -132,7 +131,7 @@ class _Builder:
     arch: str
     all_candidates: Sequence[Candidates]
     static: Sequence[Evidence]
-    calibration: Calibration | None
+    elsewhere: untimed.Timed | None
     incumbents: Incumbents
     rows: list[TableRow] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
@@ -275,9 +274,9 @@ class _Builder:
         return rows
 
     def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> NamedInts | None:
-        """The published config with the default's missing axes, if our kernel compiles with it and spills nothing."""
+        """The published config with the axes that only ours has, if our kernel compiles with it and spills nothing."""
         version, compiled = self._compiled
-        completed = NamedInts({**version.default, **config}) if version else config
+        completed = version.complete(config) if version else config
         facts = compiled.get(completed)
         if facts is None:
             why = f"was not compiled: run {self._compile_command}"
@@ -304,18 +303,19 @@ class _Builder:
 
     def _add_static(self) -> None:
         """A row for any shape: machine code depends on no size but on what divides it, and tells shapes not apart."""
-        version = _newest_version(self.static)
-        if version is None:
-            return
-        own = [item for item in self.static if item.version == version]
-        choice = static_score.choose(own, version.default, self.calibration)
+        version, times = _newest_version(self.static), self.elsewhere
+        choice = untimed.choose([item for item in self.static if item.version == version], times)
         if choice is None:
-            self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
+            if self.static:
+                self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
             return
-        self.comments.append(choice.comment)
+        basis, why = Basis.DEFAULT, "it was timed nowhere"
+        if choice.slowdown is not None and times is not None:
+            loss = f"it loses {100 * (choice.slowdown - 1):.1f} % in the mean"
+            basis, why = Basis.STATIC, f"on the {times.problems} problems timed on {untimed.TIMED_ON} {loss}"
+        self.comments.append(f"{basis}, compiled and not run: {why}")
         config = _in_declared_order(choice.config, version)
-        basis = Basis.DEFAULT if choice.is_default else Basis.STATIC
-        self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, calibration=self.calibration))
+        self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, elsewhere=choice.slowdown))
 
 
 def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> TableRow:
@@ -325,7 +325,7 @@ def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, fou
         device=device,
         key=key,
         config=_in_declared_order(config, found[0].pick.version),
-        problems=tuple((candidates.winner(), candidates.times_us[config]) for candidates in covering),
+        problems=tuple((candidates.winner, candidates.times_us[config]) for candidates in covering),
         worst_slowdown=max(candidates.slowdown(config) for candidates in covering),
         basis=Basis(found[0].kind),
     )

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fp8tune.choose import static_score
+from fp8tune.choose import untimed
 from fp8tune.choose.heldout import HeldOut, Regret
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.errors import DatabaseError, UsageError, unknown
@@ -76,7 +76,7 @@ class Table:
     """Kernels that take the row of the nearest key before that for any other shape."""
     notices: tuple[str, ...] = ()
     """One line each: what was left out and why."""
-    robust: tuple[TableRow, ...] = ()
+    robust: tuple[TableRow, ...] = field(default=(), compare=False)
     """The rows for any other shape, with the regret on held-out shapes."""
     comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Kernel -> what its rows rest on."""
@@ -318,7 +318,7 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
         "worst_slowdown": _rounded(row.worst_slowdown),
         "other_implementation": row.other_implementation,
         "evidence": str(row.basis),
-        **({"calibration": static_score.as_json(row.calibration)} if row.calibration else {}),
+        **({"timed_on": untimed.TIMED_ON, "mean_slowdown": _rounded(row.elsewhere)} if row.elsewhere else {}),
         **({"held_out": _held_out(row.held_out, row.kernel in nearest)} if row.held_out else {}),
         "problems": [
             {
@@ -328,9 +328,9 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
                 "fp8_dtype": winner.problem.fp8_dtype,
                 "scale_mode": winner.problem.scale_mode,
                 "kind": str(winner.kind),
-                "source": winner.source or None,
+                "source": winner.evidence.source or None,
                 "device": winner.device.name,
-                "source_hash": winner.version.source_hash if winner.version else None,
+                "source_hash": winner.evidence.version.source_hash if winner.evidence.version else None,
                 "best_config": _plain(winner.config),
                 "best_us": round(winner.time_us, 3),
                 "n": winner.n,

@@ -41,7 +41,7 @@ def compile_config(
     """Compile every kernel that launching ``config`` on ``problem`` would launch on ``arch``.
 
     ``shared_limit``: bytes of shared memory (LDS) a block may have there. Facts are the worst over the kernels;
-    ``read_code`` adds what their machine code does.
+    ``read_code`` adds what else their binaries say.
     """
     started = time.perf_counter()
     try:
@@ -50,8 +50,7 @@ def compile_config(
         found = [facts.resources(kernel) for kernel in kernels]
         worst = facts.worst(found, time.perf_counter() - started)
         if read_code and kernels:
-            programs = [launch.programs for launch in launches]
-            worst = replace(worst, code=facts.code(kernels, found, programs, config["num_warps"], ARCHES[arch]))
+            worst = replace(worst, code=facts.code(kernels, found, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
         machine.raise_if_machine(error)
         return Compiled(Status.COMPILE_ERROR, one_line(error))

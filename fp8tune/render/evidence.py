@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from fp8tune.records import Code, Kind
 from fp8tune.render.terminal import microseconds, print_json, table, visible
+from fp8tune.render.trust import slower
 from fp8tune.render.wide import print_wide
 
 if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.ranking import Candidates, Shared
-    from fp8tune.choose.static_score import Calibration, Ranked
+    from fp8tune.choose.untimed import CompiledKernel, Fitting
 
 LISTED = 10
-"""Configs of a static ranking that are printed; JSON has all."""
+"""Configs of a kernel that was only compiled that are printed; JSON has all."""
 
 
 def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
@@ -74,57 +75,51 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     print_wide("published rows that contradict each other; all are kept", columns, rows, "table", names=2)
 
 
-def print_calibrations(calibrations: Sequence[Calibration], output_format: str) -> None:
-    """How the static ranking does where there are measured rows too."""
-    from fp8tune.choose.static_score import as_json
-
+def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
+    """What was compiled for each arch, and the config that suits it best."""
     if output_format == "json":
-        print_json([as_json(calibration) for calibration in calibrations])
+        print_json([row.as_json() for row in rows])
         return
-    columns = [("kernel", "left"), ("times on", "left"), ("problems", "right"), ("configs", "right")]
-    columns += [("rank correlation", "right")]
-    columns += [("first loses", "right"), ("best of 5", "right"), ("default", "right"), ("exported", "left")]
-    rows = [
-        [
-            each.kernel,
-            each.device,
-            str(each.problems),
-            str(each.configs),
-            f"{each.rank_correlation:.2f}",
-            *(_loss(slowdown) for slowdown in (each.top1_slowdown, each.top5_slowdown, each.default_slowdown)),
-            "first" if each.is_trusted else "default",
-        ]
-        for each in calibrations
+    from fp8tune.choose.untimed import TIMED_ON
+
+    columns = [("kernel", "left"), ("arch", "left"), ("compile", "right"), ("spill", "right"), ("fail", "right")]
+    columns += [("first choice", "left"), (f"loses on {TIMED_ON}", "right")]
+    cells = [
+        [row.kernel, row.arch, str(len(row.fitting)), str(row.spilling), str(row.failed), *_choice_cells(row)]
+        for row in rows
     ]
     if rows:
-        table(f"static ranking on {calibrations[0].arch} against times", columns, rows)
+        table("compiled, not run", columns, cells)
 
 
-def print_rankings(rankings: Mapping[str, Sequence[Ranked]], arch: str, output_format: str) -> None:
-    """The configs of each kernel that compile for an arch, with the facts that rank them; no times."""
+def _choice_cells(row: CompiledKernel) -> tuple[str, str]:
+    return ("", "") if row.choice is None else (str(row.choice.config), slower(row.choice.slowdown))
+
+
+def print_fitting(rows: Sequence[CompiledKernel], output_format: str) -> None:
+    """The configs of each kernel that compile for an arch, in the order of choice, with what the compiler says."""
     if output_format == "json":
-        print_json([_ranked_json(kernel, arch, each) for kernel, ranked in rankings.items() for each in ranked])
+        print_json([_fitting_json(row, each) for row in rows for each in row.fitting])
         return
-    facts = ("cost", "registers", "spilled B", "shared B", "resident warps", "load B", "store B", "instructions/KiB")
-    for kernel, ranked in rankings.items():
-        axes = list(dict.fromkeys(name for each in ranked for name in each.config))
+    from fp8tune.choose.untimed import TIMED_ON
+
+    facts = (f"loses on {TIMED_ON}", "registers", "spilled B", "shared B", "resident warps")
+    for row in rows:
+        axes = list(dict.fromkeys(name for each in row.fitting for name in each.config))
         columns = [(name, "right") for name in (*axes, *facts)] + [("fp8", "left")]
-        listed = f", {LISTED} of {len(ranked)} configs" if len(ranked) > LISTED else ""
-        title = f"{kernel} compiled for {arch}, not run{listed}; costs are no times"
-        print_wide(title, columns, [_ranked_cells(each, axes) for each in ranked[:LISTED]], "table", names=len(axes))
+        listed = f", {LISTED} of {len(row.fitting)} configs" if len(row.fitting) > LISTED else ""
+        title = f"{row.kernel} compiled for {row.arch}, not run{listed}"
+        print_wide(title, columns, [_fitting_cells(f, axes) for f in row.fitting[:LISTED]], "table", names=len(axes))
 
 
-def _ranked_cells(each: Ranked, axes: Sequence[str]) -> list[str]:
+def _fitting_cells(each: Fitting, axes: Sequence[str]) -> list[str]:
     facts, code = each.facts, each.facts.code or Code()
-    numbers = (facts.registers, facts.spill_bytes, facts.shared_bytes, code.resident_warps, code.load_bytes)
-    last = (code.store_bytes, code.instructions_per_kib, "native" if code.fp8_conversions else "emulated")
     config = [str(each.config.get(name, "")) for name in axes]
-    return [*config, f"{each.cost:.2f}", *map(str, numbers), *map(str, last)]
+    numbers = (facts.registers, facts.spill_bytes, facts.shared_bytes, code.resident_warps)
+    conversion = "native" if code.fp8_conversions else "emulated"
+    return [*config, slower(each.slowdown), *map(str, numbers), conversion]
 
 
-def _ranked_json(kernel: str, arch: str, each: Ranked) -> Mapping[str, object]:
-    return {"kernel": kernel, "arch": arch, "config": dict(each.config), "cost": each.cost, **asdict(each.facts)}
-
-
-def _loss(slowdown: float) -> str:
-    return f"{100 * (slowdown - 1):+.1f} %"
+def _fitting_json(row: CompiledKernel, each: Fitting) -> Mapping[str, object]:
+    named = {"kernel": row.kernel, "arch": row.arch, "config": dict(each.config)}
+    return {**named, "mean_slowdown": each.slowdown, **asdict(each.facts)}

@@ -36,7 +36,7 @@ def winner_json(winner: Winner) -> Mapping[str, object]:
         "reason": "",
         "ceiling_share": winner.ceiling_share,
         "n": winner.n,
-        "source": winner.source or None,
+        "source": winner.evidence.source or None,
         "verdict": winner.verdict,
         "noise_floor": winner.noise_floor,
         "runner_up": None if winner.runner_up is None else dict(winner.runner_up),
@@ -108,14 +108,13 @@ def _routing(winner: Winner) -> str:
 
 
 def _rate(winner: Winner) -> str:
-    if not winner.bytes_moved or not winner.time_us:
-        return ""
-    return f"{winner.bytes_moved / winner.time_us / 1e3:,.0f}"
+    moved = winner.evidence.bytes_moved
+    return f"{moved / winner.time_us / 1e3:,.0f}" if moved and winner.time_us else ""
 
 
 def _origin(winner: Winner) -> str:
-    unfinished = "" if winner.complete else " (unfinished)"
-    return (winner.source or str(winner.kind)) + unfinished
+    unfinished = "" if winner.evidence.complete else " (unfinished)"
+    return (winner.evidence.source or str(winner.kind)) + unfinished
 
 
 _MEASURED: Sequence[Column] = (

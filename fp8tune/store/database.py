@@ -137,10 +137,27 @@ def begin_writing(connection: Connection) -> None:
         _pragma(connection, "synchronous=NORMAL")
 
 
-def overwrite_what_is_removed(connection: Connection) -> None:
-    """From now on SQLite writes zeros over what is replaced, instead of leaving it in the file."""
-    if connection.dialect.name == "sqlite":
-        _pragma(connection, "secure_delete=ON")
+def private_copy(connection: Connection, label: str) -> Connection:
+    """A copy that only its connection sees and that goes with it, in place of one that reads an older SQLite file.
+
+    SQLite keeps it in memory, and on disk what is too large. Raises DatabaseError for a server's database.
+    """
+    try:
+        if connection.dialect.name != "sqlite":
+            raise DatabaseError(
+                f"{label} is of an older fp8tune: run fp8tune sweep or fp8tune import on it, which bring it up to date"
+            )
+        raw: Any = connection.connection.dbapi_connection
+        copy = sqlite3.connect("", isolation_level=None)
+        try:
+            raw.backup(copy)
+        except sqlite3.Error:
+            raise DatabaseError(f"{label} {_DAMAGED}") from None
+    finally:
+        close(connection, wrote=False)
+    engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: copy)
+    _map_errors(engine, label, ())
+    return engine.connect()
 
 
 def close(connection: Connection, *, wrote: bool) -> None:

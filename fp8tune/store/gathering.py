@@ -31,7 +31,7 @@ from sqlalchemy import (
 
 from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
-from fp8tune.store import judgements, visits
+from fp8tune.store import process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, chosen, codes
 from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
@@ -53,8 +53,8 @@ _KINDS = {str(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Which candidates to gather; None means any."""
+class Query:
+    """Which candidates to gather; None means any. ``device``: with the software that drove it."""
 
     kernel: str | None = None
     arch: str | None = None
@@ -62,21 +62,22 @@ class Wish:
     problems: Collection[Problem] | None = None
     device: Device | None = None
     keep: Keep | None = None
+    """Which pools to read: :func:`fp8tune.choose.ranking.competing` leaves out what cannot win."""
     finalists_only: bool = False
     """With ``keep``: of a pool whose finals count, only what reached them, all that its pick depends on."""
 
 
-def evidence(connection: Connection, ceiling: str, wish: Wish) -> list[Evidence]:
+def evidence(connection: Connection, ceiling: str, query: Query) -> list[Evidence]:
     """One record a candidate that has trials; ``ceiling`` names the calibration to attach."""
     gathering = _Gathering.begin(connection, ceiling)
-    wanted = gathering.candidates(wish)
-    if wish.keep is None:
+    wanted = gathering.candidates(query)
+    if query.keep is None:
         return gathering.read(wanted)
-    pools = gathering.pools(wish, wanted)
-    kept = {pool: pools[pool] for pool in wish.keep(list(pools))}
+    pools = gathering.pools(query, wanted)
+    kept = {pool: pools[pool] for pool in query.keep(list(pools))}
     if len(kept) < len(pools):
         wanted = wanted.where(_in_pools(kept.values()))
-    return gathering.read_finalists(wanted, kept) if wish.finalists_only else gathering.read(wanted)
+    return gathering.read_finalists(wanted, kept) if query.finalists_only else gathering.read(wanted)
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class _Gathering:
     """Version, device and problem of all that was swept to the end."""
     ceilings: Mapping[tuple[int | None, int], float]
     """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
-    sessions: visits.Sessions
+    finals: process_times.Counted
     processes: Mapping[int, str]
-    references: judgements.References
+    checked: references.References
     fastest: dict[tuple[str, str], float] = field(default_factory=dict)
     """(name of a device, kind) -> the highest rate of a kernel, GB/s; looked up when it is first asked for."""
 
@@ -105,32 +106,32 @@ class _Gathering:
             codes=codes(connection),
             completed={(row[0], row[1], row[2]) for row in readable(connection, _COMPLETED)},
             ceilings=_ceilings(connection, ceiling),
-            sessions=visits.Sessions.load(connection),
-            processes=visits.processes(connection),
-            references=judgements.references(connection),
+            finals=process_times.counted_finals(connection),
+            processes=process_times.process_names(connection),
+            checked=references.references(connection),
         )
 
-    def candidates(self, wish: Wish) -> Select[Any]:
-        """The ids of what is wished for, whichever pool it is in."""
-        wanted = chosen(wish.kernel, wish.arch, wish.kinds)
-        if wish.problems is not None:
-            ids = [id for id, one in self.shared.problems.items() if one in wish.problems]
+    def candidates(self, query: Query) -> Select[Any]:
+        """The ids of what is asked for, whichever pool it is in."""
+        wanted = chosen(query.kernel, query.arch, query.kinds)
+        if query.problems is not None:
+            ids = [id for id, one in self.shared.problems.items() if one in query.problems]
             wanted = wanted.where(Candidates.c.problem_id.in_(ids))
-        if wish.device is not None:
-            ids = [id for id, one in self.shared.devices.items() if one == wish.device]
+        if query.device is not None:
+            ids = [id for id, one in self.shared.devices.items() if one == query.device]
             wanted = wanted.where(Candidates.c.device_id.in_(ids))
         return wanted
 
-    def pools(self, wish: Wish, wanted: Select[Any]) -> dict[ComparableRows, _Ids]:
+    def pools(self, query: Query, wanted: Select[Any]) -> dict[ComparableRows, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
-        query = wanted.with_only_columns(*_POOL).distinct()
-        found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, query)]
+        ids = wanted.with_only_columns(*_POOL).distinct()
+        found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, ids)]
         rivals = len({problem for problem, *_ in found}) < len(found)
-        newest = _last_timed(self.connection, wanted if wish.problems is not None else None) if rivals else {}
+        newest = _last_timed(self.connection, wanted if query.problems is not None else None) if rivals else {}
         pools = {}
-        for ids in found:
+        for pool in found:
             with contextlib.suppress(MissingRowError):
-                pools[self._pool(ids, newest.get(ids, 0.0))] = ids
+                pools[self._pool(pool, newest.get(pool, 0.0))] = pool
         return pools
 
     def _pool(self, ids: _Ids, newest: float) -> ComparableRows:
@@ -142,7 +143,7 @@ class _Gathering:
             version=self.shared.versions[version],
             complete=self._is_complete(kind, version, device, problem),
             newest=newest,
-            has_finals=bool(self.sessions.of(problem, version, device)),
+            has_finals=(problem, version, device) in self.finals,
         )
 
     def read(self, wanted: Select[Any]) -> list[Evidence]:
@@ -158,7 +159,7 @@ class _Gathering:
 
     def read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
-        if not self.sessions.by_subject:
+        if not self.finals:
             return self.read(wanted)
         had_finals = tuple_(Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id).in_(_WITH_FINALS)
         found = self.read(wanted.where(or_(not_(had_finals), _IS_FINALIST)))
@@ -166,7 +167,7 @@ class _Gathering:
         undecided = [
             ids
             for pool, ids in pools.items()
-            if (pool.problem, pool.version, pool.device) not in decided and self.sessions.of(*ids[:3])
+            if (pool.problem, pool.version, pool.device) not in decided and ids[:3] in self.finals
         ]
         return found + (self.read(wanted.where(_in_pools(undecided), not_(_IS_FINALIST))) if undecided else [])
 
@@ -174,10 +175,10 @@ class _Gathering:
         id, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
         registers, spill_bytes, shared_bytes, compile_s = row[10:]
         status, kind = self._status(summary, version), _KINDS[kind_name]
-        screened_us, finals = summary.screened_us(kind), self._finals((problem, version, device), summary)
-        timed = finals.get("final", ())
+        screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
+        timed = by_stage.get("final", ())
         copy = self._copy(summary, device)
-        times_us = tuple(sorted([visit.time_us for visit in timed])) or screened_us
+        times_us = tuple(sorted([of_process.time_us for of_process in timed])) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
             config=self.shared.configs[config],
@@ -197,25 +198,25 @@ class _Gathering:
             stage="final" if timed else "screen",
             screen_us=median(screened_us) if timed and screened_us else None,
             finals=timed,
-            duplicate=finals.get("twin", ()),
+            duplicate=by_stage.get("duplicate", ()),
             newest=max(summary.newest.values()),
-            has_finals=bool(self.sessions.of(problem, version, device)),
+            has_finals=(problem, version, device) in self.finals,
         )
 
     def _status(self, summary: Summary, version: int) -> Status:
         if not summary.doubted:
-            return judgements.last_but_wrong(summary.newest)
-        return judgements.last_status(
+            return references.last_but_wrong(summary.newest)
+        return references.last_status(
             [
-                judgements.Judged(status, created_at, stage, round, sweep, self.references.get((sweep, version), ""))
+                references.Ended(status, created_at, stage, round, sweep, self.checked.get((sweep, version), ""))
                 for status, created_at, stage, round, sweep in summary.doubted
             ]
         )
 
-    def _finals(self, subject: visits.Subject, summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
-        if not summary.finals:
+    def _finals(self, ids: tuple[int, int, int], summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
+        if not summary.finals or ids not in self.finals:
             return {}
-        return visits.of_candidate(summary.finals, self.sessions.of(*subject), self.processes)
+        return process_times.of_candidate(summary.finals, *self.finals[ids], self.processes)
 
     def _is_complete(self, kind: str, version: int, device: int, problem: int) -> bool:
         """A publication is as complete as it will ever be."""

@@ -1,4 +1,4 @@
-"""The queries behind :class:`fp8tune.store.results.Store` that turn stored rows back into records, one trial at a time.
+"""The queries that turn stored rows back into records, one trial at a time.
 
 What ranking needs, a million trials at once, is :mod:`fp8tune.store.gathering`'s.
 """
@@ -6,12 +6,12 @@ What ranking needs, a million trials at once, is :mod:`fp8tune.store.gathering`'
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, func, inspect, select
+from sqlalchemy import Connection, Select, Table, func, select
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -26,11 +26,13 @@ from fp8tune.records import (
     Published,
     Row,
     Status,
+    Subject,
     Telemetry,
 )
-from fp8tune.store import judgements, unreadable
+from fp8tune.store import references, unreadable
 from fp8tune.store.columns import unpack_samples
-from fp8tune.store.judgements import Judged
+from fp8tune.store.connected import Connected, reads
+from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
     Calibrations,
     Candidates,
@@ -49,6 +51,161 @@ from fp8tune.store.schema import (
 from fp8tune.store.unreadable import ById, MissingRowError, readable, stream
 
 
+class Reading(Connected):
+    """What an open database says of single problems, sweeps and devices."""
+
+    @reads
+    def sweep_uid(self, sweep_id: int) -> str:
+        """The name of a sweep in every copy of the database."""
+        return str(self._connection.scalar(select(Sweeps.c.uid).where(Sweeps.c.id == sweep_id)))
+
+    @reads
+    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
+        """What the newest finished sweep of a request on this very device was about; None where there is none."""
+        same = (Sweeps.c.request == request, Sweeps.c.device_id.in_(device_ids(device)))
+        sweep = self._connection.scalar(select(func.max(Sweeps.c.id)).where(*same, Sweeps.c.finished_at.is_not(None)))
+        if sweep is None:
+            return None
+        shared = Shared.load(self._connection)
+        query = select(Completions.c.version_id, Completions.c.problem_id).where(Completions.c.sweep_id == sweep)
+        pairs = []
+        for row in readable(self._connection, query.order_by(Completions.c.id)):
+            with contextlib.suppress(MissingRowError):
+                pairs.append((shared.versions[row.version_id], shared.problems[row.problem_id]))
+        return [(version, problem) for version, problem in pairs if version is not None]
+
+    @reads
+    def unfinished_sweeps(self) -> list[str]:
+        """The commands of sweeps that were begun and not finished, oldest first."""
+        query = select(Sweeps.c.command).where(Sweeps.c.finished_at.is_(None)).order_by(Sweeps.c.id)
+        return [row.command for row in readable(self._connection, query)]
+
+    @reads
+    def tried(
+        self,
+        subject: Subject,
+        *,
+        sweep: int | None = None,
+        round: int | None = None,
+        stage: str | None = "screen",
+        reference: str = "",
+    ) -> dict[NamedInts, Outcome]:
+        """Config -> what became of it (in any sweep and round, unless given): the median time of its trials, and the
+        reason of the last that failed.
+
+        ``reference``: the hash of today's. What was checked by another is left out then, and what an unknown one found
+        wrong.
+        """
+        checked = references.references(self._connection)
+        given = {Trials.c.stage: stage, Trials.c.sweep_id: sweep, Trials.c.round: round}
+        query = (
+            select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
+            .add_columns(*(Candidates.c[name] for name in _FACTS))
+            .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+            .join(Configs, Configs.c.id == Candidates.c.config_id)
+            .where(Candidates.c.id.in_(candidates_of(subject)), Candidates.c.kind == str(subject.kind))
+            .where(*(column == value for column, value in given.items() if value is not None))
+            .order_by(Trials.c.created_at, Trials.c.id)
+        )
+        by_config: dict[NamedInts, list[tuple[Any, Ended]]] = {}
+        for row in readable(self._connection, query):
+            by = checked.get((row.sweep_id, row.version_id), "")
+            ended = Ended(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
+            if not (reference and references.is_outdated(ended.status, by, reference)):
+                by_config.setdefault(row.items or NamedInts(), []).append((row, ended))
+        return {config: _outcome(rows) for config, rows in by_config.items()}
+
+    @reads
+    def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
+        """Every problem with the newest kernel version that was tried on it, on each device."""
+        shared = Shared.load(self._connection)
+        ids = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
+        tried_here = chosen(kernel, arch, [kind for kind in Kind if kind is not Kind.PUBLISHED])
+        query = select(*ids).where(Candidates.c.id.in_(tried_here)).group_by(*ids).order_by(func.max(Candidates.c.id))
+        newest: dict[object, Subject] = {}
+        for problem, version_id, device, kind in self._connection.execute(query):
+            if (version := shared.versions[version_id]) is not None:
+                subject = Subject(version, shared.devices[device], Kind(kind), shared.problems[problem])
+                newest[subject.device, subject.kind, subject.problem] = subject
+        return list(newest.values())
+
+    @reads
+    def calibration(self, device: Device) -> dict[str, float]:
+        """The newest value of everything that was ever measured of this very device, by name."""
+        query = select(Calibrations.c.name, Calibrations.c.value).where(
+            Calibrations.c.device_id.in_(device_ids(device))
+        )
+        rows = readable(self._connection, query.order_by(Calibrations.c.created_at, Calibrations.c.value))
+        return {row.name: row.value for row in rows}
+
+    def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
+        """Every trial with all that is kept of it, samples included, in the order stored."""
+        with self._transaction():
+            yield from _rows(self._connection, kernel, arch)
+
+    @reads
+    def published(self) -> list[Published]:
+        """What others printed of whole operations, in the order stored. Few."""
+        shared = Shared.load(self._connection)
+        told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
+        found = []
+        for row in readable(self._connection, select(*PublishedOperations.c).order_by(PublishedOperations.c.id)):
+            with contextlib.suppress(MissingRowError):
+                problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
+                values = {name: getattr(row, name) for name in told}
+                found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))
+        return found
+
+    @reads
+    def arches(self) -> list[str]:
+        """Arches that have rows, sorted."""
+        query = select(Devices.c.arch).distinct().join(Candidates, Candidates.c.device_id == Devices.c.id)
+        return sorted({row.arch for row in readable(self._connection, query)})
+
+    @reads
+    def kernels(self) -> list[str]:
+        """Kernels that have rows, sorted."""
+        query = select(Problems.c.kernel).distinct().join(Candidates, Candidates.c.problem_id == Problems.c.id)
+        return sorted({row.kernel for row in readable(self._connection, query)})
+
+    @reads
+    def counts(self) -> dict[tuple[str, Kind], int]:
+        """(arch, kind) -> trials stored."""
+        per_candidate = select(Trials.c.candidate_id, func.count().label("trials")).group_by(Trials.c.candidate_id)
+        trials = per_candidate.subquery()
+        query = (
+            select(Candidates.c.device_id, Candidates.c.kind, func.sum(trials.c.trials))
+            .join(trials, trials.c.candidate_id == Candidates.c.id)
+            .where(Candidates.c.kind.in_(list(map(str, Kind))))
+            .group_by(Candidates.c.device_id, Candidates.c.kind)
+        )
+        counts: dict[tuple[str, Kind], int] = {}
+        devices = readable(self._connection, select(Devices.c.id, Devices.c.arch))
+        arches = {row.id: row.arch for row in devices}
+        for device, kind, number in self._connection.execute(query):
+            if device in arches:
+                place = arches[device], Kind(kind)
+                counts[place] = counts.get(place, 0) + int(number)
+        return dict(sorted(counts.items()))
+
+    @reads
+    def timed_sources(self) -> dict[str, set[str]]:
+        """Kernel -> the source hashes of its code that have rows from a GPU."""
+        query = (
+            select(KernelVersions.c.kernel, KernelVersions.c.source_hash)
+            .join(Candidates, Candidates.c.version_id == KernelVersions.c.id)
+            .where(Candidates.c.kind == str(Kind.MEASURED), KernelVersions.c.source_hash != "")
+        )
+        found: dict[str, set[str]] = {}
+        for row in readable(self._connection, query.distinct()):
+            found.setdefault(row.kernel, set()).add(row.source_hash)
+        return found
+
+
+_FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
+_ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")
+
+
 @dataclass(frozen=True)
 class Shared:
     """What candidates refer to, by id. Small beside the trials, so it is read whole."""
@@ -57,24 +214,20 @@ class Shared:
     configs: Mapping[int, NamedInts | None]
     lookup_keys: Mapping[int, NamedInts | None]
     versions: Mapping[int, KernelVersion | None]
+    """None where rows are of another implementation."""
     devices: Mapping[int, Device]
 
     @classmethod
     def load(cls, connection: Connection) -> Shared:
         """Read all shared records that can be read."""
+        versions = _records(connection, KernelVersions, KernelVersion)
+        ours = ((id, version if version.source_hash else None) for id, version in versions)
         return cls(
-            problems=_records(connection, Problems, Problem),
+            problems=ById(connection, Problems, _records(connection, Problems, Problem)),
             configs=_items(connection, Configs),
             lookup_keys=_items(connection, LookupKeys),
-            versions=ById(
-                connection,
-                KernelVersions,
-                (
-                    (id, version if version.source_hash else None)
-                    for id, version in _records(connection, KernelVersions, KernelVersion).items()
-                ),
-            ),
-            devices=_records(connection, Devices, Device),
+            versions=ById(connection, KernelVersions, ours),
+            devices=ById(connection, Devices, _records(connection, Devices, Device)),
         )
 
 
@@ -83,11 +236,16 @@ def _items(connection: Connection, table: Table) -> ById:
     return ById(connection, table, ((row.id, row.items) for row in found))
 
 
-def _records(connection: Connection, table: Table, record: type[Any]) -> ById:
+def _records(connection: Connection, table: Table, record: type[Any], id: str = "id") -> Iterable[tuple[int, Any]]:
+    """What each row of a table says, as a record that its columns were made of, by its id."""
     names = list(record.__dataclass_fields__)
-    query = select(*(table.c[name] for name in ("id", *names)))
-    found = readable(connection, query)
-    return ById(connection, table, ((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in found))
+    found = readable(connection, select(*(table.c[name] for name in (id, *names))))
+    return ((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in found)
+
+
+def codes(connection: Connection) -> dict[int, Code]:
+    """What is known of the machine code of candidates, by their id. Few: configs that were only compiled."""
+    return dict(_records(connection, Codes, Code, "candidate_id"))
 
 
 def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None) -> Select[Any]:
@@ -102,88 +260,17 @@ def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None)
     return query
 
 
-def facts(row: Any, code: Code | None = None) -> Facts:
-    """The compiler's facts among a candidate's columns."""
-    return Facts(row.registers, row.spill_bytes, row.shared_bytes, row.compile_s, code)
-
-
-def codes(connection: Connection) -> dict[int, Code]:
-    """What is known of the machine code of candidates, by their id. Small: configs that were only compiled."""
-    if not inspect(connection).has_table(Codes.name):
-        return {}
-    names = list(Code.__dataclass_fields__)
-    query = select(Codes.c.candidate_id, *(Codes.c[name] for name in names))
-    return {row[0]: Code(*row[1:]) for row in readable(connection, query)}
-
-
-def tried(
-    connection: Connection,
-    version: KernelVersion,
-    device: Device,
-    kind: Kind,
-    problem: Problem,
-    sweep: int | None,
-    round: int | None,
-    stage: str | None,
-    reference: str,
-) -> dict[NamedInts, Outcome]:
-    """Config -> what became of it; the median time of its trials, and the reason of the last that failed."""
-    references = judgements.references(connection)
-    query = (
-        select(
-            Candidates.c.id, Configs.c["items"], Trials.c.status, Trials.c.reason, Trials.c.time_us, Trials.c.created_at
-        )
-        .add_columns(Trials.c.stage, Trials.c.round, Trials.c.sweep_id, Candidates.c.version_id)
-        .add_columns(
-            Candidates.c.registers, Candidates.c.spill_bytes, Candidates.c.shared_bytes, Candidates.c.compile_s
-        )
-        .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+def candidates_of(subject: Subject) -> Select[Any]:
+    """The ids of all candidates of one problem, kernel version and device, of any kind; their configs are joined."""
+    version = subject.version
+    return (
+        select(Candidates.c.id)
         .join(Configs, Configs.c.id == Candidates.c.config_id)
         .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
         .where(KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash)
-        .where(Candidates.c.device_id.in_(device_ids(device)), Candidates.c.problem_id.in_(problem_ids(problem)))
-        .where(Candidates.c.kind == str(kind))
-        .order_by(Trials.c.created_at, Trials.c.id)
+        .where(Candidates.c.device_id.in_(device_ids(subject.device)))
+        .where(Candidates.c.problem_id.in_(problem_ids(subject.problem)))
     )
-    if stage is not None:
-        query = query.where(Trials.c.stage == stage)
-    if sweep is not None:
-        query = query.where(Trials.c.sweep_id == sweep)
-    if round is not None:
-        query = query.where(Trials.c.round == round)
-    by_config: dict[NamedInts, list[tuple[Any, Judged]]] = {}
-    for row in readable(connection, query):
-        by = references.get((row.sweep_id, row.version_id), "")
-        judged = Judged(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
-        if not (reference and judgements.is_outdated(judged.status, by, reference)):
-            by_config.setdefault(row.items or NamedInts(), []).append((row, judged))
-    return {config: _outcome(rows) for config, rows in by_config.items()}
-
-
-def finished_sweep(connection: Connection, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
-    """The problems that the newest finished sweep of a request completed, in its order; None where there is none."""
-    finished = (
-        Sweeps.c.request == request,
-        Sweeps.c.device_id.in_(device_ids(device)),
-        Sweeps.c.finished_at.is_not(None),
-    )
-    sweep = connection.execute(select(func.max(Sweeps.c.id)).where(*finished)).scalar()
-    if sweep is None:
-        return None
-    shared = Shared.load(connection)
-    query = select(Completions.c.version_id, Completions.c.problem_id).where(Completions.c.sweep_id == sweep)
-    pairs = []
-    for row in readable(connection, query.order_by(Completions.c.id)):
-        with contextlib.suppress(MissingRowError):
-            pairs.append((shared.versions[row.version_id], shared.problems[row.problem_id]))
-    return [(version, problem) for version, problem in pairs if version is not None]
-
-
-def calibration(connection: Connection, device: Device) -> dict[str, float]:
-    """Name -> the value last measured of a device."""
-    mine = select(Calibrations.c.name, Calibrations.c.value).where(Calibrations.c.device_id.in_(device_ids(device)))
-    rows = readable(connection, mine.order_by(Calibrations.c.created_at, Calibrations.c.value))
-    return {row.name: row.value for row in rows}
 
 
 def device_ids(device: Device) -> Select[Any]:
@@ -202,16 +289,19 @@ def problem_ids(problem: Problem) -> Select[Any]:
     )
 
 
-def _outcome(rows: Sequence[tuple[Any, Judged]]) -> Outcome:
-    status = judgements.last_status([judged for _, judged in rows])
-    mine = [row for row, judged in rows if judged.status is status]
+def _facts(row: Any, code: Code | None = None) -> Facts:
+    return Facts(**{name: getattr(row, name) for name in _FACTS}, code=code)
+
+
+def _outcome(rows: Sequence[tuple[Any, Ended]]) -> Outcome:
+    status = references.last_status([ended for _, ended in rows])
+    mine = [row for row, ended in rows if ended.status is status]
     times = [row.time_us for row in mine if row.time_us is not None]
     time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, mine[-1].reason, facts=facts(rows[-1][0]))
+    return Outcome(status, time_us, mine[-1].reason, facts=_facts(rows[-1][0]))
 
 
-def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
-    """Every trial as it was given to the store, in the order stored."""
+def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
     shared, known_codes = Shared.load(connection), codes(connection)
     columns = [column for column in Candidates.c if column.name != "id"]
     query = (
@@ -232,19 +322,7 @@ def rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterat
         yield row
 
 
-def published(connection: Connection) -> list[Published]:
-    """What others printed of whole operations, in the order stored. Few."""
-    if not inspect(connection).has_table(PublishedOperations.name):
-        return []
-    shared = Shared.load(connection)
-    told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
-    found = []
-    for row in readable(connection, select(*PublishedOperations.c).order_by(PublishedOperations.c.id)):
-        with contextlib.suppress(MissingRowError):
-            problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
-            values = {name: getattr(row, name) for name in told}
-            found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))
-    return found
+_SAME_NAME = ("bytes_moved", "commit", "source", "note", "stage", "round", "process", "position")
 
 
 def _row(found: Any, shared: Shared, code: Code | None) -> Row:
@@ -259,17 +337,10 @@ def _row(found: Any, shared: Shared, code: Code | None) -> Row:
             reason=found.reason,
             samples_us=unpack_samples(found.samples),
             tick_us=found.tick_us,
-            facts=facts(found, code),
+            facts=_facts(found, code),
             telemetry=Telemetry(*(getattr(found, name) for name in Telemetry.__dataclass_fields__)),
         ),
         version=shared.versions[found.version_id],
         lookup_key=shared.lookup_keys[found.lookup_key_id],
-        bytes_moved=found.bytes_moved,
-        commit=found.commit,
-        source=found.source,
-        note=found.note,
-        stage=found.stage,
-        round=found.round,
-        process=found.process,
-        position=found.position,
+        **{name: getattr(found, name) for name in _SAME_NAME},
     )

@@ -1,25 +1,15 @@
-"""The tables of a results database.
+"""The tables of a results database; how a database of an older fp8tune gets them: :mod:`fp8tune.store.migrations`.
 
 One row of ``trials`` is one trial. What trials share is stored once: a *candidate* is one config of one kernel version
-on one problem and device, and says so through ids. What each column may hold: :mod:`fp8tune.store.columns`.
-
-    meta          schema_version
-    devices       GPU and software      kernel_versions  source hash, declared default, axes, key
-    problems      what was run          configs, lookup_keys   named integers
-    candidates    problem x config x kernel version x device x kind x source, with the compiler's facts
-    codes         what the machine code of a candidate does, where it was only compiled
-    sweeps        one request           workers    one process, the unit of replication, and the commit it ran
-    trials        candidate x sweep x stage x round x worker: status, time, samples, telemetry
-    completions   this problem was swept to the end with this kernel version on this device
-    judges        the reference that a sweep held a kernel version's outputs to
-    finals        its finals were, too; which earlier finals they replace, and the numbers they were judged by
-    calibrations  named values of a device in a sweep, such as copy_ceiling_gb_per_s
-    published_operations  what others printed of a whole operation, such as a grouped GEMM
+on one problem and device. What each column may hold: :mod:`fp8tune.store.columns`. Columns that hold a record of
+:mod:`fp8tune.records` are declared by that record.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import (
@@ -37,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from fp8tune.records import Kind, Status
+from fp8tune.records import Code, Device, Facts, FinalsRun, KernelVersion, Kind, Problem, Published, Status, Telemetry
 from fp8tune.store.columns import (
     ARCH,
     KERNEL,
@@ -57,121 +47,124 @@ from fp8tune.store.columns import (
     Whole,
 )
 
-SCHEMA_VERSION = 1
-"""Rises with every change that an older fp8tune would misread."""
-
-_KINDS = re.compile("|".join(Kind))
-_STATUSES = re.compile("|".join(Status))
-STAGES = ("screen", "final", "twin")
+STAGES = ("screen", "final", "duplicate")
 """The stages of a trial."""
-_STAGES = re.compile("|".join(STAGES))
-_UIDS = re.compile(r"([A-Za-z0-9_.:+\-]{1,64}( |$))*")
 
 METADATA = MetaData()
 """All tables of this schema."""
+
+_Type = TypeEngine[Any] | type[TypeEngine[Any]]
 
 
 def _table(name: str, *parts: SchemaItem) -> Table:
     return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts)
 
 
-def _column(name: str, kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> Column[Any]:
+def _column(name: str, kind: _Type) -> Column[Any]:
     kind = kind() if isinstance(kind, type) else kind
     kind.required = True  # type: ignore[attr-defined]  # of a type that checks what it reads
     return Column(name, kind, nullable=False)
 
 
-def _optional(name: str, kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> Column[Any]:
-    return Column(name, kind)
+def _line(what: str) -> Text:
+    return Text(what, LINE)
 
 
-def _refers_to(name: str, table: str) -> Column[Any]:
-    return Column(name, Integer, ForeignKey(f"{table}.id"), nullable=False)
+def _refer_to(*tables: str) -> list[Column[Any]]:
+    """``problems`` -> ``problem_id`` and so on; ``kernel_versions`` -> ``version_id``."""
+    names = [table.rpartition("kernel_")[2].removesuffix("s") + "_id" for table in tables]
+    return [
+        Column(name, Integer, ForeignKey(f"{table}.id"), nullable=False)
+        for name, table in zip(names, tables, strict=True)
+    ]
 
 
-Meta = Table(
-    "meta",
-    METADATA,
-    Column("name", String, primary_key=True),
-    _column("value", String),
+def _fields(
+    record: type[Any], without: Collection[str] = (), whole: _Type = Whole, **kinds: _Type
+) -> list[Column[Any]]:
+    """A column for each field of a record: of the type given for its name, or of the one its annotation says:
+    ``whole`` where that is an integer."""
+    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite}
+    columns = []
+    for field in dataclasses.fields(record):
+        annotation, _, none = str(field.type).partition(" | ")
+        if field.name not in without:
+            named = Text(field.name.replace("_", " "), WORD) if annotation == "str" else None
+            kind = kinds.get(field.name) or named or by_annotation[annotation]
+            columns.append(Column(field.name, kind) if none else _column(field.name, kind))
+    return columns
+
+
+def _names(columns: Collection[Column[Any]]) -> list[str]:
+    return [column.name for column in columns]
+
+
+Meta = Table("meta", METADATA, Column("name", String, primary_key=True), _column("value", String))
+"""One named fact about the file: its ``schema_version``."""
+
+Migrations = Table("migrations", METADATA, Column("name", String, primary_key=True), _column("applied_at", Finite))
+"""What was done to a database of an older fp8tune, and when, in seconds since the epoch."""
+
+_device = _fields(
+    Device,
+    arch=Text("arch", ARCH),
+    name=_line("device name"),
+    uuid_hash=Text("UUID hash", WORD),
+    **{name: _line(f"{name} version") for name in ("driver", "runtime", "torch", "triton")},
 )
-"""One named fact about the file."""
-
-Devices = _table(
-    "devices",
-    _column("arch", Text("arch", ARCH)),
-    _column("name", Text("device name", LINE)),
-    _column("uuid_hash", Text("UUID hash", WORD)),
-    _column("multiprocessors", Whole),
-    _column("driver", Text("driver version", LINE)),
-    _column("runtime", Text("runtime version", LINE)),
-    _column("torch", Text("torch version", LINE)),
-    _column("triton", Text("triton version", LINE)),
-    UniqueConstraint("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton"),
-)
+Devices = _table("devices", *_device, UniqueConstraint(*_names(_device)))
 """:class:`fp8tune.records.Device`: rows may be compared only where all columns agree."""
 
 KernelVersions = _table(
     "kernel_versions",
-    _column("kernel", Text("kernel name", KERNEL)),
-    _column("source_hash", Text("source hash", WORD)),
-    _column("default", NamedIntsText),
-    _column("axes", AxesJson),
-    _column("key", KeyNames),
+    *_fields(KernelVersion, kernel=Text("kernel name", KERNEL), default=NamedIntsText, axes=AxesJson, key=KeyNames),
     UniqueConstraint("kernel", "source_hash"),
 )
 """:class:`fp8tune.records.KernelVersion`. An empty source hash: another implementation (published rows)."""
 
+_dtype = Text("dtype", WORD)
+_problem = _fields(
+    Problem, kernel=Text("kernel name", KERNEL), shape=ShapeText, in_dtype=_dtype, fp8_dtype=_dtype, seed=Whole
+)
 Problems = _table(
     "problems",
-    _column("kernel", Text("kernel name", KERNEL)),
+    *_problem,
     _column("canonical", String),
-    _column("shape", ShapeText),
-    _column("routing", Text("routing", WORD)),
-    _column("input_layout", Text("input layout", WORD)),
-    _column("in_dtype", Text("dtype", WORD)),
-    _column("fp8_dtype", Text("dtype", WORD)),
-    _column("scale_mode", Text("scale mode", WORD)),
-    _column("seed", Whole),
-    UniqueConstraint("kernel", "canonical", "routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode", "seed"),
+    UniqueConstraint("kernel", "canonical", *[name for name in _names(_problem) if name not in ("kernel", "shape")]),
 )
 """:class:`fp8tune.records.Problem`. ``shape`` keeps its names' order, ``canonical`` makes it unique."""
 
-Configs = _table(
-    "configs",
-    _column("canonical", String),
-    _optional("items", NamedIntsText),
-    UniqueConstraint("canonical"),
-)
+
+def _named_integers(table: str) -> Table:
+    columns = _column("canonical", String), Column("items", NamedIntsText)
+    return _table(table, *columns, UniqueConstraint("canonical"))
+
+
+Configs = _named_integers("configs")
 """A launch config; ``items`` is ``unstated`` for published rows that name none."""
 
-LookupKeys = _table(
-    "lookup_keys",
-    _column("canonical", String),
-    _optional("items", NamedIntsText),
-    UniqueConstraint("canonical"),
-)
+LookupKeys = _named_integers("lookup_keys")
 """The key under which an exported table holds a problem; ``unstated`` where there is none."""
 
 Sweeps = _table(
     "sweeps",
     _column("uid", Text("sweep uid", WORD)),
     _column("request", String),
-    _refers_to("device_id", "devices"),
+    *_refer_to("devices"),
     _column("command", CommandLine),
     _column("commit", Text("commit", WORD)),
-    _column("timer", Text("timer", LINE)),
+    _column("timer", _line("timer")),
     _column("seed", Whole),
     _column("again", Boolean),
     _column("started_at", Finite),
-    _optional("finished_at", Finite),
+    Column("finished_at", Finite),
     UniqueConstraint("uid"),
 )
 """One request. ``uid`` names it in every copy of the database, so that merging twice doubles nothing."""
 
 Workers = _table(
     "workers",
-    _column("process", Text("process", LINE)),
+    _column("process", _line("process")),
     _column("commit", Text("commit", WORD)),
     UniqueConstraint("process", "commit"),
 )
@@ -179,69 +172,40 @@ Workers = _table(
 
 Candidates = _table(
     "candidates",
-    _refers_to("problem_id", "problems"),
-    _refers_to("config_id", "configs"),
-    _refers_to("version_id", "kernel_versions"),
-    _refers_to("device_id", "devices"),
-    _column("kind", Text("kind", _KINDS)),
-    _column("source", Text("source", LINE)),
-    _column("note", Text("note", LINE)),
-    _refers_to("lookup_key_id", "lookup_keys"),
-    _optional("bytes_moved", Count),
-    _optional("registers", Count),
-    _optional("spill_bytes", Count),
-    _optional("shared_bytes", Count),
-    _optional("compile_s", Finite),
+    *_refer_to("problems", "configs", "kernel_versions", "devices"),
+    _column("kind", Text("kind", re.compile("|".join(Kind)))),
+    _column("source", _line("source")),
+    _column("note", _line("note")),
+    *_refer_to("lookup_keys"),
+    Column("bytes_moved", Count),
+    *_fields(Facts, without=["code"], whole=Count),
     UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),
 )
 """One config of one kernel version on one problem and device: what trials repeat and ranking compares.
 
-The compiler's facts belong here, for they are the same in every trial (compile seconds: those of the first). Sizes
-in bytes, registers per thread.
+The compiler's facts belong here because they are the same in every trial (compile seconds: those of the first).
 """
 
 Codes = _table(
     "codes",
-    _refers_to("candidate_id", "candidates"),
-    _column("agprs", Count),
-    _column("sgprs", Count),
-    _column("scratch_bytes", Count),
-    _column("resident_warps", Count),
-    _column("programs", Count),
-    _column("load_bytes", Count),
-    _column("store_bytes", Count),
-    _column("load_run_bytes", Count),
-    _column("store_run_bytes", Count),
-    _column("passes", Count),
-    _column("tile_bytes", Count),
-    _column("instructions_per_kib", Count),
-    _column("shared_per_kib", Count),
-    _column("fp8_conversions", Count),
+    *_refer_to("candidates"),
+    *_fields(Code, whole=Count),
     UniqueConstraint("candidate_id"),
 )
-""":class:`fp8tune.records.Code` of a candidate.
-
-A database from before static facts has no such table: it is read as an empty one, and made when the database is
-next written to.
-"""
+""":class:`fp8tune.records.Code` of a candidate, where it was only compiled."""
 
 Trials = _table(
     "trials",
-    _refers_to("candidate_id", "candidates"),
-    _refers_to("sweep_id", "sweeps"),
-    _column("stage", Text("stage", _STAGES)),
+    *_refer_to("candidates", "sweeps"),
+    _column("stage", Text("stage", re.compile("|".join(STAGES)))),
     _column("round", Whole),
-    _refers_to("worker_id", "workers"),
+    *_refer_to("workers"),
     _column("position", Whole),
-    _column("status", Text("status", _STATUSES)),
+    _column("status", Text("status", re.compile("|".join(Status)))),
     _column("reason", String),
-    _optional("time_us", Duration),
-    _optional("tick_us", Finite),
-    _optional("sm_clock_mhz", Whole),
-    _optional("memory_clock_mhz", Whole),
-    _optional("temperature_c", Whole),
-    _optional("power_w", Finite),
-    _optional("throttle_reasons", Whole),
+    Column("time_us", Duration),
+    Column("tick_us", Finite),
+    *_fields(Telemetry),
     _column("created_at", Finite),
     _column("samples", LargeBinary),
     UniqueConstraint("candidate_id", "sweep_id", "stage", "round", "worker_id"),
@@ -252,55 +216,39 @@ Trials = _table(
 ``summary`` covers what ranking aggregates, so that a million trials are read without touching one blob.
 """
 
+_SUBJECT = ("kernel_versions", "devices", "problems")
+
 Completions = _table(
     "completions",
-    _refers_to("sweep_id", "sweeps"),
-    _refers_to("version_id", "kernel_versions"),
-    _refers_to("device_id", "devices"),
-    _refers_to("problem_id", "problems"),
+    *_refer_to("sweeps", *_SUBJECT),
     _column("planned", Whole),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
 """A problem that was swept to the end: its best is a pick, not just the best so far."""
 
-Judges = _table(
-    "judges",
-    _refers_to("sweep_id", "sweeps"),
-    _refers_to("version_id", "kernel_versions"),
+ReferencesChecked = _table(
+    "references_checked",
+    *_refer_to("sweeps", "kernel_versions"),
     _column("reference", Text("reference hash", WORD)),
     UniqueConstraint("sweep_id", "version_id"),
 )
-"""The hash of the reference, inputs and edges that the outputs of a kernel version were held to in a sweep.
+"""The hash of the reference, inputs and edges that the outputs of a kernel version were compared with in a sweep.
 
-A sweep without a row here was judged by a reference that nobody noted. A database from before references has no such
-table: it is read as an empty one, and made when the database is next written to.
+A sweep without a row here used a reference that nobody noted.
 """
 
 Finals = _table(
     "finals",
-    _refers_to("sweep_id", "sweeps"),
-    _refers_to("version_id", "kernel_versions"),
-    _refers_to("device_id", "devices"),
-    _refers_to("problem_id", "problems"),
-    _column("replaces", Text("list of sweep uids", _UIDS)),
-    _column("tie_band", Share),
-    _column("keep_band", Share),
-    _column("floor_us", Finite),
+    *_refer_to("sweeps", *_SUBJECT),
+    *_fields(FinalsRun, without=["sweep"], tie_band=Share, keep_band=Share),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
-"""A problem whose finals ran to their end in a sweep, or until a time budget ended them after a judgement:
-:class:`fp8tune.records.FinalsRun`.
-
-``replaces`` holds the uids of the sweeps whose finals of this problem were judged until then, on this device and
-others of its name, one blank between: what no other finals replace is judged, and an import may bring two such
-together. A database from before finals has no such table: it is read as an empty one, and made when the database is
-next written to.
-"""
+"""A problem whose finals ended in a sweep, or were ended by a time budget when they could stand:
+:class:`fp8tune.records.FinalsRun`."""
 
 Calibrations = _table(
     "calibrations",
-    _refers_to("sweep_id", "sweeps"),
-    _refers_to("device_id", "devices"),
+    *_refer_to("sweeps", "devices"),
     _column("name", Text("calibration name", NAME)),
     _column("value", Finite),
     _column("created_at", Finite),
@@ -308,31 +256,17 @@ Calibrations = _table(
 )
 """A named value measured of a device in a sweep; its unit is in its name."""
 
+_published = _fields(
+    Published,
+    without=["operation", "shape", "device"],
+    source=_line("source"),
+    note=_line("note"),
+    **{name: Duration for name in Published.__dataclass_fields__ if name.endswith("_us")},
+)
 PublishedOperations = _table(
     "published_operations",
-    _refers_to("problem_id", "problems"),
-    _refers_to("device_id", "devices"),
-    _column("recipe", Text("recipe", WORD)),
-    _column("source", Text("source", LINE)),
-    _column("note", Text("note", LINE)),
-    _column("bf16_fwd_us", Duration),
-    _column("scaled_fwd_us", Duration),
-    _column("bf16_fwd_bwd_us", Duration),
-    _column("scaled_fwd_bwd_us", Duration),
-    UniqueConstraint(
-        "problem_id",
-        "device_id",
-        "recipe",
-        "source",
-        "note",
-        "bf16_fwd_us",
-        "scaled_fwd_us",
-        "bf16_fwd_bwd_us",
-        "scaled_fwd_bwd_us",
-    ),
+    *_refer_to("problems", "devices"),
+    *_published,
+    UniqueConstraint("problem_id", "device_id", *_names(_published)),
 )
-""":class:`fp8tune.records.Published`. All that is printed is its identity: rows that contradict each other stay.
-
-A database from before these rows has no such table: it is read as an empty one, and made when the database is next
-written to.
-"""
+""":class:`fp8tune.records.Published`. All that is printed is its identity: rows that contradict each other stay."""

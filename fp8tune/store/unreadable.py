@@ -26,7 +26,6 @@ from sqlalchemy import (
     Table,
     delete,
     func,
-    inspect,
     or_,
     select,
     type_coerce,
@@ -175,7 +174,7 @@ def find(connection: Connection) -> dict[RowName, str]:
     def note(table: Table, id: int, reason: str) -> None:
         found.setdefault((table.name, id), reason)
 
-    for table in _tables(connection):
+    for table in _TABLES:
         query = select(*table.c)
         if table is Trials:
             query = query.where(_is_suspect(connection))
@@ -183,7 +182,7 @@ def find(connection: Connection) -> dict[RowName, str]:
             continue
         for _ in one_by_one(connection, query, note):
             pass
-    for table in _tables(connection):
+    for table in _TABLES:
         for column, parent in _references(table):
             there = select(parent.c.id).where(parent.c.id == column).exists()
             for id in connection.execute(select(type_coerce(column, NullType())).where(~there).distinct()).scalars():
@@ -220,7 +219,7 @@ def parse_name(text: str) -> RowName:
 def _remove(connection: Connection, table: Table, ids: Sequence[int], removed: dict[str, int]) -> None:
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
-        for child in _tables(connection):
+        for child in _TABLES:
             for column, parent in _references(child):
                 if parent is table:
                     query = select(child.c.id).where(column.in_(chunk))
@@ -229,10 +228,7 @@ def _remove(connection: Connection, table: Table, ids: Sequence[int], removed: d
         removed[table.name] = removed.get(table.name, 0) + gone
 
 
-def _tables(connection: Connection) -> list[Table]:
-    """Those with ids that the database has: an older one lacks some."""
-    there = inspect(connection)
-    return [table for table in METADATA.sorted_tables if "id" in table.c and there.has_table(table.name)]
+_TABLES = [table for table in METADATA.sorted_tables if "id" in table.c]
 
 
 def _references(table: Table) -> list[tuple[Column[Any], Table]]:

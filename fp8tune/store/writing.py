@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, i
 from sqlalchemy.dialects import sqlite
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Telemetry
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Subject, Telemetry
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
     Calibrations,
@@ -25,11 +25,11 @@ from fp8tune.store.schema import (
     Configs,
     Devices,
     Finals,
-    Judges,
     KernelVersions,
     LookupKeys,
     Problems,
     PublishedOperations,
+    ReferencesChecked,
     Sweeps,
     Trials,
     Workers,
@@ -46,7 +46,7 @@ _SHARED: tuple[Table, ...] = (
     Candidates,
     Codes,
     Completions,
-    Judges,
+    ReferencesChecked,
     Finals,
     Calibrations,
 )
@@ -95,6 +95,12 @@ class Writer:
         declared = _fields(wanted)
         key = {name: declared.pop(name) for name in ("kernel", "source_hash")}
         return self._known(wanted, lambda: self.id(KernelVersions, key, declared, newer=declared))
+
+    def swept(self, sweep_id: int, subject: Subject) -> Values:
+        """What names a problem in a sweep."""
+        version_id = self.version_id(subject.version, subject.problem.kernel)
+        ids = {"device_id": self.device_id(subject.device), "problem_id": self.problem_id(subject.problem)}
+        return {"sweep_id": sweep_id, "version_id": version_id, **ids}
 
     def trial(self, sweep_id: int, row: Row) -> Values:
         """A trial's columns, with all that it refers to stored."""

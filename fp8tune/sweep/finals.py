@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import needs_more
-from fp8tune.choose.judging import FinalsResult, Visits, judge
+from fp8tune.choose.decision import Decision, needs_more
+from fp8tune.choose.finals import FinalsTimes, decide_finals
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
@@ -78,15 +78,14 @@ class Finals:
         configs = [c for c in finalists(times_us, of.version.axes, always, self._numbers) if c not in failed]
         arms = [of.arm(config) for config in configs]
         arms += [replace(arm, duplicate=True) for arm in arms if arm.config == of.version.default]
-        timed = self.store.finals(of.version, self.plan.backend.device, of.problem, self.sweep_id)
+        timed = self.store.finals(self.plan.subject(of), self.sweep_id)
         names = [{one.process for one in timed.get(config, [])} for config in configs]
         done = set.intersection(*names) if names else set()
         numbers = (number for number in _numbers(self._last) if process_name(number) in done)
         return Group(of, arms, set(numbers))
 
     def _failed(self, of: ProblemPlan) -> list[NamedInts]:
-        device, kind = self.plan.backend.device, self.plan.backend.kind
-        tried = self.store.tried(of.version, device, kind, of.problem, sweep=self.sweep_id, stage="final")
+        tried = self.store.tried(self.plan.subject(of), sweep=self.sweep_id, stage="final")
         return [config for config, outcome in tried.items() if outcome.status is not Status.OK]
 
     def _answers(self, problems: Sequence[Problem]) -> dict[tuple[Problem, str], list[Evidence]]:
@@ -98,7 +97,7 @@ class Finals:
         return found
 
     def _is_answered(self, group: ProblemFinals, stored: Sequence[Evidence]) -> bool:
-        """True if there are no finalists, or if every finalist has undisputed finals that no time budget cut short."""
+        """True if there are no finalists, or if every finalist has finals that no time budget cut short."""
         times = {entry.config: entry.finals for entry in stored if entry.config is not None}
         configs = _configs(group)
         if not configs or not set(configs) <= set(times):
@@ -106,9 +105,8 @@ class Finals:
         has_own = any(one.session.sweep == self._uid for entry in stored for one in entry.finals)
         if self.plan.options.again and not has_own:
             return False
-        result = self._judged(group, times)
-        was_cut_short = has_own and len(group.processes) < self._last and needs_more(result.decision)
-        return not result.is_disputed and not was_cut_short
+        was_cut_short = has_own and len(group.processes) < self._last and needs_more(self._decided(group, times))
+        return not was_cut_short
 
     # Timing
 
@@ -142,7 +140,7 @@ class Finals:
             turn.group.subject,
             block.arm.config,
             outcome,
-            stage="twin" if block.arm.duplicate and outcome.status is Status.OK else "final",
+            stage="duplicate" if block.arm.duplicate and outcome.status is Status.OK else "final",
             round=place.round,
             process=process_name(turn.process),
             position=place.position,
@@ -160,30 +158,27 @@ class Finals:
         if not counted <= group.processes:
             return False
         of, run, names = group.subject, self._finals_run(group), {process_name(number) for number in counted}
-        timed = self.store.finals(of.version, self.plan.backend.device, of.problem, self.sweep_id)
+        timed = self.store.finals(self.plan.subject(of), self.sweep_id)
         times = {
-            config: [t.visit(run) for t in timed.get(config, []) if t.stage == "final" and t.process in names]
+            config: [t.of_run(run) for t in timed.get(config, []) if t.stage == "final" and t.process in names]
             for config in _configs(group)
         }
-        if any(times.values()) and processes < self._last and needs_more(self._judged(group, times).decision):
+        if any(times.values()) and processes < self._last and needs_more(self._decided(group, times)):
             return False
         self._end(group, run)
         return True
 
-    def _judged(self, group: ProblemFinals, times: Visits) -> FinalsResult:
+    def _decided(self, group: ProblemFinals, times: FinalsTimes) -> Decision:
         version = group.subject.version
-        return judge(times, incumbent=group.subject.incumbent, default=version.default, axes=version.axes)
+        return decide_finals(times, incumbent=group.subject.incumbent, default=version.default, axes=version.axes)
 
     def _finals_run(self, group: ProblemFinals) -> FinalsRun:
-        of, device = group.subject, self.plan.backend.device
-        tick_us = self.store.tick_us(of.version, device, of.problem, self.sweep_id)
+        tick_us = self.store.tick_us(self.plan.subject(group.subject), self.sweep_id)
         floor = floor_us(self._measured, tick_us)
         return FinalsRun(self._uid, self._numbers.tie_band, self._numbers.keep_band, floor)
 
     def _end(self, group: ProblemFinals, run: FinalsRun) -> None:
-        of, device = group.subject, self.plan.backend.device
-        bands = {"tie_band": run.tie_band, "keep_band": run.keep_band, "floor_us": run.floor_us}
-        self.store.end_finals(self.sweep_id, of.version, device, of.problem, **bands)
+        self.store.end_finals(self.sweep_id, self.plan.subject(group.subject), run)
 
     @property
     def _last(self) -> int:
@@ -207,7 +202,7 @@ def process_name(number: int) -> str:
 def rows_of(stored: Iterable[Evidence]) -> Iterator[Row]:
     """The rows of finals that count, each config's by sweep, process and round; samples are left in the database."""
     for entry in stored:
-        for stage, of_stage in (("final", entry.finals), ("twin", entry.duplicate)):
+        for stage, of_stage in (("final", entry.finals), ("duplicate", entry.duplicate)):
             for times in of_stage:
                 yield from (_row_of(entry, stage, times, round, time_us) for round, time_us in times.blocks)
 

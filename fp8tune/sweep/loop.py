@@ -19,7 +19,7 @@ from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, CopyCeiling
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.seeds import seed_text
-from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.stats import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Added, Event, FinalsStarted, Finished, NoFinals, Started, TrialDone
@@ -86,7 +86,7 @@ def replay(store: Store, plan: Plan, problems: Sequence[tuple[KernelVersion, Pro
     rows: list[Row] = []
     for version, problem in problems:
         for number in range(ROUNDS if plan.backend.times else 1):
-            tried = store.tried(version, device, kind, problem, round=number)
+            tried = store.tried(Subject(version, device, kind, problem), round=number)
             rows += [Row(problem, config, device, kind, tried[config], version, round=number) for config in tried]
     if plan.backend.times and not plan.options.quick:
         wanted = {(problem, version.source_hash) for version, problem in problems}
@@ -123,8 +123,7 @@ class _Screen:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
         self.is_done = True
-        device, of = self.sweep.backend.device, self.plan
-        self.store.mark_complete(self.sweep_id, of.version, device, of.problem, len(of.configs))
+        self.store.mark_complete(self.sweep_id, self.sweep.subject(self.plan), len(self.plan.configs))
 
     def _round(self, number: int, configs: Sequence[NamedInts]) -> Iterator[Event]:
         known = self.known(number)
@@ -155,10 +154,7 @@ class _Screen:
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:
         """Outcomes of this round that need no new trial."""
         tried = self.store.tried(
-            self.plan.version,
-            self.sweep.backend.device,
-            self.sweep.backend.kind,
-            self.plan.problem,
+            self.sweep.subject(self.plan),
             sweep=self.sweep_id if self.sweep.options.again else None,
             round=number,
             reference=self.plan.reference_hash,

@@ -23,7 +23,7 @@ from fp8tune.measure.engine import Backend
 from fp8tune.measure.worker import start_server
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
-from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row
+from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune_kernels.arches import ARCHES
@@ -108,6 +108,10 @@ class Plan:
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
     commit: str = field(default="")
+
+    def subject(self, of: ProblemPlan) -> Subject:
+        """What the database knows a problem of this sweep by."""
+        return Subject(of.version, self.backend.device, self.backend.kind, of.problem)
 
     def row(
         self,

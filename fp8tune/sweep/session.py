@@ -20,19 +20,14 @@ from fp8tune.sweep.published import compile_published
 
 
 def is_stored(db: str, plan: Plan) -> bool:
-    """Whether a database has all rows of a plan, so that nothing needs to be planned. Makes no database.
-
-    False if an import brought finals that come to another pick: then there are finals to run.
-    """
+    """Whether a database has all rows of a plan, so that nothing needs to be planned. Makes no database."""
     if plan.options.again or plan.options.retry_failed or not database.exists(db):
         return False
     try:
         with Store.open(db, writable=False) as store:
             problems = finished_problems(store, plan)
             failures = [outcome for tally in tallies(store, plan) for outcome in tally.failures.values()]
-            if not problems or any(machine.is_machines(outcome.reason) for outcome in failures):
-                return False
-            return plan.options.quick or not _disputed(store, plan, problems)
+            return bool(problems) and not any(machine.is_machines(outcome.reason) for outcome in failures)
     except database.EmptyDatabaseError:
         return False
 
@@ -74,21 +69,6 @@ def winners(store: Store, backend: Backend, problems: Collection[Problem]) -> li
     wanted, device = set(problems), backend.device
     evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
     return ranking.winners(evidence, incumbents.COMMITTED)
-
-
-def disputes(store: Store) -> list[Winner]:
-    """The problems on whose pick finals that were made apart disagree. Looks closer only where there are such."""
-    if not store.has_rival_finals():
-        return []
-    evidence = store.evidence(keep=ranking.competing, finalists_only=True)
-    return [winner for winner in ranking.winners(evidence, incumbents.COMMITTED) if winner.disputed]
-
-
-def _disputed(store: Store, plan: Plan, problems: Collection[Problem]) -> bool:
-    """Looks closer only where more finals than one count."""
-    if not store.has_rival_finals(plan.backend.device):
-        return False
-    return any(winner.disputed for winner in winners(store, plan.backend, problems))
 
 
 def choose_laboratory(arch: str | None, timer: str | None, static: bool = False):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The names of the kernels, readable without torch or triton. A kernel is one file plus its name in one tuple here."""
+"""The kernels of this package, readable without torch or triton: a kernel is a line here and one file."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import cast
 
 from fp8tune_kernels.spec import KernelSpec, Span
 
-KERNELS = (
-    "colwise",
-    "rowwise-2d",
-    "rowwise",
-    "colwise-dual",
-    "rowwise-colwise",
-    "colwise-3d",
-    "transpose-3d-atomic",
-    "transpose-3d-reduction",
-    "colwise-transpose-3d",
-    "mxfp8-dim0",
-    "mxfp8-dim1",
-    "mxfp8-dim1-3d",
-    "mxfp8-dim1-3d-via-2d",
-)
-"""The kernels of this package, in the order tables and help print them; the only names a published row may carry."""
-
-SPANS = {
+_SPAN_OF: dict[str, Span | None] = {
+    "colwise": None,
     "rowwise-2d": Span("BLOCK_SIZE_ITER", "K"),
+    "rowwise": None,
+    "colwise-dual": None,
+    "rowwise-colwise": None,
     "colwise-3d": Span("BLOCK_SIZE_K", "K"),
+    "transpose-3d-atomic": None,
     "transpose-3d-reduction": Span("BLOCK_SIZE_N", "N"),
+    "colwise-transpose-3d": None,
+    "mxfp8-dim0": None,
+    "mxfp8-dim1": None,
+    "mxfp8-dim1-3d": None,
+    "mxfp8-dim1-3d-via-2d": None,
 }
-"""The ``span`` of each spec that has one. Here, because ``export`` judges lookups by it and imports no kernel."""
+"""The ``span`` of each kernel's spec: ``export`` judges lookups by it and imports no kernel."""
+
+KERNELS = tuple(_SPAN_OF)
+"""Their names, in the order tables and help print them; the only names a published row may carry."""
+
+SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
 
 
 def module_name(kernel: str) -> str:

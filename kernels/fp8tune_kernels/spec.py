@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu")
-"""Axes that Triton's compiler takes, as opposed to block sizes: the interpreter ignores them."""
+"""Axes that Triton's compiler takes; the interpreter ignores them."""
 
 LAYOUT_FLAG = "input_layout_transposed"
 """The name in a lookup key that is no size but tells the input layouts apart: 0 or 1."""
@@ -123,11 +123,8 @@ class Span:
         return config[self.axis] >= key[self.size]
 
     def suits(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-        """Whether a config that was chosen for one lookup key may be launched for another.
-
-        Not if it read the input once there and would read it twice here: it was chosen for what it no longer does. A
-        row of an older kernel that had no such axis or size is not judged.
-        """
+        """Whether a config that was chosen for one lookup key may be launched for another: not if it read the input
+        once there and would read it twice here. A row of an older kernel without such an axis or size passes."""
         if self.axis not in config or not measured.keys() & wanted.keys() >= {self.size}:
             return True
         return self.holds(config, wanted) or not self.holds(config, measured)
@@ -164,8 +161,7 @@ class KernelSpec:
     KeyError go, which ends the row's shapes."""
     inputs: Callable[[Problem, str], tuple[Any, ...]]
     """(problem, torch device) -> the positional inputs of ``outputs``, ``launch`` and ``reference``. Seeded, random,
-    never
-    constant. Must work on device ``meta`` (shapes and strides only)."""
+    never constant. Must work on device ``meta`` (shapes and strides only)."""
     outputs: Callable[..., tuple[Any, ...]]
     """(*inputs) -> freshly allocated, uninitialised output tensors. Must work on ``meta`` inputs."""
     launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
@@ -177,12 +173,10 @@ class KernelSpec:
     )
     """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
-    """The problem that is timed -> the edges it is checked on. One that keeps the sizes Triton specializes code on is
-    checked with the binary that is timed; any other has a binary of its own, the same for all problems of the kernel
-    if it does not depend on the problem."""
+    """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None
-    """The tile that may hold all of what the kernel reduces over. A lookup of a key without a row leaves out the rows
-    whose configs it does not suit. A kernel of this package says it in :data:`fp8tune_kernels.catalog.SPANS`."""
+    """The tile that may hold all of what the kernel reduces over. The lookup of a key without a row leaves out configs
+    that do not suit it. A kernel of this package says it in :mod:`fp8tune_kernels.catalog`."""
     input_layouts: tuple[str, ...] = ("contiguous",)
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
@@ -215,18 +209,17 @@ class KernelSpec:
 
 
 def _bytes_moved(spec: KernelSpec, shape: Mapping[str, int]) -> int:
-    """The bytes of all inputs and outputs, but for tensors of float32 and int32: scales and offsets, too few to count.
-
-    A spec whose matrices are of such a dtype gives ``bytes_moved`` itself.
-    """
+    """The bytes of all inputs and outputs. Beside narrower ones, tensors of float32 and int32 are left out: they are
+    scales and offsets, too few to count."""
     if math.prod(shape.values()) >= 2**58:  # meta tensors have sizes of 64 bits
         return math.prod(shape.values())
-    if spec.routed and shape.get("G") == 0:
+    if spec.routed and shape.get("G") == 0:  # no offsets at all
         return 0
-    routing = ROUTINGS[0] if spec.routed else "none"
-    inputs = spec.inputs(Problem(spec.name, NamedInts(shape), routing, scale_mode=spec.scale_modes[0]), "meta")
+    problem = Problem(spec.name, NamedInts(shape), ROUTINGS[0], scale_mode=spec.scale_modes[0])
+    inputs = spec.inputs(problem, "meta")
     tensors = [value for value in (*inputs, *spec.outputs(*inputs)) if hasattr(value, "nbytes")]
-    return sum(tensor.nbytes for tensor in tensors if str(tensor.dtype) not in ("torch.float32", "torch.int32"))
+    narrow = [tensor for tensor in tensors if str(tensor.dtype) not in ("torch.float32", "torch.int32")]
+    return sum(tensor.nbytes for tensor in narrow or tensors)
 
 
 def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:

@@ -16,7 +16,7 @@ from fp8tune.check.doctor import Level, Machine
 from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
-from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Telemetry
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
@@ -113,7 +113,7 @@ def database(tmp_path: Path) -> Path:
     with Store.open(str(path), create=True) as store:
         sweep = store.begin_sweep("r", H100, command="fp8tune sweep", commit="", timer="do_bench", seed=0)
         store.add(sweep, stored)
-        store.mark_complete(sweep, stored.version, H100, stored.problem, 1)
+        store.mark_complete(sweep, Subject(stored.version, H100, Kind.MEASURED, stored.problem), 1)
         store.finish_sweep(sweep)
     return path
 

@@ -36,7 +36,7 @@ def test_the_fastest_config_wins_by_the_median_of_its_processes():
     assert (winner.config, winner.time_us, winner.n) == (config(64), 96.0, 3)
     assert (winner.runner_up, winner.runner_up_us, winner.ratio) == (config(32), 100.0, 100.0 / 96.0)
     assert winner.ceiling_share == 0.5  # 96 MB in 96 us is 1,000 GB/s
-    assert winner.lookup_key == NamedInts(K=5120, G=64)
+    assert winner.evidence.lookup_key == NamedInts(K=5120, G=64)
 
 
 def test_a_lone_config_has_no_runner_up():
@@ -95,12 +95,12 @@ def test_rows_without_a_time_do_not_rank():
 def test_the_newest_complete_version_wins_and_versions_do_not_mix():
     old = [evidence(80.0, config=config(32), newest=1.0), evidence(85.0, config=config(64), newest=1.0)]
     new = [evidence(90.0, config=config(64), version=NEWER, newest=2.0)]
-    assert only(winners([*old, *new])).version == NEWER
+    assert only(winners([*old, *new])).evidence.version == NEWER
     begun = [replace(item, complete=False) for item in new]
-    assert only(winners([*old, *begun])).version == KERNEL
+    assert only(winners([*old, *begun])).evidence.version == KERNEL
     begun_both = [replace(item, complete=False) for item in [*old, *new]]
     winner = only(winners(begun_both))
-    assert (winner.version, winner.complete, winner.runner_up) == (NEWER, False, None)
+    assert (winner.evidence.version, winner.evidence.complete, winner.runner_up) == (NEWER, False, None)
 
 
 def test_two_drivers_are_never_compared():

@@ -68,8 +68,6 @@ def test_one_process_compiles_for_several_arches() -> None:
     code = {arch: result["facts"]["code"] for arch, result in found.items()}
     assert code["sm_90"] is None  # it is read only where asked for
     for arch in ("gfx942", "gfx950", "gfx90a"):
-        assert code[arch]["programs"] == 64
-        assert code[arch]["passes"] == 1
         assert 0 < code[arch]["resident_warps"] <= 32
     conversions = {arch: code[arch]["fp8_conversions"] for arch in ("gfx942", "gfx950", "gfx90a")}
     assert conversions["gfx942"] > 0

@@ -1,4 +1,4 @@
-"""Static facts from the compiler's text to the table: resources, cost, calibration, and what an export makes of it."""
+"""Static facts from the compiler's text to the table: resources, what fits an arch, and what an export makes of it."""
 
 from __future__ import annotations
 
@@ -6,51 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, evidence, problem, row
+from database_rows import H200, KERNEL, begin, config, evidence, problem, row
 
-from fp8tune.choose import static_score
-from fp8tune.choose.static_score import CALIBRATED_ON, calibrations, cost, ranking
+from fp8tune.choose import untimed
+from fp8tune.choose.untimed import TIMED_ON, choose, compiled, fitting, timed
 from fp8tune.compiled import facts
 from fp8tune.export import table as export
 from fp8tune.export.selecting import Basis, evidence_for, select
-from fp8tune.records import Code, Device, Facts, Kind
+from fp8tune.records import Code, Device, Facts, Kind, Status
 from fp8tune.store.results import Store
-from fp8tune_kernels.arches import ARCHES
 
 GFX950 = Device("gfx950", triton="3.7.1")
-COMPILER = Device(CALIBRATED_ON, triton="3.7.1")
-GOOD = Code(
-    resident_warps=32,
-    programs=10_000,
-    load_bytes=16,
-    store_bytes=16,
-    load_run_bytes=128,
-    store_run_bytes=128,
-    passes=1,
-    tile_bytes=128,
-    instructions_per_kib=6000,
-    fp8_conversions=16,
-)
-
-
-def static(block: int, warps: int = 4, *, device: Device = COMPILER, code: Code = GOOD, spill_bytes: int = 0, **others):
-    compiled = Facts(64, spill_bytes, 4096, 0.5, code)
-    return evidence(config=config(block, warps), device=device, kind=Kind.STATIC, facts=compiled, **others)
-
-
-def slower(factor: int) -> Code:
-    return replace(GOOD, instructions_per_kib=factor * GOOD.instructions_per_kib)
-
-
+GOOD = Code(resident_warps=32, fp8_conversions=16)
 BLOCKS = (32, 64, 128, 256, 512)
-DEFAULT = KERNEL.default["BLOCK_SIZE"]
 
 
-def compiled(device: Device = COMPILER, order: tuple[int, ...] = BLOCKS) -> list:
-    """One config for each block size, the first of ``order`` of the least cost."""
-    default = static(DEFAULT, device=device, code=slower(9))
-    default = replace(default, config=KERNEL.default)
-    return [default, *(static(block, device=device, code=slower(1 + n)) for n, block in enumerate(order))]
+def static(block: int, *, spill_bytes: int = 0, device: Device = GFX950, **others):
+    made = Facts(64, spill_bytes, 4096, 0.5, GOOD)
+    return evidence(config=config(block), device=device, kind=Kind.STATIC, facts=made, **others)
+
+
+def default(**others):
+    return replace(static(0, **others), config=KERNEL.default)
 
 
 def measured(times_us: dict[int, float], default_us: float = 150.0, **others) -> list:
@@ -59,6 +36,7 @@ def measured(times_us: dict[int, float], default_us: float = 150.0, **others) ->
 
 
 RISING = {block: 100.0 + 10 * n for n, block in enumerate(BLOCKS)}
+TIMES = timed(measured(RISING))["colwise"]
 
 
 # The compiler's text
@@ -80,133 +58,108 @@ def test_amd_resources_come_from_the_metadata():
     assert facts.amd_resources(spilled_to_registers, 0).spill_bytes == 4 * (3 + 2)
 
 
-# The cost
-
-
 @pytest.mark.parametrize(
-    "worse",
+    ("assembly", "count"),
     [
-        replace(GOOD, load_run_bytes=32),
-        replace(GOOD, store_run_bytes=16),
-        replace(GOOD, passes=2),
-        replace(GOOD, tile_bytes=16),
-        replace(GOOD, resident_warps=4),
-        replace(GOOD, programs=20),
-        replace(GOOD, shared_per_kib=500),
-        slower(2),
+        ("cvt.rn.satfinite.e4m3x2.f32 %rs1, %f1, %f2;\n\tcvt.rn.bf16x2.f32 %r1, %f1, %f2;", 1),
+        ("v_cvt_pk_fp8_f32 v0, v1, v2\n\tv_cvt_scalef32_pk_bf8_f32 v0, v1\n\tv_cvt_sr_fp8_f32 v0, v1", 3),
+        ("v_cvt_f32_fp8 v0, v1", 0),
     ],
 )
-def test_the_cost_rises_with_what_takes_time(worse):
-    arch = ARCHES[CALIBRATED_ON]
-    assert cost(Facts(64, 0, 0, 1.0, worse), 4, arch) > cost(Facts(64, 0, 0, 1.0, GOOD), 4, arch)
+def test_conversions_to_fp8_are_counted(assembly, count):
+    assert facts.fp8_conversions(assembly) == count
 
 
-def test_spilling_costs_and_unread_code_has_no_cost():
-    arch = ARCHES["gfx942"]
-    dry = cost(Facts(64, 0, 0, 1.0, GOOD), 4, arch)
-    assert cost(Facts(64, static_score.SPILLED_BYTES, 0, 1.0, GOOD), 4, arch) == pytest.approx(2 * dry)
-    assert cost(Facts(64, 0, 0, 1.0), 4, arch) is None
+# What fits, in the order of choice
 
 
-def test_a_ranking_takes_the_fullest_problem_of_each_layout():
-    turned = replace(problem(), input_layout="transposed")
-    rows = [
-        static(32, code=slower(1)),
-        static(64, code=slower(2)),
-        static(32, of=turned, code=slower(4)),
-        static(64, of=turned, code=slower(1)),
-        static(128, of=problem(K=512), code=slower(1)),  # compiled for another shape alone
+def test_what_loses_least_where_it_was_timed_comes_first():
+    assert [fits.config for fits in fitting([static(128), default(), static(32), static(64)], TIMES)] == [
+        config(32),
+        config(64),
+        config(128),
+        KERNEL.default,
     ]
-    assert [each.config for each in ranking(rows)] == [config(64), config(32)]
-    assert ranking(reversed(rows)) == ranking(rows)
 
 
-# Calibration
+def test_what_a_config_spills_here_counts_against_it():
+    rows = [static(32, spill_bytes=untimed.SPILLED_BYTES), static(64, spill_bytes=5), static(512)]
+    assert [fits.config for fits in fitting(rows, TIMES)] == [config(64), config(512), config(32)]
 
 
-def test_a_ranking_that_is_right_has_no_regret():
-    (found,) = calibrations([*compiled(), *measured(RISING)]).values()
-    assert (found.device, found.problems, found.configs) == (H100.name, 1, len(BLOCKS) + 1)
-    assert (found.top1_slowdown, found.top5_slowdown, found.default_slowdown) == (1.0, 1.0, 1.5)
-    assert found.rank_correlation == pytest.approx(1.0)
-    assert found.is_trusted
+@pytest.mark.parametrize("status", [Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.PRUNED])
+def test_a_config_must_compile_for_each_layout(status):
+    turned = replace(problem(), input_layout="transposed")
+    rows = [static(32), replace(static(32, of=turned), status=status), static(64), static(64, of=turned, spill_bytes=4)]
+    (fits,) = fitting(rows, TIMES)
+    assert (fits.config, fits.facts.spill_bytes) == (config(64), 4)
 
 
-def test_a_ranking_turned_round_is_not_trusted():
-    found = calibrations([*compiled(order=BLOCKS[::-1]), *measured(RISING, default_us=120.0)])["colwise"]
-    assert found.top1_slowdown == pytest.approx(1.4)
-    assert found.top5_slowdown == 1.0
-    assert found.rank_correlation < 0
-    assert not found.is_trusted
+def test_untimed_configs_come_last_and_are_never_chosen():
+    rows = [static(1024), default(), static(512)]
+    assert [fits.config for fits in fitting(rows, TIMES)] == [config(512), KERNEL.default, config(1024)]
+    assert choose([static(1024)], TIMES) is None
+
+
+def test_of_a_kernel_that_was_timed_nowhere_the_default_is_chosen_if_it_compiles():
+    assert choose([static(32), default()], None).config == KERNEL.default
+    assert choose([static(32), replace(default(), status=Status.COMPILE_ERROR)], None) is None
+
+
+def test_a_loss_is_the_mean_over_all_problems_and_devices():
+    more = measured({32: 110.0, 64: 100.0}, of=problem(K=2048), device=H200)
+    found = timed([*measured({32: 100.0, 64: 121.0, 128: 100.0}), *more])["colwise"]
+    assert found.problems == 2
+    assert found.slowdowns == pytest.approx({config(32): 1.1**0.5, config(64): 1.1, KERNEL.default: 1.5})
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [
-        compiled(),
-        measured(RISING),
-        [*compiled(), *measured(RISING, version=replace(KERNEL, source_hash="bbbb"))],
-        [*compiled(GFX950), *measured(RISING)],
-        [*compiled(), *measured(RISING, complete=False)],
-        [*compiled(), *measured(RISING, kind=Kind.SIMULATED)],
-    ],
+    "others", [{"kind": Kind.SIMULATED}, {"complete": False}, {"device": replace(H200, arch="sm_100")}]
 )
-def test_only_both_kinds_of_rows_of_one_version_calibrate(rows):
-    assert calibrations(rows) == {}
+def test_only_what_was_swept_to_the_end_there_stands_in(others):
+    assert timed(measured(RISING, **others)) == {}
 
 
-def test_the_device_with_most_problems_calibrates():
-    more = [item for K in (1024, 2048) for item in measured(RISING, of=problem(K=K), device=H200)]
-    assert calibrations([*compiled(), *measured(RISING), *more])["colwise"].device == H200.name
+def test_the_version_that_was_compiled_last_is_reported():
+    older = replace(KERNEL, source_hash="bbbb")
+    rows = [static(32), static(64, spill_bytes=8), replace(static(128), status=Status.COMPILE_ERROR)]
+    rows = [replace(entry, newest=2.0) for entry in rows]
+    (found,) = compiled([*rows, static(512, version=older, newest=1.0)], {"colwise": TIMES})
+    assert (found.kernel, found.arch, found.spilling, found.failed) == ("colwise", "gfx950", 1, 1)
+    assert found.as_json()["mean_slowdown"] == 1.0
 
 
 # The table
 
 
-def test_a_trusted_ranking_gives_the_row_for_any_shape():
-    selection = select([*compiled(), *measured(RISING), *compiled(GFX950, BLOCKS[::-1])], "gfx950")
+def test_what_was_only_compiled_gives_the_row_for_any_shape():
+    selection = select([default(), static(64), static(128), *measured(RISING)], "gfx950")
     (found,) = selection.rows
-    assert (found.key, found.config, found.basis) == (None, config(512), Basis.STATIC)
+    assert (found.key, found.config, found.basis) == (None, config(64), Basis.STATIC)
     assert selection.comments["colwise"] == (
-        "static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 0.0 %, "
-        "the default 50.0 %",
+        "static, compiled and not run: on the 1 problems timed on sm_90 it loses 10.0 % in the mean",
     )
 
 
-def test_a_ranking_that_does_worse_than_the_default_gives_the_default():
-    rows = [*compiled(order=BLOCKS[::-1]), *measured(RISING, default_us=120.0), *compiled(GFX950)]
-    (found,) = select(rows, "gfx950").rows
-    assert (found.config, found.basis) == (KERNEL.default, Basis.DEFAULT)
-    assert found.calibration is not None
-    assert not found.calibration.is_trusted
-
-
-def test_without_calibration_the_default_is_exported():
-    selection = select(compiled(GFX950), "gfx950")
+def test_without_times_the_default_is_exported():
+    selection = select([static(32), default()], "gfx950")
     assert [(row.config, row.basis) for row in selection.rows] == [(KERNEL.default, Basis.DEFAULT)]
-    assert "not calibrated" in selection.comments["colwise"][0]
-
-
-def test_a_default_that_spills_there_gives_way():
-    default, *others = compiled(GFX950)
-    spilling = replace(default, facts=replace(default.facts, spill_bytes=8))
-    (found,) = select([spilling, *others], "gfx950").rows
-    assert (found.config, found.basis) == (config(32), Basis.STATIC)
+    assert "timed nowhere" in selection.comments["colwise"][0]
 
 
 def test_static_facts_never_overturn_a_measurement():
-    here = measured(RISING, default_us=120.0)
-    assert select([*compiled(order=BLOCKS[::-1]), *here], CALIBRATED_ON).rows == select(here, CALIBRATED_ON).rows
-    unfinished = measured(RISING, complete=False)
-    assert select([*compiled(), *unfinished], CALIBRATED_ON).rows == ()
+    here = measured(RISING)
+    compiled_here = [static(512, device=Device(TIMED_ON, triton="3.7.1"))]
+    assert select([*compiled_here, *here], TIMED_ON).rows == select(here, TIMED_ON).rows
+    assert select([*compiled_here, *measured(RISING, complete=False)], TIMED_ON).rows == ()
 
 
 def test_the_side_car_says_what_each_row_rests_on():
-    table = export.render([*compiled(), *measured(RISING), *compiled(GFX950)], "gfx950")
+    table = export.render([static(64), *measured(RISING)], "gfx950")
     assert '"evidence": "static"' in table.evidence
-    assert '"top1_slowdown": 1.0' in table.evidence
+    assert '"mean_slowdown": 1.1' in table.evidence
     assert "# colwise: static, compiled and not run" in table.module
-    assert '"evidence": "measured"' in export.render(measured(RISING), CALIBRATED_ON).evidence
+    assert '"evidence": "measured"' in export.render(measured(RISING), TIMED_ON).evidence
 
 
 # The database
@@ -229,25 +182,10 @@ def test_what_the_machine_code_does_is_kept_and_merged(tmp_path):
             assert {item.config: item.facts.code for item in other.evidence()} == found
 
 
-def test_a_database_without_the_table_is_read_and_completed(tmp_path):
-    path = tmp_path / "old.db"
-    with stored(path) as store:
-        store.add(begin(store), row())
-        store._connection.exec_driver_sql("DROP TABLE codes")
-        store._connection.commit()
-    with Store.open(str(path), writable=False) as store:
-        assert [item.facts.code for item in store.evidence()] == [None]
-        with stored(tmp_path / "new.db") as other:
-            assert other.merge(store) == (1, 0)
-    with Store.open(str(path)) as store:
-        store.add(begin(store), row(None, config=config(64), kind=Kind.STATIC, facts=Facts(1, 0, 0, 1.0, GOOD)))
-        assert [item.facts.code for item in store.evidence() if item.config == config(64)] == [GOOD]
-
-
-def test_an_export_reads_what_the_ranking_is_calibrated_on(tmp_path):
+def test_an_export_reads_the_times_that_stand_in(tmp_path):
     with stored(tmp_path / "a.db") as store:
         sweep = begin(store, GFX950)
         store.add(sweep, row(None, device=GFX950, kind=Kind.STATIC, facts=Facts(1, 0, 0, 1.0, GOOD)))
         store.add(begin(store), row())
-        assert {item.device.arch for item in evidence_for(store, "gfx950")} == {"gfx950", CALIBRATED_ON}
-        assert {item.device.arch for item in evidence_for(store, CALIBRATED_ON)} == {CALIBRATED_ON}
+        assert {item.device.arch for item in evidence_for(store, "gfx950")} == {"gfx950", TIMED_ON}
+        assert {item.device.arch for item in evidence_for(store, TIMED_ON)} == {TIMED_ON}

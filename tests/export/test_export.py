@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, evidence, finished_sweep, installed, problem, row
+from database_rows import H100, H200, begin, config, evidence, finished_sweep, installed, problem, row, subject
 from hypothesis import example, given
 from hypothesis import strategies as st
 from places import ROOT
@@ -243,7 +243,7 @@ def test_any_order_of_insertion_gives_the_same_bytes(tmp_path):
             for of, config_, time_us in trials:
                 store.add(sweep, row(time_us, of=of, config=config_))
             for of in {of for of, _, _ in trials}:
-                store.mark_complete(sweep, KERNEL, H100, of, 6)
+                store.mark_complete(sweep, subject(of), 6)
             tables.add(render(store.evidence(), "sm_90"))
     assert len(tables) == 1
 

@@ -101,15 +101,16 @@ def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> li
 
 def variants(spec: KernelSpec) -> dict[str, tuple[str, NamedInts]]:
     """What has code of its own -> its input layout and config. A kernel's name is its default config on the first
-    layout; ``NAME LAYOUT`` stands for each other layout, ``NAME panels`` for panels where the default walks twice."""
+    layout; ``NAME LAYOUT`` stands for each other layout; where a kernel walks twice or in panels, ``NAME panels`` and
+    ``NAME twice`` for the one that its default does not."""
     first, *others = spec.input_layouts
     found = {spec.name: (first, spec.default)}
     for layout in others:
         found[f"{spec.name} {layout}"] = layout, spec.default
-    if spec.default.get("LEAD") == 0:
-        longest = max(spec.axes["LEAD"])
+    if 0 in spec.axes.get("LEAD", ()):
+        name, lead = ("twice", 0) if spec.default["LEAD"] else ("panels", max(spec.axes["LEAD"]))
         blocks = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
-        found[f"{spec.name} panels"] = spec.input_layouts[-1], NamedInts({**spec.default, **blocks, "LEAD": longest})
+        found[f"{spec.name} {name}"] = spec.input_layouts[-1], NamedInts({**spec.default, **blocks, "LEAD": lead})
     return found
 
 

@@ -48,7 +48,10 @@ OF_BLOCK_SCALES: dict[str, Fault] = {
 """In ``mxfp8_arithmetic``."""
 
 OF_TILES: dict[str, Fault] = {
-    "an unaligned address taken for an aligned one": ("tile = x_ptr + first", f"tile = {aligned('x_ptr')} + first"),
+    "an unaligned address taken for an aligned one": (
+        "at = matrix.x_ptr + first",
+        f"at = {aligned('matrix.x_ptr')} + first",
+    ),
     "the edge at a group's end unwritten": FAULTS["colwise, panels, tiles: the edge at a group's end unwritten"],
     "a mask without its columns": FAULTS["colwise, panels, tiles: a mask without its columns"],
 }

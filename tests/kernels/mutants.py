@@ -13,30 +13,33 @@ FAULTS = {
     "colwise-dual: pieces counted with the first matrix's": ("work_y_ptr, K", "work_x_ptr, K"),
     # Walking twice
     "colwise, panels: a dropped tail": (
-        "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",
-        "tiles = (end - first) // BLOCK_SIZE_ITER",
+        "tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)",
+        "tiles = (end - first) // options.BLOCK_SIZE_ITER",
     ),
     "colwise, panels: the second tile in no maximum": (
-        "tl.range(1, tl.where(group < G",
-        "tl.range(2, tl.where(group < G",
+        "tl.range(1, tl.where(group < matrix.G",
+        "tl.range(2, tl.where(group < matrix.G",
     ),
     "colwise, panels: the last tile's maxima alone": ("tl.maximum(largest, fold(x, FOLDED))", "fold(x, FOLDED)"),
     "colwise, panels: padding rows left out": ("* (groups + 1)", "* groups"),
-    "colwise, panels: padding rows read": ("tl.where(group < G, end, start)", "end"),
+    "colwise, panels: padding rows read": ("tl.where(group < matrix.G, end, start)", "end"),
     "colwise, panels: the group's scales elsewhere": (
-        "scales_ptr + group.to(tl.int64) * K + columns",
-        "scales_ptr + group.to(tl.int64) + columns",
+        "    tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K",
+        "    tl.store(matrix.scales_ptr + group.to(tl.int64)",
     ),
-    "colwise, panels: scales unwritten": ("mask=columns < tl.where(group < G, K, 0)", "mask=columns < 0"),
+    "colwise, panels: scales unwritten": (
+        "inside = columns < tl.where(group < matrix.G, matrix.K, 0)\n    tl",
+        "inside = columns < 0\n    tl",
+    ),
     "colwise, panels: the first tile unwritten": (
-        'K, q_stride, start, end, q, "")\n    for tile',
-        'K, q_stride, start, start, q, "")\n    for tile',
+        "store_tile(matrix, q_ptr, kept_tile, q",
+        "store_tile(matrix, q_ptr, Tile(first, rows, columns, start, start), q",
     ),
     # Panels. What would wait for ever is no fault here (a lag too short, a panel's count elsewhere); that a cast waits
     # for its panel at all can be seen only where programs run side by side.
     "colwise, panels: pieces of the padding rows left out": (
-        "tl.where(groups <= G, pieces",
-        "tl.where(groups < G, pieces",
+        "tl.where(groups <= matrix.G, pieces",
+        "tl.where(groups < matrix.G, pieces",
     ),
     "colwise, panels: the last piece left out": ("while ticket < 2 * pieces", "while ticket < 2 * pieces - 1"),
     "colwise, panels: an empty group without a piece": (
@@ -48,23 +51,23 @@ FAULTS = {
         "columns, largest, mask=in_group & (first == first_row(start))",
     ),
     "colwise, panels: the maxima of another group": (
-        "amax_ptr + group * K + columns,\n                in_panel",
+        "amax_ptr + group * matrix.K + columns,\n                in_panel",
         "amax_ptr + columns,\n                in_panel",
     ),
     "colwise, panels: padding rows read by a piece": ('end, start), "")', 'end, end), "")'),
-    "colwise, panels: scales of panels unwritten": ("mask=in_group & is_first", "mask=in_group & (start < 0)"),
+    "colwise, panels: scales of panels unwritten": ("in_group & (first == first_row(start))", "in_group & (start < 0)"),
     "colwise, panels: scales of another group": (
-        "scales_ptr + group.to(tl.int64) * K + columns, scale, mask=in_group",
-        "scales_ptr + columns, scale, mask=in_group",
+        "            tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns",
+        "            tl.store(matrix.scales_ptr + columns",
     ),
     "colwise, panels: edges left out where groups begin unevenly": ("if uneven != 0", "if uneven < 0"),
     "colwise, panels: an uneven group that is not noticed": (
-        "groups <= G, group_end(offs_ptr, groups, M, G) % 16",
-        "groups <= 0, group_end(offs_ptr, groups, M, G) % 16",
+        "groups <= matrix.G, group_end(matrix, groups) % 16",
+        "groups <= 0, group_end(matrix, groups) % 16",
     ),
     "colwise, panels: edges by the maxima of another group": (
-        "inside,\n                FP8_MAX",
-        "inside & (group == 0),\n                FP8_MAX",
+        "inside,\n                options",
+        "inside & (group == 0),\n                options",
     ),
     "colwise, panels: counters that do not start at zero": (
         "torch.zeros(1 + panels + groups * columns,",
@@ -76,11 +79,14 @@ FAULTS = {
         for what, change in {
             "a maximum without the group's start": ("((rows >= start - first) & (rows", "((rows"),
             "a maximum one row too long": ("(rows < end - first))[:", "(rows <= end - first))[:"),
-            "rows read one too late": ("(rows[:, None] * K + columns", "((rows[:, None] + 1) * K + columns"),
+            "rows read one too late": (
+                "(rows[:, None] * matrix.K + columns",
+                "((rows[:, None] + 1) * matrix.K + columns",
+            ),
             "a mask without the group's start": ("(chunks >= start - first) & (chunks", "(chunks"),
             "a mask without its columns": (
-                "whole[:, None] & (columns < K)[None, :]",
-                "whole[:, None] & (columns < K + 1)[None, :]",
+                "whole[:, None] & (columns < matrix.K)[None, :]",
+                "whole[:, None] & (columns < matrix.K + 1)[None, :]",
             ),
             "maxima of some rows": ("tl.standard._elementwise_max", "tl.standard._sum_combine"),
             "edges unwritten": ("if (first < start) |", "if (first < 0) &"),
@@ -97,8 +103,8 @@ FAULTS = {
         "q_rows + columns, q, mask=(rows < 0)[:, None] & ",
     ),
     "rowwise: rows of a view that are too far apart": (
-        "        M,\n        0,\n",
-        "        tl.cdiv(M, 16) * 16,\n        0,\n",
+        "M, N, G, M, 0)",
+        "M, N, G, tl.cdiv(M, 16) * 16, 0)",
     ),
     "rowwise: edges in no maximum": ("tl.max(magnitude(edges), 1)", "tl.max(magnitude(edges), 1) * 0"),
     "rowwise-2d: a mask without the tile's offset": (
@@ -119,18 +125,21 @@ FAULTS = {
         f"{kernel}, {fault}": change
         for kernel in ("transpose-3d-atomic", "transpose-3d-reduction")
         for fault, change in {
-            "transpose_3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
-            "transpose_3d: an expert one row too short": ("        E * N,\n", "        E * N - 1,\n"),
-            "transpose_3d, panels, tiles: rows after the last expert": ("tl.minimum(group + 1, G)", "(group + 1)"),
+            "transpose_3d: codes of another expert": ("* (K - 1))", "* (K - 2))"),
+            "transpose_3d: an expert one row too short": ("scales_ptr, E * N,", "scales_ptr, E * N - 1,"),
+            "transpose_3d, panels, tiles: rows after the last expert": (
+                "tl.minimum(group + 1, matrix.G)",
+                "(group + 1)",
+            ),
         }.items()
     },
     "transpose-3d-atomic, transpose_3d, panels: the maxima of another expert": (
-        "amax_ptr + group * K + columns,\n                in_panel",
+        "amax_ptr + group * matrix.K + columns,\n                in_panel",
         "amax_ptr + columns,\n                in_panel",
     ),
     "transpose-3d-reduction, transpose_3d, panels: a dropped tail": (
-        "tiles = tl.cdiv(end - first, BLOCK_SIZE_ITER)",
-        "tiles = (end - first) // BLOCK_SIZE_ITER",
+        "tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)",
+        "tiles = (end - first) // options.BLOCK_SIZE_ITER",
     ),
     # Both ways
     "rowwise-colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
@@ -138,39 +147,51 @@ FAULTS = {
         f"rowwise-colwise, both_ways: {what}": change
         for what, change in {
             "the second block of rows in no column's maximum": (
-                "inside = new_columns < tl.where(new_group < G, K, 0)",
-                "inside = new_columns < tl.where((new_group < G) & (new_first == first_row(new_start)), K, 0)",
+                "tl.where(new.group < matrix.G, matrix.K, 0)",
+                "tl.where((new.group < matrix.G) & (first == first_row(new.start)), matrix.K, 0)",
             ),
             "the second block of columns in no row's maximum": (
                 "of_rows, mask=inside",
                 "of_rows, mask=inside & (new_panel == 0)",
             ),
-            "columns' maxima of another group": ("amax_ptr + old_group * K + old_columns", "amax_ptr + old_columns"),
+            "columns' maxima of another group": ("amax_ptr + old.group * matrix.K + columns", "amax_ptr + columns"),
             "rows' maxima of another block": ("amax_ptr + first + rows, mask", "amax_ptr + rows, mask"),
-            "padding rows left out": ("tl.where(groups <= G, blocks", "tl.where(groups < G, blocks"),
-            "padding rows with codes in their columns": ("if old_group < G:", "if old_group <= G:"),
+            "padding rows left out": ("tl.where(groups <= matrix.G, blocks", "tl.where(groups < matrix.G, blocks"),
+            "padding rows with codes in their columns": ("if old.group < matrix.G:", "if old.group <= matrix.G:"),
             "turns between groups of other length uncounted": ("blocks += tl.maximum(", "blocks += tl.minimum("),
             "the last piece left out": ("while turn < turns", "while turn < turns - 1"),
-            "scales of columns unwritten": ("inside &= old_first == first_row(old_start)", "inside &= old_start < 0"),
+            "scales of columns unwritten": (
+                "inside &= old_tile.first == first_row(old.start)",
+                "inside &= old.start < 0",
+            ),
             "scales of rows unwritten": ("old_panel == 0,", "old_panel < 0,"),
             "scales of the last piece's group": (
-                "scales_ptr + old_group.to(tl.int64) * K",
-                "scales_ptr + new_group.to(tl.int64) * K",
+                "scales_ptr + old.group.to(tl.int64)",
+                "scales_ptr + new.group.to(tl.int64)",
             ),
-            "the edge between two groups unwritten": ("old_first + BLOCK_SIZE_ITER,", "old_first + 16,"),
+            "the edge between two groups unwritten": (
+                "old_tile.first + options.BLOCK_SIZE_ITER",
+                "old_tile.first + 16",
+            ),
             "rows of the group before written again": (
                 "inside = (rows >= start - first) & (rows < end - first)",
                 "inside = rows < end - first",
             ),
-            "codes of rows a column too far": ("first.to(tl.int64) * K + (rows", "first.to(tl.int64) * K + 1 + (rows"),
+            "codes of rows a column too far": (
+                "first.to(tl.int64) * matrix.K + (rows",
+                "first.to(tl.int64) * matrix.K + 1 + (rows",
+            ),
             "counters that do not start at zero": (
                 "torch.zeros(2 + groups + groups * columns + rows,",
                 "torch.full((2 + groups + groups * columns + rows,), 3,",
             ),
         }.items()
     },
-    "colwise-transpose-3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
-    "colwise-transpose-3d: an expert one row too short": ("        E * N,\n", "        E * N - 1,\n"),
+    "colwise-transpose-3d: codes of another expert": ("* (K - 1))", "* (K - 2))"),
+    "colwise-transpose-3d: an expert one row too short": (
+        "scales_transposed_ptr, E * N,",
+        "scales_transposed_ptr, E * N - 1,",
+    ),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
         "inside = in_rows & (columns < 2 * K)",

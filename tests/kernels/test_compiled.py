@@ -18,10 +18,10 @@ KERNELS = tuple(label for kernel in catalog.KERNELS for label in variants(catalo
 
 TRANSPOSING = (
     "colwise",
-    "colwise panels",
+    "colwise twice",
     "colwise-dual",
     "colwise-dual panels",
-    "rowwise panels",
+    "rowwise twice",
     "rowwise-colwise",
     "colwise-transpose-3d",
     "transpose-3d-atomic",

@@ -29,7 +29,6 @@ def problem(spec: KernelSpec) -> Problem:
 
 def test_the_name_is_the_catalogs(spec: KernelSpec) -> None:
     assert spec.name in catalog.KERNELS
-    assert spec.name in catalog.KERNELS
 
 
 def test_the_default_is_in_the_grid_and_valid_everywhere(spec: KernelSpec) -> None:
@@ -108,11 +107,31 @@ def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec) -> None:
     assert all(spec.scaled_down(one) == one for one in small)
 
 
+BYTES_PER_ELEMENT = {"rowwise-colwise": 4, "colwise-transpose-3d": 4}
+
+
 def test_bytes_moved_are_those_of_inputs_and_outputs(spec: KernelSpec, problem: Problem) -> None:
-    inputs = spec.inputs(problem, "meta")
-    tensors = [value for value in (*inputs, *spec.outputs(*inputs)) if isinstance(value, torch.Tensor)]
-    few = (torch.int32, torch.float32)  # offsets, and scales of whole slices
-    assert spec.bytes_moved(problem.shape) == sum(tensor.nbytes for tensor in tensors if tensor.dtype not in few)
+    """Two for an element of bfloat16, and one for each of its codes; of MXFP8 an E8M0 scale for every 32."""
+    matrices = [x for x in spec.inputs(problem, "meta") if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    elements = sum(matrix.numel() for matrix in matrices)
+    scales = elements // 32 if spec.name.startswith("mxfp8") else 0
+    assert spec.bytes_moved(problem.shape) == BYTES_PER_ELEMENT.get(spec.name, 3) * elements + scales
+
+
+def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
+    def inputs(problem: Problem, device: str) -> tuple[torch.Tensor, ...]:
+        return (torch.empty(problem.shape["M"], problem.shape["K"], device=device),)
+
+    spec = replace(catalog.load("rowwise-2d"), inputs=inputs, outputs=lambda x: (x.new_empty(x.shape),))
+    problem = Problem(spec.name, NamedInts(M=1000, K=8))
+    assert spec.bytes_moved(problem.shape) == 2 * 4 * 8000  # nothing but float32: no scales
+    assert spec.bytes_moved({"M": 0, "K": 8}) == 0
+    assert spec.bytes_moved({"M": 2**40, "K": 2**40}) >= 2**80
+    assert catalog.load("colwise").bytes_moved({"M": 8, "K": 8, "G": 0}) == 0
+    assert spec.scaled_down(problem).shape == NamedInts(M=29, K=8)
+    assert replace(spec, interpreted={"K": 3}).scaled_down(problem).shape == NamedInts(M=157, K=3)
+    given = replace(spec, bytes_moved=lambda shape: 7, scaled_down=lambda problem: problem)
+    assert (given.bytes_moved(problem.shape), given.scaled_down(problem)) == (7, problem)
 
 
 def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> None:

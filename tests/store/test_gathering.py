@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
 
 from fp8tune.choose import ranking
@@ -43,7 +43,7 @@ def fill(store: Store, seed: int) -> None:
                     outcome = replace(made.outcome, status=status, time_us=time_us)
                     store.add(sweep, replace(made, version=version, outcome=outcome))
                 if generator.random() < 0.7:
-                    store.mark_complete(sweep, version, device, problem(K=K), 3)
+                    store.mark_complete(sweep, subject(problem(K=K), device, version), 3)
     store.add(sweep, row(None, kind=Kind.STATIC, of=problem(K=1024)))
 
 
@@ -68,7 +68,7 @@ def fill_finals(store: Store, seed: int) -> None:
             finalists = generator.sample(blocks, generator.choice([0, 2, 2]))
             for block, process, round in itertools.product(finalists, ("final 00", "final 01", "final 02"), range(3)):
                 made = row(generator.uniform(100, 101), of=problem(K=512 * k), config=config(block))
-                for stage in ("final", "twin") if block == 64 else ("final",):
+                for stage in ("final", "duplicate") if block == 64 else ("final",):
                     store.add(sweep, replace(made, stage=stage, process=process, round=round))
             if finalists and generator.random() < 0.9:
                 end_finals(store, sweep, problem(K=512 * k))
@@ -125,7 +125,7 @@ def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> 
     screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
     assert ranking.competing([finals, screen]) == [finals]
     newer_finals = replace(screen, has_finals=True)
-    assert ranking.competing([finals, screen, newer_finals]) == [newer_finals, finals]  # the older may disagree
+    assert ranking.competing([finals, screen, newer_finals]) == [newer_finals]
     assert ranking.competing([replace(finals, complete=False), screen]) == [screen]
     newer = replace(screen, version=NEWER_KERNEL)
     assert ranking.competing([finals, newer]) == [newer]
@@ -148,7 +148,7 @@ def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
     finished_sweep(store, {problem(): {config(): 100.0}})
     newer = begin(store, request="newer")
     store.add(newer, row(90.0, version=NEWER_KERNEL))
-    store.mark_complete(newer, NEWER_KERNEL, H100, problem(), 1)
+    store.mark_complete(newer, subject(version=NEWER_KERNEL), 1)
     (item,) = store.evidence(keep=ranking.competing)
     assert item.version == NEWER_KERNEL
     store.add(begin(store, again=True), row(95.0, process="w2"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, problem, row
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
 
 from fp8tune.choose import ranking
 from fp8tune.choose.decision import PickVerdict
@@ -42,7 +42,7 @@ def sweep_with_finals(
             block_us = time_us * noise.uniform(0.9995, 1.0005)
             made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
             store.add(sweep, replace(made, device=device))
-    store.mark_complete(sweep, KERNEL, device, of, len(CONFIGS))
+    store.mark_complete(sweep, subject(of, device), len(CONFIGS))
     end_finals(store, sweep, of, device)
     store.finish_sweep(sweep)
 
@@ -56,59 +56,6 @@ def opened(path: Path) -> Store:
     return Store.open(str(path), create=True)
 
 
-@pytest.mark.parametrize("their_device", [H100, ANOTHER_H100, UPDATED_H100])
-def test_two_sides_that_disagree_are_ambiguous_until_measured_again(tmp_path, their_device):
-    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(theirs, (110.0, 105.0, 99.0), device=their_device)  # the lower time of all
-        assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[1], PickVerdict.CERTIFIED)
-        assert (winner(theirs).config, winner(theirs).verdict) == (CONFIGS[2], PickVerdict.CERTIFIED)
-    with opened(tmp_path / "ours.db") as ours:
-        import_file(ours, tmp_path / "theirs.db")
-        assert (winner(ours).verdict, winner(ours).disputed) == (PickVerdict.AMBIGUOUS, True)
-        assert ours.has_rival_finals(H100)
-        assert len(list(ours.rows())) == 2 * (3 + 3 * 36)
-        sweep_with_finals(ours, (110.0, 100.5, 105.0), seed=1)
-        assert (winner(ours).config, winner(ours).verdict, winner(ours).disputed) == (
-            CONFIGS[1],
-            PickVerdict.CERTIFIED,
-            False,
-        )
-        assert not ours.has_rival_finals(H100)
-
-
-def test_devices_of_another_name_and_sweeps_that_knew_the_others_are_no_disagreement(tmp_path):
-    with opened(tmp_path / "ours.db") as ours:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=H200)
-        found = ranking.winners(ours.evidence(keep=ranking.competing))
-        assert [(one.config, one.verdict) for one in found] == [(c, PickVerdict.CERTIFIED) for c in CONFIGS[1:]]
-        assert not ours.has_rival_finals()
-        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=ANOTHER_H100)
-        first, second = ranking.winners(ours.evidence(keep=ranking.competing))
-        assert (first.device, first.config, first.verdict) == (ANOTHER_H100, CONFIGS[2], PickVerdict.CERTIFIED)
-        assert second == found[1]
-        assert not ours.has_rival_finals()
-
-
-def test_what_another_side_had_settled_is_no_disagreement_here(tmp_path):
-    """Their finals agree with our second, which knew our first; that the first had another pick is settled."""
-    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(ours, (110.0, 105.0, 99.0), device=ANOTHER_H100)
-        sweep_with_finals(theirs, (110.0, 105.5, 99.5), device=UPDATED_H100)
-    with opened(tmp_path / "ours.db") as ours:
-        import_file(ours, tmp_path / "theirs.db")
-        assert (winner(ours).config, winner(ours).verdict, winner(ours).disputed) == (
-            CONFIGS[2],
-            PickVerdict.CERTIFIED,
-            False,
-        )
-        sweep_with_finals(ours, (110.0, 100.0, 105.0), seed=1)
-        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], PickVerdict.CERTIFIED, 6)
-        assert not ours.has_rival_finals()
-
-
 def test_two_machines_that_agree_stay_certified(tmp_path):
     with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
@@ -118,13 +65,18 @@ def test_two_machines_that_agree_stay_certified(tmp_path):
         assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], PickVerdict.CERTIFIED, 6)
 
 
-def test_two_sides_that_agree_stay_certified_with_all_processes(tmp_path):
+def test_of_two_sides_finals_on_one_machine_those_started_last_count(tmp_path):
     with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(theirs, (111.0, 101.0, 105.0))
-    with opened(tmp_path / "ours.db") as ours:
-        import_file(ours, tmp_path / "theirs.db")
-        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], PickVerdict.CERTIFIED, 12)
+        sweep_with_finals(theirs, (110.0, 105.0, 101.0))
+    for mine, other in (("ours.db", "theirs.db"), ("theirs.db", "ours.db")):
+        with opened(tmp_path / mine) as store:
+            import_file(store, tmp_path / other)
+            assert (winner(store).config, winner(store).verdict, winner(store).n) == (
+                CONFIGS[2],
+                PickVerdict.CERTIFIED,
+                6,
+            )
 
 
 def test_a_newer_sweep_of_one_s_own_is_no_disagreement(tmp_path):
@@ -161,7 +113,7 @@ def filled(path: Path, generator: random.Random) -> None:
                 sweep = begin(store, request=f"{path.name} {number}")
                 version = generator.choice([KERNEL, WIDENED])
                 store.add(sweep, row(times[0], of=problem(K=K), config=CONFIGS[0], version=version))
-                store.mark_complete(sweep, version, H100, problem(K=K), 1)
+                store.mark_complete(sweep, subject(problem(K=K), version=version), 1)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+from database_rows import H100, begin, config, end_finals, finished_sweep, problem, row, subject
 
 from fp8tune.check import doctor
 from fp8tune.errors import DatabaseError
@@ -135,7 +135,7 @@ def test_eight_sweeps_begun_at_once_in_an_empty_database_are_one(url: str) -> No
             id = begin(store)
             for round in range(10):
                 store.add(id, row(100.0, round=round, process=f"w{index}"), once=True)
-            store.mark_complete(id, KERNEL, H100, problem(), 10)
+            store.mark_complete(id, subject(), 10)
             end_finals(store, id)
 
     assert together(8, sweep) == [0] * 8

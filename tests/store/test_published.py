@@ -102,20 +102,6 @@ def test_a_database_brings_them_along_with_its_trials(store: Store, tmp_path: Pa
     assert import_file(store, tmp_path / "other.db").added == 0
 
 
-def test_a_database_from_before_them_is_read_merged_and_completed(store: Store, tmp_path: Path) -> None:
-    old = tmp_path / "old.db"
-    with Store.open(str(old), create=True) as other:
-        finished_sweep(other, {problem(): {config(32): 100.0}}, H100)
-    with contextlib.closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("DROP TABLE published_operations")
-    with Store.open(str(old), writable=False) as other:
-        assert (other.published(), len(other.evidence()), other.schema_version) == ([], 1, 1)
-    assert import_file(store, old) == ImportReport(1, 0)
-    with Store.open(str(old)) as other:
-        assert import_file(other, PUBLISHED_OPERATIONS).added == 8
-        assert len(other.published()) == 8
-
-
 def test_the_database_of_this_repository_takes_them(tmp_path: Path) -> None:
     ours = tmp_path / "results.db"
     shutil.copy(PUBLISHED.parents[2] / "results.db", ours)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
@@ -120,7 +120,7 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     sweep = begin(store)
     store.add(sweep, row(90.0))
     store.add(sweep, row(100.0, stage="final"))
-    store.add(sweep, row(101.0, stage="twin"))
+    store.add(sweep, row(101.0, stage="duplicate"))
     (item,) = store.evidence()
     assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
     end_finals(store, sweep)
@@ -148,7 +148,7 @@ def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):
     first, second = store.evidence()
     assert (first.status, first.times_us) == (Status.WRONG, ())
     assert (second.status, second.times_us) == (Status.OK, (100.0,))
-    tried = store.tried(KERNEL, H100, Kind.MEASURED, problem())
+    tried = store.tried(subject())
     assert [tried[config(block)].status for block in (32, 64)] == [Status.WRONG, Status.OK]
     assert tried[config(64)].time_us == 100.0
 
@@ -157,15 +157,15 @@ def test_tried_knows_only_its_own_identity(store):
     sweep = begin(store)
     store.add(sweep, row(100.0, facts=Facts(40, 0, 0, 1.0)))
     again = begin(store, again=True)
-    assert store.tried(KERNEL, H100, Kind.MEASURED, problem())[config()].facts.registers == 40
-    assert list(store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=sweep)) == [config()]
-    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), sweep=again)
-    assert store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=0)
-    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=1)
-    assert not store.tried(replace(KERNEL, source_hash="bbbb"), H100, Kind.MEASURED, problem())
-    assert not store.tried(KERNEL, H200, Kind.MEASURED, problem())
-    assert not store.tried(KERNEL, H100, Kind.STATIC, problem())
-    assert not store.tried(KERNEL, H100, Kind.MEASURED, problem(K=2048))
+    assert store.tried(subject())[config()].facts.registers == 40
+    assert list(store.tried(subject(), sweep=sweep)) == [config()]
+    assert not store.tried(subject(), sweep=again)
+    assert store.tried(subject(), round=0)
+    assert not store.tried(subject(), round=1)
+    assert not store.tried(subject(version=replace(KERNEL, source_hash="bbbb")))
+    assert not store.tried(subject(device=H200))
+    assert not store.tried(replace(subject(), kind=Kind.STATIC))
+    assert not store.tried(subject(problem(K=2048)))
 
 
 def test_an_unfinished_sweep_is_continued(store):
@@ -185,8 +185,8 @@ def test_a_problem_is_complete_once_it_was_swept_to_the_end(store):
     sweep = begin(store)
     store.add(sweep, row())
     assert not store.evidence()[0].complete
-    store.mark_complete(sweep, KERNEL, H100, problem(), 1)
-    store.mark_complete(sweep, KERNEL, H100, problem(), 1)
+    store.mark_complete(sweep, subject(), 1)
+    store.mark_complete(sweep, subject(), 1)
     assert store.evidence()[0].complete
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,9 @@ from places import PLANTED
 
 from fp8tune.choose.calibration import measuring_plan_of
 from fp8tune.choose.decision import PickVerdict
-from fp8tune.choose.incumbents import Incumbents
 from fp8tune.choose.ranking import Winner
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, planning, session
 from fp8tune.sweep import loop as sweep
@@ -119,7 +117,7 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert len(mine) == len(configs) * len(processes) * PROTOCOL.rounds
         assert {row.round for row in mine} == set(range(PROTOCOL.rounds))
         default = mine[0].version.default if mine[0].version else None
-        twins = [row for row in found if row.stage == "twin" and row.problem == of]
+        twins = [row for row in found if row.stage == "duplicate" and row.problem == of]
         assert {row.config for row in twins} == {default}
         assert len(twins) == len(processes) * PROTOCOL.rounds
         assert {row.outcome.time_us for row in twins}.isdisjoint({row.outcome.time_us for row in mine})
@@ -303,35 +301,6 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: O
     assert verdict_of(store, plan, 1) is not PickVerdict.QUICK
     with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
         assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
-
-
-def test_a_dispute_that_only_the_committed_config_makes_is_settled_by_the_same_command(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One side keeps the committed config and the other proves it slower: both would choose the same one afresh. Once,
-    the sweep asked whether they disagree without it, and timed nothing."""
-    of, *_ = planned(options).problems
-    best, held, *_ = (config for config in of.configs if config != of.version.default)
-
-    def timing(held_us: float) -> Callable[[KernelArm, Place], Outcome]:
-        def block(arm: KernelArm, place: Place) -> Outcome:
-            time_us = {best: 100.0, held: held_us}.get(arm.config, 110.0)
-            return timed_as(time_us * (1 + 1e-5 * (place.process + place.round)))
-
-        return block
-
-    ours, theirs = tmp_path / "ours.db", tmp_path / "theirs.db"
-    monkeypatch.setattr(finals, "finalists", lambda *_: (of.version.default, best, held))
-    for path, held_us in ((ours, 101.2), (theirs, 103.0)):
-        with Store.open(str(path), create=True) as store:
-            events(store, options, FakeGpu(TIMER, timing(held_us)))
-            assert {winner.config for winner in winners(store, options)} == {best}
-    monkeypatch.setattr(Incumbents, "config", lambda *place: held)
-    with Store.open(str(ours)) as store:
-        import_file(store, theirs)
-        assert {winner.disputed for winner in winners(store, options)} == {True}
-        events(store, options, FakeGpu(TIMER, timing(103.0)))
-        assert {(winner.config, winner.disputed) for winner in winners(store, options)} == {(best, False)}
 
 
 def with_committed(plan: Plan, **committed: NamedInts) -> Plan:

@@ -108,8 +108,8 @@ def _kept(keep_fp8: Collection[str], A: torch.Tensor, B_t: torch.Tensor) -> tupl
     )
 
 
-Quantized = tuple[torch.Tensor, torch.Tensor]
-"""Codes and scales of one operand of one GEMM."""
+Quantized = Sequence[torch.Tensor]
+"""Codes and scales of one operand of one GEMM; or nothing."""
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
@@ -125,56 +125,54 @@ class _Fp8GroupedMM(torch.autograd.Function):
         keep_A: bool,
         keep_B: bool,
     ) -> torch.Tensor:
-        of_A: list[torch.Tensor] = [A]
-        of_B: list[torch.Tensor] = [B_t]
+        kept_A: Quantized = (A,)
+        kept_B: Quantized = (B_t,)
         if keep_A:
-            q_A, scales_A, *of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype)
+            of_A, kept_A = _halves(quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype))
         else:
-            q_A, scales_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
+            of_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
         if keep_B:
-            q_B, scales_B, *of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+            of_B, kept_B = _halves(quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype))
         else:
-            q_B, scales_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
-        ctx.save_for_backward(offs, *of_A, *of_B)
+            of_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
+        ctx.save_for_backward(offs, *kept_A, *kept_B)
         ctx.float8_dtype, ctx.keep_A, ctx.keep_B = float8_dtype, keep_A, keep_B
         ctx.dtypes = A.dtype, B_t.dtype
-        return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
+        return _multiply_rows(of_A, of_B, offs)
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         offs, *saved = ctx.saved_tensors
-        of_A, of_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
+        kept_A, kept_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
         grad, dtype = grad.contiguous(), ctx.float8_dtype
         grad_A = grad_B_t = None
-        rows: Sequence[torch.Tensor] = ()
-        columns: Sequence[torch.Tensor] = ()
+        rows: Quantized = ()
+        columns: Quantized = ()
         if ctx.keep_A and all(ctx.needs_input_grad[:2]):
-            rows, columns = _quantized_both_ways(grad, offs, dtype)
+            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=dtype))
         if ctx.needs_input_grad[0]:
-            experts = of_B if ctx.keep_B else quantize_transposed(of_B[0], float8_dtype=dtype)
-            grad_A = _input_gradient(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
+            experts = kept_B if ctx.keep_B else quantize_transposed(kept_B[0], float8_dtype=dtype)
+            grad_A = _multiply_rows(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
             grad_A = grad_A.to(ctx.dtypes[0])
             del experts
         del rows  # codes that the other gradient would have beside its own
         if ctx.needs_input_grad[1]:
-            if ctx.keep_A:
-                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
-            else:
-                columns, of_A = _quantized_columns(grad, of_A[0], offs, dtype)
-            grad_B_t = _weight_gradient(columns, of_A, offs).to(ctx.dtypes[1])
+            if not ctx.keep_A:
+                columns, kept_A = _quantized_columns(grad, kept_A[0], offs, dtype)
+            (q_grad, scales_grad), (q_A, scales_A) = columns or quantize_colwise(grad, offs, float8_dtype=dtype), kept_A
+            del columns
+            grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
+            grad_B_t = grad_B.transpose(1, 2).to(ctx.dtypes[1])  # strides (K*N, 1, K), as B_t has them
         return grad_A, grad_B_t, None, None, None, None
 
 
 _apply: Callable[..., torch.Tensor] = _Fp8GroupedMM.apply
 
 
-def _quantized_both_ways(
-    grad: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None
-) -> tuple[Quantized, Quantized]:
-    """(M, N) by rows and by columns of each group, in one read."""
-    q_rows, scales_rows, q_columns, scales_columns = quantize_rowwise_colwise(grad, offs, float8_dtype=float8_dtype)
-    return (q_rows, scales_rows), (q_columns, scales_columns)
+def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
+    """Codes and scales by rows, and by columns, of what was quantized in one read."""
+    return both_ways[:2], both_ways[2:]
 
 
 def _quantized_columns(
@@ -184,21 +182,13 @@ def _quantized_columns(
     if grad.dtype != A.dtype:  # A in float32 is quantized from float32
         of_grad = quantize_colwise(grad, offs, float8_dtype=float8_dtype)
         return of_grad, quantize_colwise(A, offs, float8_dtype=float8_dtype)
-    q_grad, scales_grad, q_A, scales_A = quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype)
-    return (q_grad, scales_grad), (q_A, scales_A)
+    return _halves(quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype))
 
 
-def _input_gradient(of_grad: Sequence[torch.Tensor], of_B: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
-    """``grad @ B`` of each expert, from codes and scales: (M, N) and transposed (E, K, N) -> (M, K), bfloat16."""
-    (q_grad, scales_grad), (q_B, scales_B) = of_grad, of_B
-    return scaled_grouped_gemm(q_grad, q_B, scales_grad.squeeze(1), scales_B.squeeze(1), offs)
-
-
-def _weight_gradient(of_grad: Sequence[torch.Tensor], of_A: Sequence[torch.Tensor], offs: torch.Tensor) -> torch.Tensor:
-    """``grad.t() @ A`` of each group, from codes and scales: (M, N) and (M, K) -> (E, K, N), strides (K*N, 1, K) as B_t
-    has them, bfloat16."""
-    (q_grad, scales_grad), (q_A, scales_A) = of_grad, of_A
-    return scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs).transpose(1, 2)
+def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: torch.Tensor) -> torch.Tensor:
+    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N), strides (K*N, 1, K) -> (M, N)."""
+    (q_A, scales_A), (q_B, scales_B) = of_A, of_B
+    return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
 
 
 def checked_operands(

@@ -72,6 +72,23 @@ def group_of_row(
     return start, tl.where(owned, end, -1), padded_start, tl.where(owned, padded_end, -1)
 
 
+@triton.jit
+def tile_of(
+    offs_ptr: tl.tensor, K: tl.tensor, G: tl.tensor, ALIGNMENT: tl.constexpr, BLOCK_SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of a program's ALIGNMENT padded rows, all of one group or of none, and its BLOCK_SIZE columns: the rows before
+    padding and where their group ends, places before and after padding, and which columns exist."""
+    blocks = tl.cdiv(K, BLOCK_SIZE)
+    row = tl.program_id(0) // blocks * ALIGNMENT
+    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
+    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    lanes = tl.arange(0, ALIGNMENT)
+    rows = row - padded_start + start + lanes
+    places = rows.to(tl.int64)[:, None] * K + columns[None, :]
+    padded_places = (row + lanes).to(tl.int64)[:, None] * K + columns[None, :]
+    return rows, end, places, padded_places, (columns < K)[None, :]
+
+
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def pad_kernel(
     x_ptr: tl.tensor,  # (M, K), row-major
@@ -86,18 +103,9 @@ def pad_kernel(
 ) -> None:
     """One program: ALIGNMENT padded rows, all of one group or of none, and BLOCK_SIZE columns. The first programs also
     store where the padded groups end."""
-    blocks = tl.cdiv(K, BLOCK_SIZE)
-    row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    lanes = tl.arange(0, ALIGNMENT)
-    rows = row - padded_start + start + lanes
-    in_columns = (columns < K)[None, :]
-    x = tl.load(
-        x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
-    )
-    padded_row = (row + lanes).to(tl.int64)
-    tl.store(padded_ptr + padded_row[:, None] * K + columns[None, :], x, mask=in_columns)
+    rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
+    x = tl.load(x_ptr + places, mask=(rows < end)[:, None] & in_columns, other=0.0)
+    tl.store(padded_ptr + padded_places, x, mask=in_columns)
     if tl.program_id(0) == 0:
         store_padded_ends(offs_ptr, padded_offs_ptr, G, ALIGNMENT)
 
@@ -128,19 +136,9 @@ def unpad_kernel(
 ) -> None:
     """One program: ALIGNMENT padded rows and BLOCK_SIZE columns. What follows the last padded group is at least as many
     rows as x has past its last group: those programs write its zeros."""
-    blocks = tl.cdiv(K, BLOCK_SIZE)
-    row = tl.program_id(0) // blocks * ALIGNMENT
-    start, end, padded_start, _ = group_of_row(offs_ptr, G, row, ALIGNMENT, 1, 1)
-    columns = tl.program_id(0) % blocks * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    lanes = tl.arange(0, ALIGNMENT)
-    rows = row - padded_start + start + lanes
-    in_columns = (columns < K)[None, :]
-    padded_row = (row + lanes).to(tl.int64)
-    padded = tl.load(
-        padded_ptr + padded_row[:, None] * K + columns[None, :], mask=(rows < end)[:, None] & in_columns, other=0.0
-    )
-    inside = (rows < tl.where(end < 0, M, end))[:, None] & in_columns
-    tl.store(x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :], padded, mask=inside)
+    rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
+    padded = tl.load(padded_ptr + padded_places, mask=(rows < end)[:, None] & in_columns, other=0.0)
+    tl.store(x_ptr + places, padded, mask=(rows < tl.where(end < 0, M, end))[:, None] & in_columns)
 
 
 def padded_rows(M: int, G: int, alignment: int) -> int:

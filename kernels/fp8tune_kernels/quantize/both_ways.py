@@ -31,6 +31,7 @@ import triton.language as tl
 
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.panels import _pieces_of as blocks_of_rows
 from fp8tune_kernels.quantize.tiles import (
     Matrix,
@@ -227,22 +228,23 @@ def work_for(rows: int, columns: int, groups: int, device: torch.device) -> torc
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay on so many columns, or None."""
-    threads = config["num_warps"] * limits.warp_size
     tile = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"]
-    values = tile // threads
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
+    values = values_a_thread(config, tile, limits)
     if tile < 64 * 128:
         return f"pieces of {tile} elements: turns cost more than they bring"
-    if values < 32:
-        return f"{values} values a thread: too few loads under way to hide the wait for a turn"
-    if values > 128:
-        return f"{values} values a thread: two tiles do not fit in registers"
-    if 2 * tile > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{2 * tile} bytes to transpose, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * columns:
-        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    if reason := (
+        wrong_tile(
+            config,
+            tile,
+            limits,
+            least=32,
+            too_few="too few loads under way to hide the wait for a turn",
+            held="two tiles do",
+        )
+        or too_many_shared_bytes(2 * tile, "to transpose", limits)
+        or idle_columns(config["BLOCK_SIZE"], columns)
+    ):
+        return reason
     if config["maxnreg"] and limits.arch.startswith("gfx"):
         return "maxnreg is an option of NVIDIA's compiler"
     if config["maxnreg"] and values != 64:

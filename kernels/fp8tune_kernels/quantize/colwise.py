@@ -73,12 +73,8 @@ def quantize_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a column of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes;
-    where that is one of panels, ``4*G*K`` bytes of scratch and some counters are zeroed first. Waits for nothing: the
-    values in ``offs`` are not checked. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 

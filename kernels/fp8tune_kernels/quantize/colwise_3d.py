@@ -33,11 +33,7 @@ def quantize_colwise_3d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each column of each expert's ``w``; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a column makes
-    its scale and codes NaN. Launches once, with the config that the exported table has for these sizes, and waits for
-    nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 

@@ -48,9 +48,8 @@ def colwise_transpose_3d_kernel(
     num_warps: tl.constexpr,
 ) -> None:
     """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
-    group_stride = tl.cast(N, tl.int64) * (K - 1)
     quantize_both_ways(
-        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, group_stride),
+        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
         q_ptr,
         scales_ptr,
         work_ptr,
@@ -63,12 +62,8 @@ def quantize_colwise_transpose_3d(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
 
-    Returns ``(q, scales, q_transposed, scales_transposed)`` as the module's docstring says. ``float8_dtype`` None is
-    the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its two slices
-    NaN. Zeroes about ``4*E*(K + N)`` bytes of scratch and launches once, with the config that the exported table has
-    for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 

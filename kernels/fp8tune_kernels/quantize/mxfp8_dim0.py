@@ -25,6 +25,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.quantize import rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
 from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
@@ -79,12 +80,7 @@ def quantize_mxfp8_dim0(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` in blocks of 32 columns; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, scale_mode)
 
@@ -123,17 +119,8 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"] // threads
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile does not fit in registers"
-    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE_K']} columns a tile for {shape['K']}: half of the threads idle"
-    return None
+    tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
+    return wrong_tile(config, tile, limits) or idle_columns(config["BLOCK_SIZE_K"], shape["K"], "tile")
 
 
 SPEC = KernelSpec(

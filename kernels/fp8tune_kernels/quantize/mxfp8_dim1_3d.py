@@ -36,12 +36,7 @@ def quantize_mxfp8_dim1_3d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each expert of ``w`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
 
-    ``scale_mode``: ``floor`` or ``rceil``. ``float8_dtype`` None is the format of the running arch (e4m3fnuz on
-    gfx942, else e4m3fn). A NaN in a block makes its scale and codes NaN. Launches once, with the config that the
-    exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``, or an unknown ``scale_mode``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, scale_mode)
 

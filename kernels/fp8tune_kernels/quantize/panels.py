@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.tiles import (
     Matrix,
     Options,
@@ -107,15 +108,12 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
     largest = fold(kept, FOLDED)
     for number in tl.range(1, tl.where(group < matrix.G, tiles, 0), num_stages=num_stages):
         tile = Tile(first + number * options.BLOCK_SIZE_ITER, rows, columns, start, end)
-        largest = tl.maximum(largest, fold(load_tile(matrix, tile, read_end, ""), FOLDED))
-    scale = scale_of(
-        magnitude_to_float32(top(largest), matrix.x_ptr.dtype.element_ty), options.FP8_MAX, options.POWER_OF_TWO
-    )
-    tl.store(
-        matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns,
-        scale,
-        mask=columns < tl.where(group < matrix.G, matrix.K, 0),
-    )
+        x = load_tile(matrix, tile, read_end, "")
+        largest = tl.maximum(largest, fold(x, FOLDED))
+    amax = magnitude_to_float32(top(largest), matrix.x_ptr.dtype.element_ty)
+    scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
+    inside = columns < tl.where(group < matrix.G, matrix.K, 0)
+    tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
 
     scale = of_any_layout(scale)
     q_ptr = q_of_group(matrix, group)
@@ -133,8 +131,7 @@ class _Cursor(NamedTuple):
     """A group of rows that a program is at."""
 
     group: tl.tensor
-    base: tl.tensor
-    """The number of its first piece."""
+    base: tl.tensor  # the number of its first piece
     start: tl.tensor
     end: tl.tensor
 
@@ -188,9 +185,8 @@ def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> No
                 in_group,
                 options,
             )
-            is_first = first == first_row(start)
-            scale_ptr = matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns
-            tl.store(scale_ptr, scale, mask=in_group & is_first)
+            inside = in_group & (first == first_row(start))
+            tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
             q = quantize(x, of_any_layout(scale)[None, :], matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
             store_tile(matrix, q_of_group(matrix, group), tile, q, "evict_first")
         ticket = following
@@ -212,8 +208,8 @@ def _finished_scale(
         while tl.atomic_add(done_ptr, 0, sem="acquire") < in_panel:
             pass
     bits = tl.load(amax_ptr, mask=inside, other=0, cache_modifier=".cg")
-    dtype: tl.constexpr = matrix.x_ptr.dtype.element_ty
-    return scale_of(magnitude_to_float32(bits, dtype), options.FP8_MAX, options.POWER_OF_TWO)
+    amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
+    return scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
 
 
 @triton.jit
@@ -336,26 +332,21 @@ def _multiprocessors(device: torch.device) -> int:
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay on so many columns, or None."""
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] // threads
-    staged = 2 * config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"] * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if config["num_stages"] > 1 and staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE"] >= 2 * columns:
-        return f"{config['BLOCK_SIZE']} columns a block for {columns}: half of the threads idle"
+    elements, stages = config["BLOCK_SIZE"] * config["BLOCK_SIZE_ITER"], config["num_stages"]
+    values = values_a_thread(config, elements, limits)
+    staged = 2 * elements * stages if stages > 1 else 0
+    if reason := (
+        wrong_tile(config, elements, limits, held="the tile and its maxima do")
+        or too_many_shared_bytes(staged, "of tiles in flight", limits)
+        or idle_columns(config["BLOCK_SIZE"], columns)
+    ):
+        return reason
     if config["maxnreg"]:
         if limits.arch.startswith("gfx"):
             return "maxnreg is an option of NVIDIA's compiler"
-        if (values, config["num_warps"], config["num_stages"]) != (128, 4, 1):
+        if (values, config["num_warps"], stages) != (128, 4, 1):
             return f"maxnreg={config['maxnreg']} is for 4 warps of 128 values a thread, one tile at a time"
-    if config["LEAD"] and config["num_stages"] > 1:
+    if config["LEAD"] and stages > 1:
         return "same as num_stages=1: a piece is one tile"
     if config["LEAD"] and (config["BLOCK_SIZE"] < 64 or values < 64):
         return "panels with less than 64 columns or values a thread: tickets cost more than they bring"

@@ -167,13 +167,8 @@ def quantize_rowwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of a
-    group makes its scale and codes NaN. Launches once, with the config that the exported table has for these sizes
-    and this layout; where that is one of panels, which a view alone has, ``4*G*N`` bytes of scratch and some counters
-    are zeroed first. Waits for nothing: the values in ``offs`` are not checked. On a CPU without Triton's interpreter
-    it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
@@ -214,29 +209,16 @@ def outputs(
 
 def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
-    if _is_transposed(inputs[0]):
-        _launch_transposed(config, inputs, outputs)
-    else:
-        _launch_contiguous(config, inputs, outputs)
-
-
-def _launch_contiguous(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """A program for every block of rows of every group, and of the padding columns."""
     x, offs, float8_dtype, power_of_two = inputs
     (N, M), G = x.shape, offs.shape[0]
-    if programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):
+    constants = (FP8_MAX[float8_dtype], power_of_two)
+    if _is_transposed(x):
+        if programs := panels.programs(config, M, N, G, x.device):
+            tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
+            launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
+    elif programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):  # each block of rows of every group and of the padding
         taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
-        constants = (FP8_MAX[float8_dtype], power_of_two)
         launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
-
-
-def _launch_transposed(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    x, offs, float8_dtype, power_of_two = inputs
-    (N, M), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, M, N, G, x.device):
-        tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
-        constants = (FP8_MAX[float8_dtype], power_of_two)
-        launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
 
 
 def _is_transposed(x: torch.Tensor) -> bool:

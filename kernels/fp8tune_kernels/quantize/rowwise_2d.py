@@ -32,6 +32,7 @@ from fp8tune_kernels.quantize.arithmetic import (
     reference_scale,
     scale_of,
 )
+from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
@@ -95,11 +96,7 @@ def quantize_rowwise_2d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row makes
-    its scale and codes NaN. Launches once, with the config that the exported table has for these sizes, and waits for
-    nothing. On a CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``x``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, float8_dtype, power_of_two)
 
@@ -157,22 +154,19 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. No tile is launched wider than the row needs."""
-    width = _tile_width(config, shape["K"])
-    threads = config["num_warps"] * limits.warp_size
-    values = config["BLOCK_SIZE"] * width // threads
-    staged = 2 * config["BLOCK_SIZE"] * width * config["num_stages"]
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if width >= shape["K"] and config["num_stages"] != min(SPEC.axes["num_stages"]):
-        return f"same binary as num_stages={min(SPEC.axes['num_stages'])}: the row is read once, without a loop"
-    if values < 8:
-        return f"{values} values a thread: too few for one 16-byte load of bfloat16"
-    if values > 128:
-        return f"{values} values a thread: the tile and its maxima do not fit in registers"
-    if width < shape["K"] and staged > limits.shared_bytes_per_block and config["num_stages"] > 1:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    return None
+    width, stages = _tile_width(config, shape["K"]), config["num_stages"]
+    tile = config["BLOCK_SIZE"] * width
+    if width >= shape["K"] and stages != (least := min(SPEC.axes["num_stages"])):
+        return f"same binary as num_stages={least}: the row is read once, without a loop"
+    staged = 2 * tile * stages if width < shape["K"] and stages > 1 else 0
+    return wrong_tile(
+        config,
+        tile,
+        limits,
+        least=8,
+        too_few="too few for one 16-byte load of bfloat16",
+        held="the tile and its maxima do",
+    ) or too_many_shared_bytes(staged, "of tiles in flight", limits)
 
 
 def _tile_width(config: Mapping[str, int], K: int) -> int:

@@ -74,13 +74,8 @@ def quantize_rowwise_colwise(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row, and each group of its rows column by column.
 
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)`` as the module's docstring says. ``float8_dtype`` None
-    is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN makes the scales and codes of its row,
-    and of its column within the group, NaN. Zeroes about ``4*(G*K + M)`` bytes of scratch and launches once, with the
-    config that the exported table has for these sizes. Waits for nothing: the values in ``offs`` are not checked. On a
-    CPU without Triton's interpreter it runs :func:`reference`.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes. More in
+    :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 

@@ -24,12 +24,7 @@ def quantize_transpose_3d_atomic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
-    an expert makes its scale and codes NaN. Zeroes about ``4*E*K`` bytes of scratch and launches once, with the config
-    that the exported table has for these sizes, and waits for nothing. On a CPU without Triton's interpreter it runs
-    the plain torch reference.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    Scratch: about ``4*E*K`` bytes. More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 

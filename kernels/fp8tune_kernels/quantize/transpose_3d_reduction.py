@@ -15,6 +15,7 @@ import torch
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.quantize import weights
+from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
@@ -27,11 +28,7 @@ def quantize_transpose_3d_reduction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). A NaN in a row of K of
-    an expert makes its scale and codes NaN. Launches once, with the config that the exported table has for these
-    sizes, and waits for nothing. On a CPU without Triton's interpreter it runs the plain torch reference.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank or stride of ``w``.
+    More in :mod:`fp8tune_kernels.quantize`.
     """
     return _operator(w, float8_dtype, power_of_two)
 
@@ -44,24 +41,15 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. No tile is launched longer than the expert needs."""
-    rows = _tile_rows(config, shape["N"])
-    threads = config["num_warps"] * limits.warp_size
-    values = rows * config["BLOCK_SIZE_K"] // threads
-    staged = 2 * rows * config["BLOCK_SIZE_K"] * (config["num_stages"] - 1)
-    if threads > limits.max_threads_per_block:
-        return f"{threads} threads a block, {limits.arch} has at most {limits.max_threads_per_block}"
-    if rows >= shape["N"] and config["num_stages"] > 1:
+    rows, stages = _tile_rows(config, shape["N"]), config["num_stages"]
+    tile = rows * config["BLOCK_SIZE_K"]
+    if rows >= shape["N"] and stages > 1:
         return "same as num_stages=1: all rows are read once, without a loop"
-    if values < 16:
-        return f"{values} values a thread: too few for one 16-byte store of FP8"
-    if values > 128:
-        return f"{values} values a thread: two tiles do not fit in registers"
-    if staged > limits.shared_bytes_per_block:
-        room = limits.shared_bytes_per_block
-        return f"{staged} bytes of tiles in flight, {limits.arch} has {room} of shared memory a block"
-    if config["BLOCK_SIZE_K"] >= 2 * shape["K"]:
-        return f"{config['BLOCK_SIZE_K']} columns a block for {shape['K']}: half of the threads idle"
-    return None
+    return (
+        wrong_tile(config, tile, limits, held="two tiles do")
+        or too_many_shared_bytes(2 * tile * (stages - 1), "of tiles in flight", limits)
+        or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
+    )
 
 
 def _tile_rows(config: Mapping[str, int], N: int) -> int:

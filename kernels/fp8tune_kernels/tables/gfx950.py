@@ -11,30 +11,30 @@ Where a key has no row, kernels in NEAREST take that of the nearest key, others 
 NEAREST: tuple[str, ...] = ()
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]], ...] = (
-    # colwise: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 15.3 %, the default 56.9 %
-    ("colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
-    # colwise-3d: default, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 1.6 %, the default 1.1 %
-    ("colwise-3d", "", None, (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 8192), ("num_warps", 4), ("num_stages", 1))),
-    # colwise-dual: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 17.8 %, the default 34.0 %
-    ("colwise-dual", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
-    # colwise-transpose-3d: static, compiled and not run: on NVIDIA H200 the first by static cost loses 3.0 %, the default 40.8 %
+    # colwise: static, compiled and not run: on the 26 problems timed on sm_90 it loses 31.4 % in the mean
+    ("colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0))),
+    # colwise-3d: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.7 % in the mean
+    ("colwise-3d", "", None, (("BLOCK_SIZE_N", 4), ("BLOCK_SIZE_K", 8192), ("num_warps", 8), ("num_stages", 1))),
+    # colwise-dual: static, compiled and not run: on the 26 problems timed on sm_90 it loses 20.9 % in the mean
+    ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
+    # colwise-transpose-3d: static, compiled and not run: on the 28 problems timed on sm_90 it loses 2.8 % in the mean
     ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
-    # mxfp8-dim0: default, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 0.7 %, the default 0.5 %
+    # mxfp8-dim0: static, compiled and not run: on the 11 problems timed on sm_90 it loses 0.5 % in the mean
     ("mxfp8-dim0", "", None, (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1))),
-    # mxfp8-dim1: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 7.5 %, the default 30.6 %
-    ("mxfp8-dim1", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 64), ("num_warps", 1), ("num_stages", 1))),
-    # mxfp8-dim1-3d: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 5.1 %, the default 34.2 %
-    ("mxfp8-dim1-3d", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("num_warps", 1), ("num_stages", 1))),
-    # mxfp8-dim1-3d-via-2d: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 2.8 %, the default 10.5 %
-    ("mxfp8-dim1-3d-via-2d", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 64), ("num_warps", 1), ("num_stages", 1))),
-    # rowwise: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 42.7 %, the default 51.4 %
-    ("rowwise", "", None, (("BLOCK_SIZE", 16), ("BLOCK_SIZE_ITER", 1024), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0))),
-    # rowwise-2d: static, compiled and not run: on NVIDIA H200 the first by static cost loses 9.2 %, the default 15.6 %
-    ("rowwise-2d", "", None, (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 2), ("num_stages", 1))),
-    # rowwise-colwise: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 5.6 %, the default 35.1 %
-    ("rowwise-colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
-    # transpose-3d-atomic: static, compiled and not run: on NVIDIA H100 80GB HBM3 the first by static cost loses 1.0 %, the default 32.2 %
-    ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
-    # transpose-3d-reduction: static, compiled and not run: on NVIDIA H200 the first by static cost loses 8.3 %, the default 10.6 %
-    ("transpose-3d-reduction", "", None, (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 16), ("num_stages", 1))),
+    # mxfp8-dim1: static, compiled and not run: on the 11 problems timed on sm_90 it loses 0.4 % in the mean
+    ("mxfp8-dim1", "", None, (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1))),
+    # mxfp8-dim1-3d: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.1 % in the mean
+    ("mxfp8-dim1-3d", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1))),
+    # mxfp8-dim1-3d-via-2d: static, compiled and not run: on the 41 problems timed on sm_90 it loses 0.5 % in the mean
+    ("mxfp8-dim1-3d-via-2d", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1))),
+    # rowwise: static, compiled and not run: on the 104 problems timed on sm_90 it loses 42.5 % in the mean
+    ("rowwise", "", None, (("BLOCK_SIZE", 16), ("BLOCK_SIZE_ITER", 512), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
+    # rowwise-2d: static, compiled and not run: on the 34 problems timed on sm_90 it loses 5.0 % in the mean
+    ("rowwise-2d", "", None, (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
+    # rowwise-colwise: static, compiled and not run: on the 52 problems timed on sm_90 it loses 6.3 % in the mean
+    ("rowwise-colwise", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
+    # transpose-3d-atomic: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.5 % in the mean
+    ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
+    # transpose-3d-reduction: static, compiled and not run: on the 27 problems timed on sm_90 it loses 17.4 % in the mean
+    ("transpose-3d-reduction", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 16), ("num_stages", 1))),
 )

@@ -1,8 +1,8 @@
 """Which of a config's trials say whether its bytes are right: references change, and a round may be run again.
 
-A trial is judged by the reference that its sweep noted (:data:`fp8tune.store.schema.Judges`). The newest reference
-counts: what an older one found wrong may be right, and the reverse. Under one reference, wrong once is wrong until a
-later sweep runs the same round of the screen again, which only a user's wish does (``--retry-failed``, ``--again``).
+A trial is compared with the reference that its sweep noted (:data:`fp8tune.store.schema.ReferencesChecked`). The newest
+reference counts: what an older one found wrong may be right, and the reverse. Under one reference, wrong once is wrong
+until a later sweep runs the same round of the screen again (``--retry-failed``, ``--again``).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection, select
 
 from fp8tune.records import Status
-from fp8tune.store.schema import Judges
+from fp8tune.store.schema import ReferencesChecked
 
 References = Mapping[tuple[int, int], str]
 """The ids of a sweep and a kernel version -> the hash of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Ended:
     """How one trial ended, and by which reference."""
 
     status: Status
@@ -34,9 +34,7 @@ class Judged:
 
 def references(connection: Connection) -> References:
     """What every sweep noted. Few: one a sweep and kernel version."""
-    if not inspect(connection).has_table(Judges.name):
-        return {}
-    query = select(Judges.c.sweep_id, Judges.c.version_id, Judges.c.reference)
+    query = select(ReferencesChecked.c.sweep_id, ReferencesChecked.c.version_id, ReferencesChecked.c.reference)
     return {(row.sweep_id, row.version_id): row.reference for row in connection.execute(query)}
 
 
@@ -47,7 +45,7 @@ def is_outdated(status: Status, reference: str, today: str) -> bool:
     return reference != today and (bool(reference) or status is Status.WRONG)
 
 
-def last_status(trials: Sequence[Judged]) -> Status:
+def last_status(trials: Sequence[Ended]) -> Status:
     """What became of a candidate: wrong where that stands, otherwise as its last trial ended."""
     counted = _by_newest_reference(trials)
     if any(trial.status is Status.WRONG and not _was_run_again(trial, counted) for trial in counted):
@@ -65,7 +63,7 @@ def last_but_wrong(newest: Mapping[Status, float]) -> Status:
     )
 
 
-def _by_newest_reference(trials: Sequence[Judged]) -> Sequence[Judged]:
+def _by_newest_reference(trials: Sequence[Ended]) -> Sequence[Ended]:
     """Trials by the newest reference that was noted, and by an unknown one since then."""
     noted = [trial for trial in trials if trial.reference]
     if not noted:
@@ -77,7 +75,7 @@ def _by_newest_reference(trials: Sequence[Judged]) -> Sequence[Judged]:
     ]
 
 
-def _was_run_again(wrong: Judged, trials: Sequence[Judged]) -> bool:
+def _was_run_again(wrong: Ended, trials: Sequence[Ended]) -> bool:
     return wrong.stage == "screen" and any(
         trial.status is Status.OK
         and (trial.stage, trial.round) == (wrong.stage, wrong.round)

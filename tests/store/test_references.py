@@ -8,13 +8,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, problem, row
+from database_rows import KERNEL, begin, config, row, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.records import Kind, Status
-from fp8tune.store import judgements, writing
-from fp8tune.store.judgements import Judged, last_status
+from fp8tune.records import Status
+from fp8tune.store import references, writing
+from fp8tune.store.references import Ended, last_status
 from fp8tune.store.results import Store
 
 OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
@@ -47,7 +47,7 @@ def status(store: Store) -> Status:
 
 
 def tried(store: Store, today: str, number: int = 0) -> Status | None:
-    found = store.tried(KERNEL, H100, Kind.MEASURED, problem(), round=number, reference=today)
+    found = store.tried(subject(), round=number, reference=today)
     return found[config()].status if found else None
 
 
@@ -94,7 +94,7 @@ def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None
 
 
 TRIALS = st.builds(
-    Judged,
+    Ended,
     st.sampled_from([OK, WRONG, CRASHED]),
     st.integers(0, 9).map(float),
     st.sampled_from(["screen", "final"]),
@@ -106,7 +106,7 @@ TRIALS = st.builds(
 
 @given(st.lists(TRIALS, min_size=1, max_size=8), st.randoms())
 def test_the_order_of_rows_makes_no_difference_and_the_newest_reference_decides(
-    trials: list[Judged], shuffle: object
+    trials: list[Ended], shuffle: object
 ) -> None:
     found = last_status(trials)
     shuffled = list(trials)
@@ -123,8 +123,8 @@ def test_the_order_of_rows_makes_no_difference_and_the_newest_reference_decides(
 
 
 def test_what_counts_as_outdated() -> None:
-    assert not judgements.is_outdated(OK, "", "b")
-    assert judgements.is_outdated(WRONG, "", "b")
-    assert judgements.is_outdated(OK, "a", "b")
-    assert not judgements.is_outdated(WRONG, "b", "b")
-    assert not judgements.is_outdated(Status.PRUNED, "a", "b")
+    assert not references.is_outdated(OK, "", "b")
+    assert references.is_outdated(WRONG, "", "b")
+    assert references.is_outdated(OK, "a", "b")
+    assert not references.is_outdated(WRONG, "b", "b")
+    assert not references.is_outdated(Status.PRUNED, "a", "b")

@@ -1,0 +1,139 @@
+"""The config for an arch that a kernel was compiled for and nobody timed it on.
+
+Of the configs that compile there, the one that lost least where the kernel was timed, what it spills here counted in.
+A ranking by what the machine code does lost more: 8 % over thirteen kernels on the arch that was timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8tune.choose.ranking import Candidates, all_candidates, usable
+from fp8tune.records import Evidence, Facts, KernelVersion, Kind, NamedInts, Status
+from fp8tune.stats import geomean
+
+TIMED_ON = "sm_90"
+"""The arch with measured rows of every kernel."""
+
+SPILLED_BYTES = 100
+"""Spilling as many bytes doubles what a config is expected to lose: a round number, chosen once on an H100."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What every config of one kernel loses on :data:`TIMED_ON`, over all problems and devices there."""
+
+    slowdowns: Mapping[NamedInts, float]
+    """Geometric mean of its time over the best; of configs that have a time on every problem."""
+    problems: int
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A config that compiles for an arch."""
+
+    config: NamedInts
+    facts: Facts
+    """The worst of all problems that it was compiled for."""
+    slowdown: float | None
+    """On :data:`TIMED_ON`; None where it was not timed there."""
+
+    @property
+    def expected(self) -> float:
+        """Its slowdown times what it spills on this arch; infinite where it was not timed."""
+        spills = 1 + (self.facts.spill_bytes or 0) / SPILLED_BYTES
+        return math.inf if self.slowdown is None else self.slowdown * spills
+
+
+def timed(evidence: Iterable[Evidence]) -> dict[str, Timed]:
+    """Kernel -> what its configs lose, from its problems that were swept to the end."""
+    by_kernel: dict[str, list[Candidates]] = {}
+    here = (entry for entry in evidence if entry.device.arch == TIMED_ON and entry.kind is Kind.MEASURED)
+    for candidates in usable(all_candidates(here)):
+        by_kernel.setdefault(candidates.problem.kernel, []).append(candidates)
+    return {kernel: _timed(found) for kernel, found in by_kernel.items()}
+
+
+def _timed(found: Sequence[Candidates]) -> Timed:
+    common = set.intersection(*(set(candidates.times_us) for candidates in found))
+    return Timed({config: geomean(each.slowdown(config) for each in found) for config in common}, len(found))
+
+
+def fitting(static: Iterable[Evidence], times: Timed | None) -> list[Fitting]:
+    """The configs of one kernel version on one arch that compile for all problems tried, in the order of choice.
+
+    The least expected slowdown comes first; of those that were not timed, what spills least, then the default.
+    """
+    rows: dict[NamedInts, list[Evidence]] = {}
+    for entry in static:
+        if entry.config is not None:
+            rows.setdefault(entry.config, []).append(entry)
+    slowdowns = times.slowdowns if times else {}
+    found = [
+        (Fitting(config, _worst(entries), slowdowns.get(config)), entries[0])
+        for config, entries in rows.items()
+        if all(entry.status is Status.OK for entry in entries)
+    ]
+    return [fits for fits, entry in sorted(found, key=lambda item: _order(*item))]
+
+
+def choose(static: Sequence[Evidence], times: Timed | None) -> Fitting | None:
+    """The first that was timed elsewhere; where none was, the default if it compiles."""
+    found = fitting(static, times)
+    defaults = {entry.version.default for entry in static if entry.version}
+    timed_elsewhere = [fits for fits in found if fits.slowdown is not None]
+    return next(iter(timed_elsewhere), None) or next((fits for fits in found if fits.config in defaults), None)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What compiling one kernel version for one arch gave."""
+
+    kernel: str
+    arch: str
+    fitting: Sequence[Fitting]
+    """In the order of choice."""
+    failed: int
+    """Configs that do not compile."""
+    choice: Fitting | None
+
+    @property
+    def spilling(self) -> int:
+        """Configs that compile and spill."""
+        return sum(bool(each.facts.spill_bytes) for each in self.fitting)
+
+    def as_json(self) -> Mapping[str, object]:
+        """One object of ``fp8tune static-report --format json``."""
+        named = {"kernel": self.kernel, "arch": self.arch, "configs": len(self.fitting) + self.failed}
+        counted = {**named, "fitting": len(self.fitting), "spilling": self.spilling, "failed": self.failed}
+        config = None if self.choice is None else dict(self.choice.config)
+        slowdown = None if self.choice is None else self.choice.slowdown
+        return {**counted, "config": config, "timed_on": TIMED_ON, "mean_slowdown": slowdown}
+
+
+def compiled(static: Iterable[Evidence], times: Mapping[str, Timed]) -> list[CompiledKernel]:
+    """Of each kernel and arch the version that was compiled last, by kernel and arch."""
+    versions: dict[tuple[str, str], dict[KernelVersion, list[Evidence]]] = {}
+    for entry in static:
+        if entry.kind is Kind.STATIC and entry.version is not None and entry.status is not Status.PRUNED:
+            key = entry.problem.kernel, entry.device.arch
+            versions.setdefault(key, {}).setdefault(entry.version, []).append(entry)
+    found = []
+    for (kernel, arch), rows in sorted(versions.items(), key=lambda item: item[0]):
+        newest = max(rows.items(), key=lambda item: (max(row.newest for row in item[1]), item[0].source_hash))[1]
+        fits = fitting(newest, times.get(kernel))
+        failed = len({row.config for row in newest}) - len(fits)
+        found.append(CompiledKernel(kernel, arch, fits, failed, choose(newest, times.get(kernel))))
+    return found
+
+
+def _worst(entries: Sequence[Evidence]) -> Facts:
+    """Of several problems' binaries the one that spills most, then that takes most registers."""
+    return max((entry.facts for entry in entries), key=lambda facts: (facts.spill_bytes or 0, facts.registers or 0))
+
+
+def _order(fits: Fitting, entry: Evidence) -> tuple[object, ...]:
+    default = entry.version.default if entry.version else None
+    return fits.expected, fits.facts.spill_bytes or 0, fits.config != default, fits.config.canonical

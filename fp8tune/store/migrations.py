@@ -1,0 +1,133 @@
+"""How a database of an older fp8tune gets today's tables: steps in order, each applied once and recorded.
+
+All missing steps run in one transaction. SQLite and PostgreSQL roll one back whole, tables included, so a step that
+fails leaves the file as it was, and no copy of it is needed. A step looks at what is there: a table that a database
+lacks altogether is made at the end, as :mod:`fp8tune.store.schema` declares it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, String, Table, insert, inspect, select, text, type_coerce, update
+
+from fp8tune.errors import DatabaseError
+from fp8tune.redaction import redacted
+from fp8tune.store.schema import METADATA, Codes, Finals, Meta, Migrations, Sweeps, Trials
+
+RENAMED_HASHES = Path(__file__).with_name("renamed_hashes.txt")
+
+
+def create(connection: Connection) -> None:
+    """Make all tables in an empty database."""
+    METADATA.create_all(connection)
+    _record(connection, MIGRATIONS)
+
+
+def version(connection: Connection) -> int:
+    """The schema that a database says it has. Raises DatabaseError where it says none."""
+    stated = connection.execute(select(Meta.c.value).where(Meta.c.name == "schema_version")).scalar()
+    if not re.fullmatch("[0-9]{1,9}", str(stated)):
+        raise DatabaseError(f"the database states no schema version ({stated!r:.80}): it was not written by fp8tune")
+    return int(str(stated))
+
+
+def migrate(connection: Connection) -> None:
+    """Apply the steps that a database lacks, within the caller's transaction."""
+    applied: set[str] = set()
+    if inspect(connection).has_table(Migrations.name):
+        applied.update(connection.execute(select(Migrations.c.name)).scalars())
+    missing = {name: step for name, step in MIGRATIONS.items() if name not in applied}
+    for step in missing.values():
+        step(connection)
+    METADATA.create_all(connection)
+    _record(connection, missing)
+
+
+def _record(connection: Connection, names: Mapping[str, object]) -> None:
+    connection.execute(text("DELETE FROM meta WHERE name = 'schema_version'"))
+    connection.execute(insert(Meta).values(name="schema_version", value=str(SCHEMA_VERSION)))
+    if names:
+        connection.execute(insert(Migrations), [{"name": name, "applied_at": time.time()} for name in names])
+
+
+def _columns(connection: Connection, table: str) -> set[str]:
+    """The names of a table's columns; none where there is no such table."""
+    there = inspect(connection)
+    return {column["name"] for column in there.get_columns(table)} if there.has_table(table) else set()
+
+
+def _add_round_to_the_index(connection: Connection) -> None:
+    """The first databases had an index without it, and ranking reads nothing but the index."""
+    (summary,) = Trials.indexes
+    stored = {index["name"]: index["column_names"] for index in inspect(connection).get_indexes(Trials.name)}
+    if stored.get(summary.name) != [column.name for column in summary.columns]:
+        summary.drop(connection, checkfirst=True)
+        summary.create(connection)
+
+
+def _remove_passwords(connection: Connection) -> None:
+    """Commands were stored as they were typed. SQLite writes zeros over them."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("PRAGMA secure_delete=ON")
+    stored = select(Sweeps.c.id, type_coerce(Sweeps.c.command, String)).where(Sweeps.c.command.contains("://"))
+    for id, command in connection.execute(stored).all():
+        if redacted(command) != command:
+            connection.execute(update(Sweeps).where(Sweeps.c.id == id).values(command=command))
+
+
+def _rename_judges(connection: Connection) -> None:
+    if _columns(connection, "judges") and not _columns(connection, "references_checked"):
+        connection.execute(text("ALTER TABLE judges RENAME TO references_checked"))
+
+
+def _rename_hashes(section: str, connection: Connection) -> None:
+    """Code that was renamed or moved, and launches the same, keeps its rows. Where there are rows of both hashes, those
+    of the old one stay under it."""
+    of = "FROM kernel_versions WHERE kernel = :kernel AND source_hash = :new"
+    versions = "UPDATE kernel_versions SET source_hash = :new WHERE kernel = :kernel AND source_hash = :old"
+    versions += f" AND NOT EXISTS (SELECT 1 {of})"
+    references = "UPDATE references_checked SET reference = :new WHERE reference = :old"
+    has_references = bool(_columns(connection, "references_checked"))
+    for kernel, old, new in renamed_hashes(section):
+        if kernel != "reference":
+            connection.execute(text(versions), {"kernel": kernel, "old": old, "new": new})
+        elif has_references:
+            connection.execute(text(references), {"old": old, "new": new})
+
+
+def renamed_hashes(section: str) -> list[tuple[str, str, str]]:
+    """(kernel or ``reference``, old hash, new hash) of one section of :data:`RENAMED_HASHES`."""
+    _, _, rest = RENAMED_HASHES.read_text().partition(f"[{section}]\n")
+    lines = rest.partition("[")[0].splitlines()
+    return [(kernel, old, new) for kernel, old, new in (line.split() for line in lines if line)]
+
+
+def _rename_stage(connection: Connection) -> None:
+    connection.execute(text("UPDATE trials SET stage = 'duplicate' WHERE stage = 'twin'"))
+
+
+def _drop_columns(table: Table, connection: Connection) -> None:
+    """Those that nothing reads any more."""
+    for name in sorted(_columns(connection, table.name) - set(table.c.keys())):
+        connection.execute(text(f'ALTER TABLE {table.name} DROP COLUMN "{name}"'))
+
+
+MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
+    "round in the index": _add_round_to_the_index,
+    "commands without passwords": _remove_passwords,
+    "judges become references_checked": _rename_judges,
+    "source hashes without names": partial(_rename_hashes, "source hashes without names"),
+    "stage duplicate": _rename_stage,
+    "finals without replaces": partial(_drop_columns, Finals),
+    "codes without what ranked configs": partial(_drop_columns, Codes),
+}
+"""In the order in which they are applied. A name is what databases record: it never changes."""
+
+SCHEMA_VERSION = 1 + len(MIGRATIONS)
+"""What ``meta`` says: an older fp8tune refuses a database that it would misread."""
