@@ -92,8 +92,8 @@ def candidates(reference: str, wanted: Wanted, arms: Sequence[KernelArm], count:
     spec = _spec(reference)
     found = []
     for arm in arms:
-        trials = problems.trials(spec, arm.problem, spec.axes, limits(wanted.device))
-        default, *others = [trial.config for trial in trials if trial.pruned is None]
+        grid = problems.configs(spec, arm.problem, spec.axes, limits(wanted.device))
+        default, *others = [config for config, pruned in grid.items() if not pruned]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = dict.fromkeys([spec.default, arm.config, default, *chosen])
         found.append([KernelArm.of(reference, spec, arm.problem, config) for config in list(configs)[:count]])

@@ -41,7 +41,7 @@ class Planted:
 
 
 def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
-    """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`run_trial` takes."""
+    """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`checked_block` takes."""
     kernel, *modules = title.partition(":")[0].split(", ")
     file = plant(kernel, folder, modules, *fault)[-1]
     name = f"planted-{kernel}"
