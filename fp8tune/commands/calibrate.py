@@ -23,6 +23,7 @@ def calibrate(
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import calibration as render_calibration
     from fp8tune.render import terminal as render
+    from fp8tune.render.progress import Display
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning
 
@@ -31,9 +32,9 @@ def calibrate(
     for line in notices:
         render.notice(line)
     planning.make_ready(backend)
-    with Store.open(db, create=True) as store:
+    with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if isinstance(event, calibrating.Calibration):
                 render_calibration.print_calibration(event, "json" if json else "table")
             else:
-                render.notice(f"process {event.done} of {event.total}")
+                display.update("processes", event.done, event.total, phase="processes")

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from fp8tune.sweep.options import LintOptions
+from fp8tune.options import (
+    Argument,
+    Option,
+    Seed,
+    Shapes,
+    TableFormat,
+    Timer,
+    database_option,
+    seconds,
+)
 
 
-def lint(options: LintOptions) -> None:
+def lint(
+    kernel: Annotated[str, Argument("A kernel, as for sweep --kernel.")],
+    shapes: Shapes = ("starting-line",),
+    routing: Annotated[str, Option("--routing", "How rows spread over groups where the pick is made.")] = "jagged",
+    grid: Annotated[
+        tuple[str, ...], Option("--grid", "Narrow an axis, and so the time it takes: num_stages=1. Repeatable.")
+    ] = (),
+    seed: Seed = 0,
+    timer: Timer = None,
+    time_budget_s: Annotated[
+        float | None,
+        Option("--time-budget", "Screen no new problem after this many seconds; say what was left out.", parse=seconds),
+    ] = None,
+    db: Annotated[
+        str | None, database_option("a temporary one", "Keep the rows there, and continue from them.")
+    ] = None,
+    format: Annotated[TableFormat, Option("--format", "table or json.")] = TableFormat.TABLE,
+) -> None:
     """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
 
     Varies every argument that the key leaves out (the exact M, the routing, the seed and others), one at a time, and
@@ -18,13 +46,26 @@ def lint(options: LintOptions) -> None:
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
+    from fp8tune.render.progress import SweepProgress
+    from fp8tune.sweep.options import Options
 
-    plan = linting.planned(options.sweep)
+    options = Options(
+        kernels=(kernel,),
+        shapes=shapes,
+        routing=routing,
+        grid=grid,
+        seed=seed,
+        timer=timer,
+        quick=True,
+        time_budget_s=time_budget_s,
+        command=f"fp8tune lint {kernel}",
+    )
+    plan = linting.planned(options)
     for line in (*plan.sweep.notices, *plan.faults):
         render.notice(line)
     if plan.faults:
         raise typer.Exit(1)
-    with linting.opened(options.db) as store, render.SweepProgress() as progress:
+    with linting.opened(db) as store, SweepProgress() as progress:
         report = linting.Report((), 0)
         for event in linting.run(store, plan):
             if isinstance(event, linting.Report):
@@ -32,9 +73,9 @@ def lint(options: LintOptions) -> None:
             else:
                 progress.show(event)
         tallies = linting.tallies(store, plan)
-    for line in render_tallies.failure_lines(tallies, options.db):
+    for line in render_tallies.failure_lines(tallies, db):
         render.notice(line)
     if report.left_out:
         render.notice(f"{report.left_out} variations left out by the time budget")
-    render_trust.print_lint(plan, report, str(options.format))
+    render_trust.print_lint(plan, report, str(format))
     raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

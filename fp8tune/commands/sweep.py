@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
 from fp8tune.commands.options import database_to_write
-from fp8tune.options import Option, WrittenDatabase
 from fp8tune.redaction import command_line
 from fp8tune.sweep.options import Options
 
 
-def sweep(
-    options: Options,
-    db: WrittenDatabase = None,
-    json: Annotated[bool, Option("--json", "One JSON object a line, one a trial, on stdout.")] = False,
-) -> None:
+def sweep(options: Options) -> None:
     """Check and time every config of a kernel's grid on every shape; store each result as it comes.
 
     Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
     shapes on Triton's interpreter and times nothing. Exit code 1: a problem is left without any right config.
     """
     from fp8tune.records import Kind, Problem
+    from fp8tune.render import contracts
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
+    from fp8tune.render.progress import SweepProgress
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning, session
 
     plan = planning.planned(replace(options, command=command_line(sys.argv[1:])))
-    db = database_to_write(db)
+    db = database_to_write(options.db)
     stored = session.is_stored(db, plan)
-    if stored and not json:
+    if stored and not options.json:
         render.notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, plan.backend, session.finished_problems(store, plan))
@@ -45,18 +41,18 @@ def sweep(
         for line in plan.notices:
             render.notice(line)
         problems: dict[Problem, None] = {}
-        with Store.open(db, create=True) as store, render.SweepProgress() as progress:
+        with Store.open(db, create=True) as store, SweepProgress() as progress:
             for event in session.run(store, plan):
                 progress.show(event)
                 if (row := session.row_of(event)) is not None:
                     problems[row.problem] = None
-                    if json:
-                        render.print_json_line(row.as_json())
-            winners = [] if json else session.winners(store, plan.backend, problems)
+                    if options.json:
+                        render.print_json_line(contracts.trial(row))
+            winners = [] if options.json else session.winners(store, plan.backend, problems)
             tallies = session.tallies(store, plan)
     if winners:
         print_winners(winners, "table")
-    elif plan.backend.kind is Kind.INTERPRETER and not json:
+    elif plan.backend.kind is Kind.INTERPRETER and not options.json:
         render_tallies.print_tallies(tallies, "table")
     for line in render_tallies.failure_lines(tallies, db):
         render.notice(line)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from fp8tune import __version__
 from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import COMMITTED
+from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
@@ -138,7 +138,7 @@ def planned(options: Options) -> Plan:
 def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
     """Of everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
-        [[reference, _folder(reference), *_reference(reference)] for reference in options.references],
+        [[reference, _folder(reference), *_reference(reference)] for reference in options.kernels],
         [row.canonical for row in rows],
         [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
         "screen" if options.quick else "finals",
@@ -163,18 +163,18 @@ def _reference(reference: str) -> list[str]:
     return [source.reference_hash(reference, source.installed(reference))]
 
 
-def expanded(short: Plan) -> Plan:
+def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
     backend, notices = short.backend, short.notices
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    problems = [found for reference in short.options.references for found in _problems(reference, short)]
+    problems = [found for reference in short.options.kernels for found in _problems(reference, short)]
     if backend.kind is Kind.INTERPRETER:
         notices += (_interpreter_notice(problems),)
     if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
         notices += _edge_notices(problems)
-    problems = [_with_committed(found, backend) for found in problems]
+    problems = [_with_incumbents(found, backend, incumbents) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
 
 
@@ -186,10 +186,10 @@ def make_ready(backend: Backend) -> None:
         start_server()  # it imports torch beside this process, which does so for the specs
 
 
-def _with_committed(found: ProblemPlan, backend: Backend) -> ProblemPlan:
+def _with_incumbents(found: ProblemPlan, backend: Backend, incumbents: Incumbents) -> ProblemPlan:
     version = found.version
     incumbent, fallback = (
-        ranking.completed(COMMITTED.config(version.kernel, backend.device, key), version)
+        ranking.completed(incumbents.config(version.kernel, backend.device, key), version)
         for key in (found.lookup_key, None)
     )
     return replace(found, incumbent=incumbent, fallback=fallback)

@@ -43,7 +43,7 @@ def run(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -
     yield from sweep(store, plan, clock)
     if plan.backend.kind is Kind.STATIC:
         options = plan.options
-        yield from compile_published(store, plan.backend.device.arch, options.references, command=options.command)
+        yield from compile_published(store, plan.backend.device.arch, options.kernels, command=options.command)
 
 
 def row_of(event: Event) -> Row | None:

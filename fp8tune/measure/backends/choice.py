@@ -16,13 +16,12 @@ from fp8tune_kernels.arches import ARCHES
 
 
 def backend_for(
-    arch: str | None, timer: str | None, static: bool = False, trial_timeout_s: float | None = None
+    arch: str | None, timer: str | None, static: bool = False, trial_timeout_s: float = TRIAL_TIMEOUT_S
 ) -> tuple[Backend, tuple[str, ...]]:
     """The back end for an arch and timer as the user gave them (None: this machine's), with notices about the choice.
 
     Raises UsageError for a name nobody knows, MachineError for what cannot be done on this machine.
     """
-    timeout_s = trial_timeout_s or TRIAL_TIMEOUT_S
     if timer is not None and timer.startswith("simulated"):
         if arch not in (None, "simulated"):
             raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")
@@ -40,8 +39,8 @@ def backend_for(
     if here is None:
         if timer is not None:
             raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
-        return InterpreterBackend(timeout_s), ()
+        return InterpreterBackend(trial_timeout_s), ()
     limits = device.limits(here)
     if limits is None:
         raise MachineError(f"the limits of {here.arch} are not known: add them to fp8tune_kernels/arches.py")
-    return GpuBackend(here, limits.shared_bytes_per_block, timeout_s=timeout_s), ()
+    return GpuBackend(here, limits.shared_bytes_per_block, timeout_s=trial_timeout_s), ()
