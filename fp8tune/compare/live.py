@@ -126,23 +126,23 @@ class Run:
 
         arms = len(timed) + len(two)
         cleared = [times for times in one if times not in left_open]
-        self.ended += [self._judged(times, 1, arms) for times in cleared]
-        self.ended += [self._judged(times, len(two), arms) for times in two]
+        self.ended += [self._decided(times, 1, arms) for times in cleared]
+        self.ended += [self._decided(times, len(two), arms) for times in two]
         self.ended += [self._free_control(times, arms) for times in controls]
         yield self._finished([cleared, two])
 
     def _time(self, rows: Sequence[Row], rounds: range) -> Generator[Step, None, list[RowTimes]]:
         return (yield from time_rounds(self.plan.backend, self.plan.trees, rows, rounds)) if rows else []
 
-    def _judged(self, times: RowTimes, tested: int, arms: int) -> ComparedRow:
-        """``tested`` rows are decided together; ``arms`` control arms are judged together."""
+    def _decided(self, times: RowTimes, tested: int, arms: int) -> ComparedRow:
+        """``tested`` rows are decided together; ``arms`` control arms are considered together."""
         row = times.row.ended(self.plan.device, ChangeVerdict.INCONCLUSIVE, times.failure)
         if times.failure:
             return row
         effect, control = verdicts.paired(times.changes), verdicts.paired(times.controls)
         return replace(
             row,
-            verdict=verdicts.judge(effect, tested),
+            verdict=verdicts.decide(effect, tested),
             before_us=times.time_us(BEFORE),
             after_us=times.time_us(AFTER),
             effect=effect,
@@ -158,7 +158,7 @@ class Run:
 
     def _free_control(self, times: RowTimes, arms: int) -> ComparedRow:
         """Identical code: neither the control arm nor the change itself may drift."""
-        row = self._judged(times, 1, arms)
+        row = self._decided(times, 1, arms)
         is_stable = row.is_stable and row.effect is not None and verdicts.is_stable(row.effect, arms)
         return replace(row, verdict=ChangeVerdict.SAME_CODE, is_stable=is_stable)
 

@@ -26,7 +26,7 @@ from fp8tune_kernels import catalog
 TIMED = ("launch", "outputs")
 """The fields of a spec that run inside the clock, or decide the memory it runs on."""
 
-JUDGED = ("inputs", "reference", "edges")
+CHECKED = ("inputs", "reference", "edges")
 """The fields of a spec that say which bytes are right, and on what."""
 
 NOT_TIMED = frozenset(
@@ -34,7 +34,7 @@ NOT_TIMED = frozenset(
 )
 """Modules of our own that a kernel file uses around the timed path only."""
 
-ROOM = "fp8tune_kernels.quantize."
+FOLDER = "fp8tune_kernels.quantize."
 """Where the kernels of this package lie; before November 2026 they lay beside ``spec.py``."""
 
 SOURCE_ROOTS = ("kernels", "src", "")
@@ -42,7 +42,7 @@ SOURCE_ROOTS = ("kernels", "src", "")
 
 
 class NoSuchKernel(errors.UsageError):
-    """The code looked at declares no such kernel."""
+    """The code declares no such kernel."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def source_hash(kernel: str, read: Read) -> str:
 def reference_hash(kernel: str, read: Read) -> str:
     """Likewise of the code that says which bytes are right: the reference, the inputs and the edges of a spec.
 
-    What was judged by another reference is judged anew. Raises as :func:`source_hash` does.
+    What was checked by another reference is checked anew. Raises as :func:`source_hash` does.
     """
-    return _hash(kernel, read, JUDGED, "reference")
+    return _hash(kernel, read, CHECKED, "reference")
 
 
 def folder_hash(kernel: str) -> str:
@@ -192,8 +192,8 @@ def _declaration(walk: Walk, reference: Reference) -> tuple[Module, ast.expr]:
         if attribute not in module.imports:
             raise NoSuchKernel(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
         name, _, attribute = module.imports[attribute].rpartition(".")
-    if name.startswith(ROOM):  # a revision from before the kernels had rooms
-        return _declaration(walk, replace(reference, module=name.replace(ROOM, "fp8tune_kernels.", 1)))
+    if name.startswith(FOLDER):  # a revision from before the kernels had folders
+        return _declaration(walk, replace(reference, module=name.replace(FOLDER, "fp8tune_kernels.", 1)))
     raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 
