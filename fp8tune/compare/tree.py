@@ -78,8 +78,8 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     spec = _spec(reference)
     found = []
     for arm in arms:
-        trials = problems.trials(spec, arm.problem, spec.axes, limits(device))
-        configs = [trial.config for trial in trials if trial.pruned is None]  # the default is the first
+        grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
+        configs = [config for config, pruned in grid.items() if not pruned]  # the default is the first
         chosen = random.Random(arm.problem.seed).sample(configs[1:], min(len(configs), count) - 1)
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
         found.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
