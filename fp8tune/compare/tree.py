@@ -79,8 +79,8 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     found = []
     for arm in arms:
         grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
-        configs = [config for config, pruned in grid.items() if not pruned]  # the default is the first
-        chosen = random.Random(arm.problem.seed).sample(configs[1:], min(len(configs), count) - 1)
+        others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
+        chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
         found.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
     return found
