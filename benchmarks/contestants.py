@@ -56,7 +56,8 @@ class Course:
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
         axes = plan.parse_grid(GRID, spec.axes)
-        kept = [trial.config for trial in plan.trials(spec, problem, axes, limits) if trial.pruned is None]
+        grid = plan.configs(spec, problem, axes, limits)
+        kept = [config for config, pruned in grid.items() if not pruned]
         configs = tuple(
             config for config in kept if all(config[axis] in axes[axis] for axis in axes)
         )  # not the default

@@ -1,9 +1,8 @@
-"""Repeated sweeps and the exhaustive oracle, small and on the simulated clock."""
+"""Repeated sweeps, small and on the simulated clock."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,15 +12,13 @@ import pytest
 from places import PLANTED
 from typer.testing import CliRunner
 
-from benchmarks import exhaustive, repeats
-from benchmarks.exhaustive import Truth
+from benchmarks import repeats
 from benchmarks.repeats import Outcome, Repeats
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.cli import app
 from fp8tune.errors import UsageError
-from fp8tune.measure.laboratory import Batch
-from fp8tune.records import KernelVersion, NamedInts, Problem
-from fp8tune.sweep import session
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.records import NamedInts, Problem
 
 SHAPES = "[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n"
 TIMER = "simulated:4"
@@ -80,7 +77,7 @@ def test_each_sweep_has_noise_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrated: str, tmp_path: Path) -> None:
-    device = session.choose_laboratory(None, TIMER)[0].device
+    device = SimulatedBackend(TIMER).device
     repeats.check_calibration(calibrated, device)
     with pytest.raises(UsageError, match="no calibration of this device"):
         repeats.check_calibration(calibrated, replace(device, name="another"))
@@ -113,22 +110,6 @@ def test_the_exit_code_says_whether_picks_held(told: Repeats, code: int) -> None
     assert told.exit_code == code
 
 
-def test_the_oracle_finds_what_a_pick_loses(
-    shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    database = str(tmp_path / "picks.db")
-    swept = CliRunner().invoke(app, ["sweep", "--quick", *GRID, "--shapes", shapes, "--db", database])
-    assert swept.exit_code == 0, swept.output
-    monkeypatch.setattr(exhaustive, "NEAR", 5)
-    assert exhaustive.main([*GRID, "--shapes", shapes, "--db", database]) in (0, 1)
-    printed = capsys.readouterr()
-    assert "5 processes" in printed.out
-    assert "regret from scratch: mean" in printed.out
-    assert "regret with the committed table: mean" in printed.out
-    assert "process 5 of 5" in printed.err
-    assert exhaustive.main([*GRID, "--shapes", shapes, "--db", database, "--deadline", "0"]) == 3
-
-
 SMALL, LARGE = NamedInts(BLOCK_SIZE=64), NamedInts(BLOCK_SIZE=128)
 PROBLEMS = [Problem("colwise", NamedInts(M=1000 * n, K=512, G=4), "jagged") for n in (1, 2, 3)]
 
@@ -152,10 +133,6 @@ class Swept:
         return self.slowdowns[config]
 
 
-def batch(problem: Problem) -> Batch:
-    return Batch("colwise", KernelVersion("colwise", "a hash"), problem, NamedInts(), 0, ())
-
-
 def test_where_two_sweeps_differ_the_larger_loss_counts() -> None:
     one = {PROBLEMS[0]: Swept(SMALL, {SMALL: 1.0, LARGE: 1.01}), PROBLEMS[1]: Swept(SMALL)}
     other = {PROBLEMS[0]: Swept(LARGE, {SMALL: 1.2, LARGE: 1.1}), PROBLEMS[1]: Swept(SMALL), PROBLEMS[2]: Swept(LARGE)}
@@ -163,24 +140,3 @@ def test_where_two_sweeps_differ_the_larger_loss_counts() -> None:
     assert differ == pytest.approx(1.2 / 1.1)  # SMALL by the other's times; LARGE loses 1 % by the first's
     assert agree is None
     assert list(repeats.between(Outcome(b"", other), Outcome(b"", one))) == [differ, None]
-
-
-def test_a_regret_is_against_the_best_median() -> None:
-    batches = [batch(problem) for problem in PROBLEMS]
-    stalled = {SMALL: [10.0, 70.0, 10.0], LARGE: [10.4, 10.4, 10.4]}
-    truths = [Truth(batch, dict(stalled)) for batch in batches]
-    picks = {PROBLEMS[0]: Swept(LARGE), PROBLEMS[1]: Swept(SMALL, verdict=PickVerdict.UNRESOLVABLE)}
-    (found,) = exhaustive.regrets(truths, picks)
-    assert (found.problem, found.pick, found.best) == (PROBLEMS[0], LARGE, SMALL)
-    assert (found.best_us, found.processes) == (10.0, 3)
-    assert found.share == pytest.approx(0.04)
-    (found,) = exhaustive.regrets(truths, {PROBLEMS[2]: Swept(NamedInts(BLOCK_SIZE=256))})
-    assert found.share == math.inf  # the pick cannot be launched here
-    with pytest.raises(UsageError, match="no pick"):
-        exhaustive.regrets(truths, {})
-
-
-def test_what_is_far_from_the_best_is_timed_no_more() -> None:
-    truth = Truth(batch(PROBLEMS[0]), {SMALL: [10.0, 10.0, 30.0], LARGE: [11.1, 11.1, 10.0]})
-    truth.keep_near()
-    assert truth.timed_on == [SMALL]
