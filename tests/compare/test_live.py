@@ -29,6 +29,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
+from fp8tune.render import contracts
 from fp8tune.revisions import checkouts
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
@@ -143,7 +144,7 @@ def test_retuning_searches_both_sides(repository: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
-    one, other = (compared(repository, "main..branch", "faster").as_json() for _ in range(2))
+    one, other = (contracts.comparison(compared(repository, "main..branch", "faster")) for _ in range(2))
     assert one == other
 
 
