@@ -269,7 +269,7 @@ class Evidence:
     """Of the finals that count, by the process's name; none where the stage is ``screen``."""
     duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
-    newest: float = 0.0
+    newest: float = field(default=0.0, compare=False)
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
     has_finals: bool = False
     """Whether there were finals among what it is compared with, its own or not."""

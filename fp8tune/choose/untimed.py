@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.ranking import Candidates, all_candidates, usable
+from fp8tune.choose.ranking import Candidates, Losses, all_candidates, usable
 from fp8tune.records import Evidence, Facts, KernelVersion, Kind, NamedInts, Status
-from fp8tune.stats import geomean
 
 TIMED_ON = "sm_90"
 """The arch with measured rows of every kernel."""
@@ -57,8 +56,7 @@ def timed(evidence: Iterable[Evidence]) -> dict[str, Timed]:
 
 
 def _timed(found: Sequence[Candidates]) -> Timed:
-    common = set.intersection(*(set(candidates.times_us) for candidates in found))
-    return Timed({config: geomean(each.slowdown(config) for each in found) for config in common}, len(found))
+    return Timed({each.config: each.mean_slowdown for each in Losses.of(found).shared()}, len(found))
 
 
 def fitting(static: Iterable[Evidence], times: Timed | None) -> list[Fitting]:

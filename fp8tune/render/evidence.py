@@ -35,14 +35,13 @@ def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
 def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> None:
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     print(visible(f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"))
-    slowdowns = dict(best.slowdowns)
-    named = [each for each in all_candidates if best.config in each.times_us and each.problem in slowdowns]
+    named = [candidates for candidates in all_candidates if best.config in candidates.times_us]
     columns: list[Column[Candidates]] = [
         left("shape", lambda row: str(row.problem.shape) + _transposed(row)),
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
-        right("slowdown", lambda row: f"{slowdowns[row.problem]:.3f}"),
+        right("slowdown", lambda row: f"{row.slowdown(best.config):.3f}"),
     ]
     Report("what it loses on each shape that it was timed on", columns, named).print()
     print()
