@@ -102,14 +102,6 @@ class CompiledKernel:
         """Configs that compile and spill."""
         return sum(bool(each.facts.spill_bytes) for each in self.fitting)
 
-    def as_json(self) -> Mapping[str, object]:
-        """One object of ``fp8tune static-report --format json``."""
-        named = {"kernel": self.kernel, "arch": self.arch, "configs": len(self.fitting) + self.failed}
-        counted = {**named, "fitting": len(self.fitting), "spilling": self.spilling, "failed": self.failed}
-        config = None if self.choice is None else dict(self.choice.config)
-        slowdown = None if self.choice is None else self.choice.slowdown
-        return {**counted, "config": config, "timed_on": TIMED_ON, "mean_slowdown": slowdown}
-
 
 def compiled(static: Iterable[Evidence], times: Mapping[str, Timed]) -> list[CompiledKernel]:
     """Of each kernel and arch the version that was compiled last, by kernel and arch."""
