@@ -55,8 +55,8 @@ def measuring_plan_of(measured: Mapping[str, float], standard: MeasuringPlan = M
       decision. Their difference has the standard deviation ``d = sqrt(2 (p^2 + b^2 / R))`` in one process, and its
       one-sided bound over ``n`` of them is ``t(n - 1) d / sqrt(n)`` at alpha / (challengers x decisions). It may be 4/5
       of the band;
-    - *bands*: where the most processes do not get there, the keep band is what they do reach, and the tie band keeps its
-      proportion to it; the screen's band is at least 4 standard deviations of a difference there.
+    - *bands*: where the most processes do not get there, the keep band is what they do reach, and the tie band keeps
+      its proportion to it; the screen's band is at least 4 standard deviations of a difference there.
     """
     if not is_calibrated(measured):
         return standard

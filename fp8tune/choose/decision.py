@@ -61,8 +61,8 @@ class PickVerdict(StrEnum):
     CERTIFIED = "certified"
     """Proven faster than every other finalist."""
     NEAR_TIE = "near-tie"
-    """At most the keep band slower than the fastest. Of the configs that tie with that (1 %) it is the default, else the
-    first in canonical order."""
+    """At most the keep band slower than the fastest. Of the configs that tie with that (1 %) it is the default, else
+    the first in canonical order."""
     AMBIGUOUS = "ambiguous"
     """It may lose more than the keep band: measured too little, or too noisy."""
     KEPT_INCUMBENT = "kept-incumbent"
