@@ -26,7 +26,7 @@ def decide_finals(
         raise ValueError("no finals")
     plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
     values = process_values(_blocks(times))
-    decision = decide(values, incumbent=incumbent, default=default, axes=axes, protocol=plan)
+    decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
     decision = replace(decision, times_us={config: _typical_us(of.values()) for config, of in values.items()})
     if decision.time_us >= max(run.floor_us for run in runs):
         return decision
