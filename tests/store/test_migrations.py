@@ -51,7 +51,7 @@ def check_rows(store: Store, number: int) -> None:
     if number >= 2:
         assert [(one.session.sweep, one.time_us) for one in default.duplicate] == [("bbbb", 108.5)]
         (static,) = store.evidence(kinds=[Kind.STATIC])
-        assert (static.facts.code.passes, static.facts.code.tile_bytes) == (2, 4096)
+        assert (static.facts.code.resident_warps, static.facts.code.fp8_conversions) == (64, 8)
     assert [row.note for row in store.published()] == (["before"] if number >= 3 else [])
     finished = store.finished_sweep("request", measured[FIRST].device)
     assert len(finished or []) == (1 if number < 2 else 0)  # the newest finished sweep completed nothing
