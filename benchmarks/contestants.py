@@ -6,7 +6,6 @@ is on the clock: from its first call to the pick. All of them launch ``colwise_k
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping
@@ -56,7 +55,8 @@ class Course:
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
         axes = plan.parse_grid(GRID, spec.axes)
-        kept = [trial.config for trial in plan.trials(spec, problem, axes, limits) if trial.pruned is None]
+        grid = plan.configs(spec, problem, axes, limits)
+        kept = [config for config, pruned in grid.items() if not pruned]
         configs = tuple(
             config for config in kept if all(config[axis] in axes[axis] for axis in axes)
         )  # not the default
@@ -132,7 +132,23 @@ def triton_autotune(course: Course) -> Search:
 
     from fp8tune_kernels.quantize.colwise import colwise_kernel
 
-    return _by_launching(course, triton.autotune(_triton_configs(course), key=["M", "K", "G"])(colwise_kernel))
+    options = ("num_warps", "num_stages")  # arguments of their own there
+    configs = [
+        triton.Config(
+            {axis: value for axis, value in course.settings(config).items() if axis not in options},
+            **{option: config[option] for option in options},
+        )
+        for config in course.configs
+    ]
+    tuner: Any = triton.autotune(configs, key=["M", "K", "G"])(colwise_kernel)
+    launch, arguments = tuner[course.grid], course.arguments
+
+    def search() -> Found:
+        launch(*arguments)
+        timed = [times for times in tuner.configs_timings.values() if times[0] < float("inf")]
+        return Found(course.as_config(tuner.best_config.all_kwargs()), len(timed))
+
+    return search
 
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
@@ -181,44 +197,12 @@ def thread_pool(course: Course) -> Search:
     return search
 
 
-def helion_finite(course: Course) -> Search:
-    """Helion's FiniteSearch over the very list, with its check of the outputs."""
-    import helion
-
-    configs = [helion.Config(**{axis: config[axis] for axis in course.tunables}) for config in course.configs]
-    return _helion(course, "FiniteSearch", configs=configs)
-
-
-def helion_lfbo(course: Course) -> Search:
-    """Helion's LFBOTreeSearch, its default, over the axes; what is not in the list is filtered out."""
-    wanted = set(course.configs)
-    return _helion(
-        course,
-        "LFBOTreeSearch",
-        autotune_config_filter=lambda config: config if course.as_config(config) in wanted else None,
-    )
-
-
-def libtuner(course: Course) -> Search:
-    """FlagGems' LibTuner with its default policy: ``triton.autotune`` that keeps its timings in a database."""
-    os.environ["GEMS_VENDOR"] = "nvidia"  # else it runs the query commands of every vendor that it knows
-    os.environ["FLAGGEMS_CACHE_DIR"] = tempfile.mkdtemp()  # else it answers from its database
-    from flag_gems.utils.libentry import libtuner as decorate
-
-    from fp8tune_kernels.quantize.colwise import colwise_kernel
-
-    return _by_launching(course, decorate(_triton_configs(course), key=["M", "K", "G"])(colwise_kernel))
-
-
 CONTESTANTS: dict[str, Callable[[Course], Search]] = {
     "triton.autotune": triton_autotune,
     "fp8tune": fp8tune_quick,
     "thread-pool": thread_pool,
-    "helion-finite": helion_finite,
-    "helion-lfbo": helion_lfbo,
-    "libtuner": libtuner,
 }
-"""In the order they run: the two that the race is about first."""
+"""In the order they run."""
 
 
 def true_times_us(course: Course, rounds: int) -> dict[NamedInts, list[float]]:
@@ -272,57 +256,3 @@ def _launches(course: Course, config: NamedInts) -> bool:
     except OutOfResources:
         return False
     return True
-
-
-def _triton_configs(course: Course) -> list[Any]:
-    """The course's configs as ``triton.Config``: warps and stages are arguments of their own there."""
-    import triton
-
-    options = ("num_warps", "num_stages")
-    return [
-        triton.Config(
-            {axis: value for axis, value in course.settings(config).items() if axis not in options},
-            **{option: config[option] for option in options},
-        )
-        for config in course.configs
-    ]
-
-
-def _by_launching(course: Course, tuner: Any) -> Search:
-    """The search of a kernel that tunes itself the first time it is launched."""
-    launch, arguments = tuner[course.grid], course.arguments
-
-    def search() -> Found:
-        launch(*arguments)
-        timed = [times for times in tuner.configs_timings.values() if times[0] < float("inf")]
-        return Found(course.as_config(tuner.best_config.all_kwargs()), len(timed))
-
-    return search
-
-
-def _helion(course: Course, algorithm: str, **options: Any) -> Search:
-    """A search through Helion's API for kernels that are not its own; all its settings are as it ships."""
-    from helion.autotuner import PowerOfTwoFragment, autotune
-
-    compiled = set()
-
-    def compile_fn(config: Any) -> Callable[..., tuple[Any, ...]]:
-        compiled.add(course.as_config(config))
-
-        def run(*_: Any) -> tuple[Any, ...]:
-            course.launch(course.as_config(config))
-            return course.outputs
-
-        return run
-
-    default, inputs = course.spec.default, course.inputs
-    tunables = {axis: PowerOfTwoFragment(min(v), max(v), default[axis]) for axis, v in course.tunables.items()}
-
-    def reference(*_: Any) -> tuple[Any, ...]:
-        return course.spec.reference(*inputs)
-
-    def search() -> Found:
-        best = autotune(tunables, compile_fn, inputs[:2], baseline_fn=reference, algorithm=algorithm, **options)
-        return Found(course.as_config(best), len(compiled))
-
-    return search

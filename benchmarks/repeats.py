@@ -3,49 +3,50 @@
     fp8tune calibrate --db calibrated.db
     python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --calibration calibrated.db
 
-Each sweep is ``fp8tune sweep`` and ``fp8tune export`` in processes of their own, into a new database. From scratch
-means without any committed table, so without an incumbent; the first table is then committed for the re-sweeps. The
-kernels are a copy in a temporary folder: nothing here is overwritten.
+Each sweep goes into a database of its own, without any table or, for the re-sweeps, with the first one's table in the
+place of the committed one.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import itertools
-import os
+import math
 import shutil
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fp8tune_kernels
-from fp8tune import scratch
-from fp8tune.choose import ranking
 from fp8tune.choose.calibration import is_calibrated
-from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Held, Incumbents
 from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.measure.backends.choice import backend_for
-from fp8tune.records import Device, Kind, NamedInts, Problem
-from fp8tune.render.terminal import notice, print_json
+from fp8tune.export import selecting
+from fp8tune.export import table as exporting
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.render.terminal import notice
 from fp8tune.store.results import Store
+from fp8tune.sweep.loop import sweep
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import expanded, planned
+from fp8tune_kernels.tables import Table
 
 AGREEING = 0.90
 """Rows on which two sweeps from scratch come to the same pick, at least."""
 ELSE_WITHIN = 1.0125
-"""Where they do not, neither pick may be slower than this by the other sweep's times."""
+"""If they do not, neither pick may be slower than this by the other sweep's times."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One sweep: the table it gave, and what it measured."""
 
-    table: bytes
+    module: str
+    """The text of the table."""
+    table: Table
     found: Mapping[Problem, Candidates]
 
 
@@ -54,7 +55,7 @@ class Repeats:
     """What the sweeps say of each other."""
 
     same_tables: int
-    """Re-sweeps whose table has the committed one's bytes."""
+    """Re-sweeps whose table has the first one's bytes."""
     resweeps: int
     pairs: int
     """Problems times pairs of sweeps from scratch."""
@@ -71,103 +72,59 @@ class Repeats:
         return 0 if self.same_tables == self.resweeps and agree else 1
 
 
-class Desk:
-    """A folder with a copy of the kernels and every database and table of one run."""
-
-    def __init__(self, folder: Path, given: argparse.Namespace, arch: str) -> None:
-        self._folder, self._given, self._arch, self._swept = folder, given, arch, 0
-        source = Path(fp8tune_kernels.__file__).parent
-        self._kernels = folder / "kernels" / source.name
-        shutil.copytree(
-            source, self._kernels, ignore=shutil.ignore_patterns("__pycache__", "sm_*", "gfx*", "simulated*")
-        )
-        paths = [str(self._kernels.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-    def sweep(self, name: str) -> Outcome:
-        """Sweep into a new database and export from it alone. Raises UsageError where either command fails."""
-        database, table = self._folder / f"{name}.db", self._folder / f"{name}.py"
-        given = self._given
-        if given.calibration:
-            shutil.copy(given.calibration, database)
-        wished = [option for shapes in given.shapes for option in ("--shapes", shapes)]
-        self._swept += 1
-        timer = ["--timer", f"{given.timer}.{self._swept}"] if given.timer else []
-        self._fp8tune("sweep", "--kernel", given.kernel, *wished, *timer, "--db", str(database))
-        self._fp8tune("export", "--arch", self._arch, "--db", str(database), "--output", str(table))
-        return Outcome(table.read_bytes(), measured(database, self._arch))
-
-    def commit(self, outcome: Outcome) -> None:
-        """Make this the table that later sweeps find their incumbents in."""
-        (self._kernels / "tables" / f"{self._arch}.py").write_bytes(outcome.table)
-
-    def _fp8tune(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "fp8tune.cli", *arguments]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
-        if done.returncode:
-            raise UsageError(
-                f"fp8tune {' '.join(arguments[:3])} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
-            )
+def swept(options: Options, folder: Path, calibration: str | None, incumbents: Incumbents) -> Outcome:
+    """Sweep into a new database in a folder, and make the table of it alone."""
+    plan = expanded(planned(options), incumbents)
+    database = folder / f"{len(list(folder.iterdir()))}.db"
+    if calibration:
+        shutil.copy(calibration, database)
+    with Store.open(str(database), create=True) as store:
+        if calibration:
+            check_calibration(store, plan.backend.device)
+        for _ in sweep(store, plan):
+            pass
+        evidence = selecting.evidence_for(store, plan.backend.device.arch)
+    made = exporting.render(evidence, plan.backend.device.arch, incumbents=incumbents)
+    found = {candidates.problem: candidates for candidates in usable(all_candidates(evidence))}
+    return Outcome(made.module, Table(tuple(entry.row for entry in made.entries), made.nearest), found)
 
 
-def measured(database: Path, arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Mapping[Problem, Candidates]:
-    """Every problem that was swept to the end, with the pick that it comes to from scratch or against a table."""
-    kind = Kind.SIMULATED if arch == "simulated" else Kind.MEASURED
-    with Store.open(str(database), writable=False) as store:
-        found = usable(all_candidates(store.evidence(arch=arch, kinds=[kind], keep=ranking.competing), incumbents))
-    return {candidates.problem: candidates for candidates in found}
-
-
-def check_calibration(database: str, device: Device) -> None:
+def check_calibration(store: Store, device: Device) -> None:
     """Raises UsageError unless a database holds a calibration of the device, and no rows a sweep would begin with."""
-    with Store.open(database, writable=False) as store:
-        if store.counts():
-            raise UsageError(f"{database} has rows: --calibration takes a database that nothing was swept into")
-        if not is_calibrated(store.calibration(device)):
-            raise UsageError(f"{database} has no calibration of this device: fp8tune calibrate --db {database}")
+    if store.counts():
+        raise UsageError("--calibration takes a database that nothing was swept into")
+    if not is_calibrated(store.calibration(device)):
+        raise UsageError("--calibration has none of this device: fp8tune calibrate --db calibrated.db")
 
 
-@contextlib.contextmanager
-def desk_folder(keep: Path | None) -> Iterator[Path]:
-    """A new folder, which stays if it was named. Raises UsageError where it cannot be made, as where it exists: sweeps
-    begin without rows."""
-    if keep is None:
-        with scratch.folder("repeats") as folder:
-            yield folder
-        return
-    try:
-        keep.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"{keep}: {error.strerror}. --keep takes a folder that is not there yet") from None
-    yield keep
+def run(given: argparse.Namespace, folder: Path) -> Repeats:
+    """All sweeps, a line each. None begins that would end after the deadline, judging by the last."""
+    clocks = (f"{given.timer}.{number}" for number in itertools.count(1)) if given.timer else itertools.repeat(None)
+    deadline = time.monotonic() + given.deadline
 
+    def sweeps(what: str, count: int, incumbents: Incumbents) -> Iterator[Outcome]:
+        took_s = 0.0
+        for number in range(1, count + 1):
+            begun = time.monotonic()
+            if begun + took_s > deadline:
+                notice(f"time is up: {count - number + 1} of {count} {what} are left out")
+                return
+            options = Options((given.kernel,), tuple(given.shapes), timer=next(clocks), command="repeats")
+            outcome = swept(options, folder, given.calibration, incumbents)
+            took_s = time.monotonic() - begun
+            notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")
+            yield outcome
 
-def run(desk: Desk, scratch: int, resweeps: int, deadline: float) -> Repeats:
-    """All sweeps, a line each. None begins that would end after ``deadline`` (monotonic), judging by the last."""
-    first = list(_timed(desk, "from scratch", scratch, deadline))
-    again: list[bytes] = []
+    first = list(sweeps("from scratch", given.scratch, NO_INCUMBENTS))
+    same = again = 0
     if first:
-        desk.commit(first[0])
-        for outcome in _timed(desk, "re-sweep", resweeps, deadline):
-            again.append(outcome.table)
-            for line in changed(first[0].table, outcome.table):
+        held = Held(first[0].table)
+        for outcome in sweeps("re-sweep", given.resweeps, Incumbents(lambda arch: held)):
+            again, same = again + 1, same + (outcome.module == first[0].module)
+            for line in changed(first[0].module, outcome.module):
                 notice(f"  {line}")
-    same = again.count(first[0].table) if first else 0
     compared = [slower for one, other in itertools.combinations(first, 2) for slower in between(one, other)]
-    return Repeats(same, len(again), len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
-
-
-def _timed(desk: Desk, what: str, count: int, deadline: float) -> Iterator[Outcome]:
-    took = 0.0
-    for number in range(1, count + 1):
-        begun = time.monotonic()
-        if begun + took > deadline:
-            notice(f"time is up: {count - number + 1} of {count} {what} are left out")
-            return
-        outcome = desk.sweep(f"{what.replace(' ', '-')}-{number}")
-        took = time.monotonic() - begun
-        notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took:.0f} s")
-        yield outcome
+    return Repeats(same, again, len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
 
 
 def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
@@ -185,10 +142,9 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
                 yield max(judge.slowdown(pick) / judge.slowdown(own) for judge, pick, own in both)
 
 
-def changed(before: bytes, after: bytes) -> list[str]:
+def changed(before: str, after: str) -> list[str]:
     """The lines of a table that another has not, whatever they are."""
-    old, new = (text.decode().splitlines() for text in (before, after))
-    lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]  # after the two names
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]  # after the names
     return [line for line in lines if not line.startswith("@@")]
 
 
@@ -199,28 +155,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", action="append", help="a shape set or a path.toml; repeatable (default: llama4)")
     parser.add_argument("--scratch", type=int, default=10, help="sweeps without a committed table (default: 10)")
     parser.add_argument("--resweeps", type=int, default=20, help="sweeps with the first one's table (default: 20)")
-    parser.add_argument(
-        "--deadline", type=float, default=float("inf"), metavar="S", help="begin none that would end later"
-    )
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="begin none that would end later")
     parser.add_argument("--calibration", metavar="DB", help="fp8tune calibrate of this device; each sweep goes by it")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every database and table in this new folder")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every database in this new folder")
     parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU, each sweep with noise of its own")
-    parser.add_argument("--json", action="store_true", help="one JSON document at the end")
     given = parser.parse_args(arguments)
     given.shapes = given.shapes or ["llama4"]
-    backend, _ = backend_for(None, given.timer)
-    if given.calibration:
-        check_calibration(given.calibration, backend.device)
-    notice(f"on {backend.device.fingerprint}")
-    with desk_folder(given.keep) as folder:
-        desk = Desk(folder, given, backend.device.arch)
-        told = run(desk, given.scratch, given.resweeps, time.monotonic() + given.deadline)
-    if given.json:
-        print_json({**vars(told), "exit_code": told.exit_code})
-    else:
-        print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
-        apart = 100 * (told.worst - 1)
-        print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
+    with tempfile.TemporaryDirectory() as temporary:
+        if given.keep:
+            try:
+                given.keep.mkdir(parents=True)
+            except OSError as error:
+                raise UsageError(
+                    f"{given.keep}: {error.strerror}. --keep takes a folder that is not there yet"
+                ) from None
+        told = run(given, given.keep or Path(temporary))
+    print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
+    apart = 100 * (told.worst - 1)
+    print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
     return told.exit_code
 
 

@@ -1,8 +1,7 @@
-"""Whether what a contender of ``fp8tune bench`` writes is what our reference says, by the rule our own kernels are held
-to: bytes.
+"""What a contender of ``fp8tune bench`` writes, compared byte for byte with our reference, as our own kernels are.
 
-A rival that gives other bytes has done other work, so its time is in no ratio. How many are other stands beside it: a
-handful may be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
+A rival with other bytes has done other work, so its time is in no ratio. The share of them stands beside it: a handful
+may be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
 """
 
 from __future__ import annotations
@@ -34,6 +33,14 @@ class Part:
     def __add__(self, other: Part) -> Part:
         return Part(self.wrong + other.wrong, self.total + other.total)
 
+    def said(self, name: str) -> str:
+        """``84 % of codes``; never 100 % for less than all, nor 0 % for more than none."""
+        share = self.share or 0.0
+        if 0 < share < FEW_SHARE:
+            return f"{self.wrong:,} of {self.total:,} {name}"
+        digits = 0 if 0.01 <= share <= 0.99 or share in (0, 1) else 2
+        return f"{math.floor(100 * share * 10**digits) / 10**digits:.{digits}f} % of {name}"
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -52,21 +59,7 @@ class Checked:
         if not self.codes.wrong and not self.scales.wrong:
             return ""
         parts = [(self.codes, "codes"), (self.scales, "scales")]
-        return "wrong: " + ", ".join(_said(part, name) for part, name in parts if part.total)
-
-
-def _said(part: Part, name: str) -> str:
-    share = part.share or 0.0
-    if 0 < share < FEW_SHARE:
-        return f"{part.wrong:,} of {part.total:,} {name}"
-    return f"{_percent(share)} of {name}"
-
-
-def _percent(share: float) -> str:
-    """Never 100 % for less than all, nor 0 % for more than none."""
-    percent = 100 * share
-    digits = 0 if 1 <= percent <= 99 or percent in (0, 100) else 2
-    return f"{math.floor(percent * 10**digits) / 10**digits:.{digits}f} %"
+        return "wrong: " + ", ".join(part.said(name) for part, name in parts if part.total)
 
 
 def compared(outputs: Sequence[Any], expected: Sequence[Any]) -> Checked:

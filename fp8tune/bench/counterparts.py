@@ -1,5 +1,5 @@
-"""What torchao has for each kernel: the functions that ``fp8tune bench`` imports and times beside ours, and how their
-outputs are read.
+"""What torchao has for each kernel: the functions that ``fp8tune bench`` times beside ours, and how their outputs are
+read.
 
 Its FP8 functions take what ours take, in the same order; those for MXFP8 differ in their arguments. Its MXFP8 kernels
 are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under ``torch.compile``. Its scales
@@ -17,12 +17,9 @@ from typing import Any
 from fp8tune.errors import MachineError
 
 Function = Callable[..., Any]
+Inputs = tuple[Any, ...]
+"""Of our spec."""
 Outputs = tuple[Any, ...]
-Call = Callable[[Function, tuple[Any, ...]], Any]
-"""(torchao's function, the inputs of our spec) -> its outputs."""
-Read = Callable[[Outputs, tuple[Any, ...]], Outputs]
-"""(its outputs, the inputs of our spec) -> the same in the order and shapes of our spec's outputs; for the check alone.
-"""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,21 @@ class Implementation:
     read: Callable[[Any], Outputs] = tuple
 
 
-def _as_written(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
-    return tuple(outputs)
+@dataclass(frozen=True)
+class Counterpart:
+    """A function of torchao 0.18.0."""
+
+    module: str
+    name: str
+    call: Callable[[Function, Inputs], Any] = lambda function, inputs: function(*inputs)
+    read: Callable[[Outputs, Inputs], Outputs] = lambda outputs, inputs: tuple(outputs)
+    """Its outputs in the order and shapes of our spec's; for the check alone."""
 
 
-def _rows_of_groups(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+# How outputs are read
+
+
+def _rows_of_groups(outputs: Outputs, inputs: Inputs) -> Outputs:
     """torchao leaves codes of rows that belong to no group unwritten, and no GEMM reads them; ours are zeros."""
     offs = inputs[-3]
     for codes in outputs[::2]:
@@ -45,105 +52,83 @@ def _rows_of_groups(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
     return tuple(outputs)
 
 
-def _columns_of_groups(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+def _columns_of_groups(outputs: Outputs, inputs: Inputs) -> Outputs:
     """The same where groups are columns."""
     return _rows_of_groups((outputs[0].t(), outputs[1]), inputs)[0].t(), outputs[1]
 
 
-def _scale_rows(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+def _scale_rows(outputs: Outputs, inputs: Inputs) -> Outputs:
     """Its scales are ``(E, K)``, ours ``(E, 1, K)``."""
-    codes, scales = outputs
-    return codes, scales.unsqueeze(1)
+    return outputs[0], outputs[1].unsqueeze(1)
 
 
-def _scale_columns(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+def _scale_columns(outputs: Outputs, inputs: Inputs) -> Outputs:
     """Its scales are ``(E, N / 32, K)``, ours ``(E, K, N / 32)``."""
-    codes, scales = outputs
-    return codes, scales.mT
+    return outputs[0], outputs[1].mT
 
 
-def _scales_parted(outputs: Outputs, inputs: tuple[Any, ...]) -> Outputs:
+def _scales_parted(outputs: Outputs, inputs: Inputs) -> Outputs:
     """Its scales are those of one matrix, ``(K, E * N / 32)``, ours ``(E, K, N / 32)``."""
     codes, scales = outputs
     return codes, scales.unflatten(1, (len(codes), -1)).transpose(0, 1)
 
 
-@dataclass(frozen=True)
-class Counterpart:
-    """A function of torchao 0.18.0."""
-
-    module: str
-    name: str
-    call: Call
-    read: Read = _as_written
+# How a function of MXFP8 is called; it writes e4m3fn, whatever the device
 
 
-def _as_given(function: Function, inputs: tuple[Any, ...]) -> Any:
-    return function(*inputs)
+def _mx(function: Function, inputs: Inputs) -> Any:
+    return function(inputs[0], scaling_mode=inputs[2])
 
 
-def _mx(function: Function, inputs: tuple[Any, ...]) -> Any:
-    x, _, scale_mode = inputs  # it writes e4m3fn, whatever the device
-    return function(x, scaling_mode=scale_mode)
+def _mx_3d(function: Function, inputs: Inputs) -> Any:
+    return function(inputs[0], scaling_mode=inputs[2], blocked_scale_output=False)
 
 
-def _mx_3d(function: Function, inputs: tuple[Any, ...]) -> Any:
-    w, _, scale_mode = inputs
-    return function(w, scaling_mode=scale_mode, blocked_scale_output=False)
-
-
-def _mx_3d_via_2d(function: Function, inputs: tuple[Any, ...]) -> Any:
+def _mx_3d_via_2d(function: Function, inputs: Inputs) -> Any:
     """All experts as one ``(E*N, K)`` matrix, then a copy that parts them: ``(E, N, K)``, strides ``(N*K, 1, N)``."""
     w, _, scale_mode = inputs
     E, N, K = w.shape
     codes, scales = function(w.view(E * N, K), scaling_mode=scale_mode)
-    parted = codes.t().view(K, E, N).transpose(0, 1).contiguous()
-    return parted.transpose(1, 2), scales
+    return codes.t().view(K, E, N).transpose(0, 1).contiguous().transpose(1, 2), scales
 
 
-def _to_mx(function: Function, x: Any, scale_mode: str) -> tuple[Any, Any]:
-    """Codes and scales along the last dim of ``x``, row-major, in plain torch."""
+def _to_mx(function: Function, inputs: Inputs) -> Any:
+    """Codes and scales along the last dim, row-major, in plain torch."""
     import torch
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
+    x, _, scale_mode = inputs
     scales, codes = function(x, torch.float8_e4m3fn, 32, ScaleCalculationMode(scale_mode))
     return codes, scales
 
 
-def _to_mx_dim0(function: Function, inputs: tuple[Any, ...]) -> Any:
-    x, _, scale_mode = inputs
-    return _to_mx(function, x, scale_mode)
-
-
-def _to_mx_dim1(function: Function, inputs: tuple[Any, ...]) -> Any:
+def _to_mx_dim1(function: Function, inputs: Inputs) -> Any:
     """Of a matrix or of each expert's."""
-    x, _, scale_mode = inputs
-    codes, scales = _to_mx(function, x.mT.contiguous(), scale_mode)
+    codes, scales = _to_mx(function, (inputs[0].mT.contiguous(), *inputs[1:]))
     return codes.mT, scales
 
 
-def _to_mx_via_2d(function: Function, inputs: tuple[Any, ...]) -> Any:
-    w, dtype, scale_mode = inputs
-    return _mx_3d_via_2d(
-        lambda flat, scaling_mode: _to_mx_dim1(function, (flat, dtype, scaling_mode)), (w, dtype, scale_mode)
-    )
+def _to_mx_via_2d(function: Function, inputs: Inputs) -> Any:
+    dtype = inputs[1]
+    return _mx_3d_via_2d(lambda flat, scaling_mode: _to_mx_dim1(function, (flat, dtype, scaling_mode)), inputs)
 
 
 _ROWWISE = "torchao.prototype.moe_training.kernels.float8_rowwise"
 _JAGGED = "torchao.prototype.moe_training.kernels.jagged_float8_scales"
 _MX = "torchao.prototype.mx_formats.kernels"
 _MX_MOE = "torchao.prototype.moe_training.kernels.mxfp8"
+_TO_MX = ("torchao.prototype.mx_formats.mx_tensor", "to_mx")
 
 COUNTERPARTS: dict[str, Counterpart] = {
-    "rowwise-2d": Counterpart(_ROWWISE, "triton_fp8_rowwise_2d_scale_and_cast", _as_given),
-    "colwise-3d": Counterpart(_ROWWISE, "triton_fp8_colwise_3d_scale_and_cast", _as_given),
-    "transpose-3d-atomic": Counterpart(_ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs", _as_given, _scale_rows),
+    "rowwise-2d": Counterpart(_ROWWISE, "triton_fp8_rowwise_2d_scale_and_cast"),
+    "colwise-3d": Counterpart(_ROWWISE, "triton_fp8_colwise_3d_scale_and_cast"),
+    "transpose-3d-atomic": Counterpart(_ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs", read=_scale_rows),
     "transpose-3d-reduction": Counterpart(
-        _ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs_fused_reduction", _as_given, _scale_rows
+        _ROWWISE, "triton_fp8_rowwise_3d_transpose_rhs_fused_reduction", read=_scale_rows
     ),
-    "colwise": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales", _as_given, _rows_of_groups),
-    "rowwise": Counterpart(_JAGGED, "triton_fp8_per_group_rowwise_scales", _as_given, _columns_of_groups),
-    "colwise-dual": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales_dual", _as_given, _rows_of_groups),
+    "colwise": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales", read=_rows_of_groups),
+    "rowwise": Counterpart(_JAGGED, "triton_fp8_per_group_rowwise_scales", read=_columns_of_groups),
+    "colwise-dual": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales_dual", read=_rows_of_groups),
     "mxfp8-dim0": Counterpart(_MX, "triton_to_mxfp8_dim0", _mx),
     "mxfp8-dim1": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx),
     "mxfp8-dim1-3d": Counterpart(_MX_MOE, "mxfp8_quantize_cuda_3d", _mx_3d, _scale_columns),
@@ -151,17 +136,14 @@ COUNTERPARTS: dict[str, Counterpart] = {
 }
 """Kernel -> what torchao has for it."""
 
-
 TWO_KERNELS = {
     "rowwise-colwise": ("rowwise-2d", "colwise"),
     "colwise-transpose-3d": ("colwise-3d", "transpose-3d-atomic"),
 }
 """What torchao has no one kernel for -> the two whose counterparts are called one after the other."""
 
-_TO_MX = ("torchao.prototype.mx_formats.mx_tensor", "to_mx")
-
 IN_TORCH: dict[str, Counterpart] = {
-    "mxfp8-dim0": Counterpart(*_TO_MX, _to_mx_dim0),
+    "mxfp8-dim0": Counterpart(*_TO_MX, _to_mx),
     "mxfp8-dim1": Counterpart(*_TO_MX, _to_mx_dim1),
     "mxfp8-dim1-3d": Counterpart(*_TO_MX, _to_mx_dim1),
     "mxfp8-dim1-3d-via-2d": Counterpart(*_TO_MX, _to_mx_via_2d, _scales_parted),

@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import fp8tune_kernels as kernels  # imports torch and Triton when a kernel is first named
-from fp8tune.bench.grouped_rivals import bf16, torchao_fp8
-from fp8tune.bench.operation import BF16, TORCHAO, Call, GroupedMM, Operands, Operation, Part, on_operands
+from fp8tune.bench.operation import BF16, TORCHAO, Call, GroupedMM, Operands, Operation, Part, bf16, torchaos
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +15,17 @@ FP8 = "fp8"
 SHARED_READS = (("A",), ("A", "B_t"))
 """Operands that are read once for both passes, and grad with A."""
 
+MULTIPLE = 16
+
 
 def _ours(given: Operands, keep_fp8: tuple[str, ...] = ()) -> GroupedMM:
-    return lambda A, B_t, offs: kernels.fp8_grouped_mm(A, B_t, offs, pad_token_groups=given.pad, keep_fp8=keep_fp8)
+    return partial(kernels.fp8_grouped_mm, pad_token_groups=given.pad, keep_fp8=keep_fp8)
+
+
+def _torchao(given: Operands) -> GroupedMM:
+    """With a scale a row."""
+    multiply = torchaos(given, "fp8_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm", MULTIPLE)
+    return partial(multiply, pad_token_groups_for_grouped_mm=False)
 
 
 def _transposed(B_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,34 +59,26 @@ def _multiplication(
     """A GEMM on reciprocals that are there already."""
     from fp8tune_kernels.gemm.scaled_gemm import multiply
 
-    inverse_a, inverse_b = scale_a.reciprocal(), scale_b.reciprocal()
-    return lambda: multiply(a, b, inverse_a, inverse_b, offs)
+    return partial(multiply, a, b, scale_a.reciprocal(), scale_b.reciprocal(), offs)
 
 
 FP8_GROUPED_MM = Operation(
     name="grouped-mm",
     recipe="fp8 rowwise",
     ours=FP8,
-    multiple=16,
-    contenders={BF16: bf16, FP8: _ours, TORCHAO: torchao_fp8},
+    multiple=MULTIPLE,
+    contenders={BF16: bf16, FP8: _ours, TORCHAO: _torchao},
     variants={f"{FP8} keeping {', '.join(names)}": partial(_ours, keep_fp8=names) for names in SHARED_READS},
     parts={
-        "rowwise-2d A": Part(
-            lambda M, N, K, G: 3 * M * K, on_operands(lambda given: kernels.quantize_rowwise_2d(given.A))
-        ),
-        "colwise-3d B_t": Part(
-            lambda M, N, K, G: 3 * G * K * N, on_operands(lambda given: kernels.quantize_colwise_3d(given.B_t))
-        ),
-        "GEMM out": Part(lambda M, N, K, G: M * K + G * K * N + 2 * M * N, _gemm_out),
-        "rowwise-2d grad": Part(
-            lambda M, N, K, G: 3 * M * N, on_operands(lambda given: kernels.quantize_rowwise_2d(given.grad))
-        ),
-        "transpose-3d B_t": Part(lambda M, N, K, G: 3 * G * K * N, on_operands(lambda given: _transposed(given.B_t))),
-        "GEMM grad_A": Part(lambda M, N, K, G: M * N + G * K * N + 2 * M * K, _gemm_input_gradient),
+        "rowwise-2d A": Part(("A",), lambda given: partial(kernels.quantize_rowwise_2d, given.A)),
+        "colwise-3d B_t": Part(("B_t",), lambda given: partial(kernels.quantize_colwise_3d, given.B_t)),
+        "GEMM out": Part(("A", "B_t"), _gemm_out, "out"),
+        "rowwise-2d grad": Part(("grad",), lambda given: partial(kernels.quantize_rowwise_2d, given.grad)),
+        "transpose-3d B_t": Part(("B_t",), lambda given: partial(_transposed, given.B_t)),
+        "GEMM grad_A": Part(("grad", "B_t"), _gemm_input_gradient, "grad_A"),
         "colwise-dual grad, A": Part(
-            lambda M, N, K, G: 3 * M * (N + K),
-            on_operands(lambda given: kernels.quantize_colwise_dual(given.grad, given.A, given.offs)),
+            ("grad", "A"), lambda given: partial(kernels.quantize_colwise_dual, given.grad, given.A, given.offs)
         ),
-        "GEMM grad_B": Part(lambda M, N, K, G: M * (N + K) + 2 * G * K * N, _gemm_weight_gradient),
+        "GEMM grad_B": Part(("grad", "A"), _gemm_weight_gradient, "grad_B"),
     },
 )

@@ -5,14 +5,14 @@ What an operation consists of: :mod:`fp8tune.bench.operation`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fp8tune.bench.cells import Contender, Timing
 from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
 from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation, elements
 from fp8tune.bench.sqnr import Accuracy, accuracy
 from fp8tune.measure import memory
 from fp8tune.measure.arms import Arm, Work
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in (FP8_GROUPED_MM, MXFP8_GROUPED_MM)}
 """What ``--op`` names."""
 
-PADDING: Mapping[str, Callable[[int, int, int, int], int]] = {
-    "pad A": lambda M, N, K, G: 4 * M * K,
-    "unpad out": lambda M, N, K, G: 4 * M * N,
-    "pad grad": lambda M, N, K, G: 4 * M * N,
-    "unpad grad_A": lambda M, N, K, G: 4 * M * K,
-}
-"""Parts of a step whose groups are not all positive multiples of what its operation wants, and their least bytes."""
+PADDING = {"pad A": "A", "unpad out": "out", "pad grad": "grad", "unpad grad_A": "grad_A"}
+"""Parts of a step whose groups are not all positive multiples of what its operation wants -> what they copy."""
 
 FORWARD_PADDING = ("pad A", "unpad out")
 
@@ -107,10 +102,10 @@ class PartOfStep(Arm):
 
 
 def part_bytes(part: str, problem: Problem) -> int:
-    """The least bytes of a part."""
-    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    least_bytes = PADDING[part] if part in PADDING else operation_of(problem).parts[part].least_bytes
-    return least_bytes(M, N, K, G)
+    """The least bytes of a part; padding reads and writes bfloat16."""
+    if part in PADDING:
+        return 4 * elements(PADDING[part], problem.shape)
+    return operation_of(problem).parts[part].least_bytes(problem.shape)
 
 
 def accuracy_of(operation: Operation, contender: str, given: Operands) -> Accuracy:

@@ -6,9 +6,13 @@ operands that are there already, so that the parts add up to the step but for la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from fp8tune.bench.counterparts import of_torchao
+from fp8tune.errors import MachineError
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +24,9 @@ GEMMS = ("GEMM out", "GEMM grad_A", "GEMM grad_B")
 
 SHAPES = "grouped-mm"
 """The shape set of all of them."""
+
+DIMS = {"A": "MK", "B_t": "GKN", "grad": "MN", "out": "MN", "grad_A": "MK", "grad_B": "GKN"}
+"""Operands and results."""
 
 Call = Callable[[], Any]
 GroupedMM = Callable[..., "torch.Tensor"]
@@ -42,15 +49,22 @@ class Operands:
 class Part:
     """One kernel or GEMM of our step."""
 
-    least_bytes: Callable[[int, int, int, int], int]
-    """M, N, K, G -> what it reads and writes at least: bfloat16 is 2, FP8 is 1. For a clock that draws its times."""
+    reads: tuple[str, ...]
+    """Operands."""
     prepare: Callable[[Operands], Call]
     """Operands, padded -> what runs it and nothing else."""
+    result: str = ""
+    """Of a GEMM; what quantizes writes FP8 of all it reads."""
+
+    def least_bytes(self, shape: Mapping[str, int]) -> int:
+        """What it reads and writes at least: bfloat16 is 2, FP8 is 1. For a clock that draws its times."""
+        read = sum(elements(name, shape) for name in self.reads)
+        return read + 2 * elements(self.result, shape) if self.result else 3 * read
 
 
-def on_operands(kernel: Callable[[Operands], Any]) -> Callable[[Operands], Call]:
-    """How a part is prepared that needs nothing but the operands."""
-    return lambda given: lambda: kernel(given)
+def elements(name: str, shape: Mapping[str, int]) -> int:
+    """Of an operand or result."""
+    return math.prod(shape[dim] for dim in DIMS[name])
 
 
 @dataclass(frozen=True)
@@ -92,3 +106,17 @@ class Operation:
     def is_emulated(self, arch: str) -> bool:
         """True if times on an arch say nothing of the recipe's speed there: every table has to say so."""
         return self.native_arches is not None and arch not in self.native_arches
+
+
+def bf16(given: Operands) -> GroupedMM:
+    """torch's: what every recipe is compared with."""
+    import torch
+
+    return lambda A, B_t, offs: torch._grouped_mm(A, B_t, offs=offs)
+
+
+def torchaos(given: Operands, module: str, name: str, multiple: int) -> GroupedMM:
+    """A grouped GEMM of torchao 0.18.0. Raises MachineError where it is not installed or refuses the groups."""
+    if given.pad:
+        raise MachineError(f"torchao takes only groups of a positive multiple of {multiple} rows")
+    return of_torchao(f"torchao.prototype.moe_training.{module}", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fp8tune.plan.seeds import seed_text
 from fp8tune.records import NamedInts, Problem
@@ -70,9 +70,9 @@ class KernelArm(Arm):
     """How workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
     problem: Problem
     config: NamedInts
-    key: NamedInts
+    key: NamedInts = field(default_factory=NamedInts)
     """The lookup key of the problem."""
-    bytes_moved: int
+    bytes_moved: int = 0
 
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
@@ -94,11 +94,11 @@ class KernelArm(Arm):
         """The problem's tensors, without a reference."""
         from fp8tune.measure import trial
 
-        trial.unchecked_bench(self.reference, self.problem, torch_device)
+        trial.unchecked_tensors(self.reference, self.problem, torch_device)
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Launches the config; its bytes are not looked at."""
         from fp8tune.measure import trial
 
-        bench, config = trial.unchecked_bench(self.reference, self.problem, torch_device), self.config
-        return lambda: bench.launch(config)
+        tensors, config = trial.unchecked_tensors(self.reference, self.problem, torch_device), self.config
+        return lambda: tensors.launch(config)

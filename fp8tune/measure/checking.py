@@ -26,7 +26,7 @@ from fp8tune_kernels.spec import Edge, KernelSpec
 LAUNCHES = 2
 """Looked at, on the problem and on each edge: the second finds what the first left behind."""
 
-HOPELESS_RATIO = 1.5
+TOO_SLOW_RATIO = 1.5
 """Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""
 
 LARGE = 0x7B
@@ -43,7 +43,7 @@ _ELEMENTS_AT_ONCE = 1 << 24
 
 
 @dataclass
-class Bench:
+class Tensors:
     """A problem's tensors on a device, with the reference's outputs to compare with."""
 
     spec: KernelSpec
@@ -62,9 +62,9 @@ class Bench:
     best_us: float = math.inf
 
     @property
-    def hopeless_us(self) -> float:
+    def too_slow_us(self) -> float:
         """Slower than this a config gets no whole block."""
-        return HOPELESS_RATIO * self.best_us
+        return TOO_SLOW_RATIO * self.best_us
 
     @cached_property
     def refusal(self) -> str | None:
@@ -84,7 +84,7 @@ class Bench:
             self.poison(number)
             with _filling() if number % 2 == 0 else contextlib.nullcontext():
                 self.launch(config)
-            if wrong := self.look():
+            if wrong := self.wrong():
                 return f"launch {count}: {wrong}" if count > 1 else wrong
         return None
 
@@ -97,40 +97,40 @@ class Bench:
                 torch.bitwise_not(bits(expected), out=bits(output))
             else:
                 _large(output)
-            guards.paint(output)
+            guards.fill(output)
         if self.watch is not None:
             self.watch.begin(number)
 
-    def look(self) -> str | None:
+    def wrong(self) -> str | None:
         """What is wrong since :meth:`poison`, or None. Inputs that were written are as they were afterwards."""
         place = self.place or problem_place(self.problem)
         if self.watch is not None and (written := self.watch.written()):
             return f"{written} on {place}"
         for index, (output, expected) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            if wrong := difference(output, expected) or guards.broken(output):
+            if wrong := difference(output, expected) or guards.overwritten(output):
                 return f"output {index}: {wrong} on {place}"
         return None
 
 
-def build(spec: KernelSpec, problem: Problem, device: str) -> Bench:
+def build(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
     """The tensors of the problem that is timed, with what the reference makes of them."""
     return build_edge(spec, Edge("", problem), device, problem_place(problem))
 
 
-def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Bench:
+def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Tensors:
     """The tensors of an edge, with what the reference makes of them."""
     watch = Watch(edges.inputs(spec, edge, device), lambda: edges.inputs(spec, edge, device))
     expected = tuple(_apart(each, watch.inputs) for each in spec.reference(*watch.inputs))
     watch.written()  # a reference may work in place
-    outputs = tuple(guards.fenced(like, device) for like in spec.outputs(*spec.inputs(edge.problem, "meta")))
+    outputs = tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(edge.problem, "meta")))
     _same_form(outputs, expected)
-    return Bench(spec, edge.problem, watch.inputs, outputs, expected, place or edges.place(edge), watch)
+    return Tensors(spec, edge.problem, watch.inputs, outputs, expected, place or edges.place(edge), watch)
 
 
-def build_unchecked(spec: KernelSpec, problem: Problem, device: str) -> Bench:
+def build_unchecked(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
     """The tensors of a problem alone: no reference is computed."""
-    outputs = tuple(guards.fenced(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
-    return Bench(spec, problem, spec.inputs(problem, device), outputs, ())
+    outputs = tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
+    return Tensors(spec, problem, spec.inputs(problem, device), outputs, ())
 
 
 def _apart(expected: Any, inputs: tuple[Any, ...]) -> Any:
@@ -147,7 +147,7 @@ def _same_form(outputs: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 
 @dataclass
 class Watch:
-    """Whether inputs that lie between fences are still what they were."""
+    """Whether inputs that lie between guard bytes are still what they were."""
 
     inputs: tuple[Any, ...]
     rebuild: Callable[[], tuple[Any, ...]]
@@ -161,7 +161,7 @@ class Watch:
         """Paint other bytes beside the inputs than at the number before."""
         self._beside = (_BESIDE_FLOATS[number % 2], _BESIDE_INTEGERS[number % 2])
         for each in filter(_is_tensor, self.inputs):
-            guards.paint(each, self._painted(each))
+            guards.fill(each, self._filled(each))
 
     def written(self) -> str | None:
         """Which input was written, or None. All are as they were afterwards."""
@@ -176,16 +176,16 @@ class Watch:
             return None
         if fingerprint(each) != self._prints[index]:
             return f"input {index} was written"
-        beside = guards.broken(each, self._painted(each))
+        beside = guards.overwritten(each, self._filled(each))
         return f"input {index}: {beside}" if beside else None
 
     def _restore(self) -> None:
         for each, right in zip(self.inputs, self.rebuild(), strict=True):
             if _is_tensor(each):
                 guards.own_bytes(each).copy_(guards.own_bytes(right))
-                guards.paint(each, self._painted(each))
+                guards.fill(each, self._filled(each))
 
-    def _painted(self, tensor: Any) -> int:
+    def _filled(self, tensor: Any) -> int:
         return self._beside[0] if tensor.is_floating_point() else self._beside[1]
 
 
@@ -196,8 +196,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def fingerprint(tensor: Any) -> int:
-    """64 bits of all that lies between the fences of a tensor. One changed word changes them for certain, more words
-    leave them as they were once in about 2 ** 60 times."""
+    """64 bits of all that lies between the guard bytes of a tensor.
+
+    One changed word changes them for certain; more words leave them as they were once in about 2 ** 60 times.
+    """
     import torch
 
     own = guards.own_bytes(tensor)

@@ -68,7 +68,7 @@ def _shifted(given: Any, offset: int) -> Any:
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
-    """The inputs of an edge, each tensor between two fences: see :func:`fill`."""
+    """The inputs of an edge, each tensor between guard bytes: see :func:`fill`."""
     import torch
 
     given = list(spec.inputs(edge.problem, device))
@@ -76,7 +76,7 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
         if isinstance(each, torch.Tensor):
             if each.is_floating_point():
                 fill(each, edge.content)
-            given[index] = guards.moved(each, edge.offset)  # one by one: they may fill much of a GPU
+            given[index] = guards.guarded_copy(each, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(given)
 
 

@@ -6,7 +6,7 @@ A block's log time is the sum of
 - process x config: heavy-tailed, and for some configs a second mode that a process is in or not; where it is asked for,
   a process' own level, the same for all configs;
 - drift and throttle episodes along the process' wall clock, and what the block before left behind;
-- the block's own noise. Samples scatter around that, some far above, and are whole ticks. Where the machine is held up
+- the block's own noise. Samples scatter around that, some far above, and are whole ticks. Where the machine stalls
   all but the first are far above, and the block is timed again, as on a GPU (:mod:`fp8tune.measure.steady`).
 
 Everything is a function of the seeds and of what is asked, in any order: no state, no process id, no time of day. One
@@ -26,8 +26,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.measure.clock import Block, Trial
-from fp8tune.measure.steady import steadiest
+from fp8tune.measure.arms import Place, Work
+from fp8tune.measure.steady import first_steady
+from fp8tune.measure.timing import Samples
 
 Floats = NDArray[np.float64]
 
@@ -100,14 +101,10 @@ class Noise:
         slow = math.log1p(self.throttle_slowdown)
         return lambda times_s: self.drift_sd * drift(times_s) + slow * (heat(times_s) > limit)
 
-    def stalls(self, random: Generator, shape: tuple[int, ...]) -> Floats:
-        """What stalls add to blocks."""
-        slow = random.random(shape) < self.stall_share
-        return np.where(slow, np.log(random.uniform(1.5, 4, shape)), 0.0)
-
-    def held_up(self, random: Generator) -> Floats:
-        """What a stall adds to each sample of a block: it begins within the first three."""
-        stall, begun = self.stalls(random, (1,)), random.integers(0, 3)
+    def stall(self, random: Generator) -> Floats:
+        """What a stall, if there is one, adds to each sample of a block: it begins within the first three."""
+        slow = random.random((1,)) < self.stall_share
+        stall, begun = np.where(slow, np.log(random.uniform(1.5, 4, (1,))), 0.0), random.integers(0, 3)
         share: Floats = np.clip((np.arange(self.samples) - begun + 1) / 3, 0, 1)
         return stall * share
 
@@ -151,63 +148,60 @@ def near_share(uniform: float) -> float:
     return 0.016 * math.exp(uniform * math.log(0.22 / 0.016))
 
 
-class SimulatedTimer:
-    """The clock of a fake GPU: ``do_bench``'s place in the program, and no kernel runs."""
-
-    runs_kernels = False
+class SimulatedClock:
+    """Draws the blocks of a simulated GPU."""
 
     def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
         self.seed = seed
         self.noise = noise
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
 
-    def true_time_us(self, trial: Trial) -> float:
-        """The time of a trial in microseconds without noise: the same in every process and round."""
-        key, config = trial.key or trial.identity, trial.config or trial.identity
+    def true_time_us(self, work: Work) -> float:
+        """The time of a launch in microseconds without noise: the same in every process and round."""
+        key, config = work.key or work.identity, work.config or work.identity
         own = self._random("rank", key, config).standard_normal()
         shared = self._random("rank", config).standard_normal()
         rank = math.sqrt(KINSHIP) * shared + math.sqrt(1 - KINSHIP) * own
         near = near_share(self._random("near", key).random())
         slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
-        mode = self.noise.mean_mode(np.array([self._is_bimodal(trial)]))[0]
-        return float((LAUNCH_US + trial.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
+        mode = self.noise.mean_mode(np.array([self._is_bimodal(work)]))[0]
+        return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
 
-    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
-        """The samples of one block: the same for the same seed and trial. ``launch`` is not called."""
-        block_us = self.true_time_us(trial) * math.exp(self._in_process(trial) + self._in_block(trial))
+    def block(self, work: Work, place: Place) -> Samples:
+        """The samples of one block: the same for the same seed, work and place."""
+        logs = self._in_process(work, place) + self._in_block(work, place)
+        block_us = self.true_time_us(work) * math.exp(logs)
         tries = itertools.count()
-        samples_us, thrown_away = steadiest(lambda: self._samples_us(trial, block_us, next(tries)))
-        return Block(samples_us, self.noise.tick_us, thrown_away)
+        samples_us, stalled = first_steady(lambda: self._samples_us(work, place, block_us, next(tries)))
+        return Samples(samples_us, self.noise.tick_us, stalled)
 
-    def _samples_us(self, trial: Trial, block_us: float, number: int) -> tuple[float, ...]:
+    def _samples_us(self, work: Work, place: Place, block_us: float, number: int) -> tuple[float, ...]:
         """What a block's try gives, counted from 0."""
-        names = (*_place(trial), *([f"try {number}"] if number else []))
-        held_up = self.noise.held_up(self._scattered("stall", *names))
-        return self.noise.samples_us(self._scattered("samples", *names), block_us * np.exp(held_up))
+        names = (*_names(work, place), *([f"try {number}"] if number else []))
+        stall = self.noise.stall(self._scattered("stall", *names))
+        return self.noise.samples_us(self._scattered("samples", *names), block_us * np.exp(stall))
 
-    def _in_process(self, trial: Trial) -> float:
+    def _in_process(self, work: Work, place: Place) -> float:
         """What this process adds to this config, in every block alike; 0 on average over processes."""
-        random = self._scattered("process", str(trial.process), trial.identity)
-        bimodal = np.array([self._is_bimodal(trial)])
+        random = self._scattered("process", str(place.process), work.identity)
+        bimodal = np.array([self._is_bimodal(work)])
         effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
         own = float((effect - self.noise.mean_mode(bimodal))[0])
-        return own + self._in_worker(trial) if self.noise.worker_sd else own
+        if not self.noise.worker_sd:
+            return own
+        return own + self.noise.worker_sd * float(self._scattered("worker", str(place.process)).standard_normal())
 
-    def _in_worker(self, trial: Trial) -> float:
-        """What this process adds to every config."""
-        return self.noise.worker_sd * float(self._scattered("worker", str(trial.process)).standard_normal())
-
-    def _in_block(self, trial: Trial) -> float:
+    def _in_block(self, work: Work, place: Place) -> float:
         """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""
-        wall_s = ROUND_S * trial.round + self.noise.block_s * trial.position
-        clock = trial.process if trial.clock is None else trial.clock
+        wall_s = ROUND_S * place.round + self.noise.block_s * place.position
+        clock = place.process if place.clock is None else place.clock
         drift = _wall(self._noise_seed, self.noise, clock)(np.array([wall_s]))[0]
-        carry = self._random("after", trial.after).standard_normal() if trial.after else 0.0
-        own = self._scattered("block", *_place(trial)).standard_normal()
+        carry = self._random("after", place.after).standard_normal() if place.after else 0.0
+        own = self._scattered("block", *_names(work, place)).standard_normal()
         return float(drift + self.noise.carry_over_sd * carry + self.noise.block_sd * own)
 
-    def _is_bimodal(self, trial: Trial) -> bool:
-        return bool(self._random("bimodal", trial.identity).random() < self.noise.bimodal_share)
+    def _is_bimodal(self, work: Work) -> bool:
+        return bool(self._random("bimodal", work.identity).random() < self.noise.bimodal_share)
 
     def _random(self, *names: str) -> Generator:
         return _generator(str(self.seed), *names)
@@ -226,10 +220,10 @@ def _generator(seed: str, *names: str) -> Generator:
     return np.random.default_rng(list(digest))
 
 
-def _place(trial: Trial) -> tuple[str, ...]:
-    """Names a block. Where processes take turns, each comes more than once in a round."""
-    turn = () if trial.clock is None else (str(trial.position),)
-    return str(trial.process), str(trial.round), trial.identity + " twin" * trial.duplicate, *turn
+def _names(work: Work, place: Place) -> tuple[str, ...]:
+    """Names a block in seeds. Where processes take turns, each comes more than once in a round."""
+    turn = () if place.clock is None else (str(place.position),)
+    return str(place.process), str(place.round), work.identity + " twin" * place.duplicate, *turn
 
 
 def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Floats], Floats]:

@@ -1,12 +1,12 @@
-"""Blocks that say nothing of a kernel, and what is done about them: they are timed again.
+"""Stalled blocks, which say nothing of a kernel, and what is done about them: they are timed again.
 
-Now and then a machine holds up what it times: launches of one kernel take 1.5 to 20 times as long, some of them or all
-that follow. Such a block shows by its own samples. Of 110,333 whole blocks that H100s and H200s timed (torch 2.11,
+Now and then a machine stalls: launches of one kernel take 1.5 to 20 times as long, some of them or all that follow.
+Such a block shows by its own samples. Of 110,333 whole blocks that H100s and H200s timed (torch 2.11,
 Triton 3.6) the middle half ends within 1.1 % of the fastest sample in one of two, within 7.6 % in 99.5 %, and over 10 %
 and 2 us above it in 119. Three blocks took over 1.3 times as long as another of their config: but for a launch or two
-they were held up from end to end, so that their middle halves are narrow, and end at 1.6 to 2.3 times the fastest
-sample. Of 15,330 looks, which were of three launches then, the second and third are so far apart in 51. Why a machine
-does so is not known.
+they were stalled from end to end, so that their middle halves are narrow, and end at 1.6 to 2.3 times the fastest
+sample. Of 15,330 estimates, which were of three launches then, the second and third are so far apart in 51. Why a
+machine does so is not known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["is_steady", "reach", "steadiest"]
+__all__ = ["first_steady", "is_steady", "reach"]
 
 MOST_REACH = 1.1
 MOST_REACH_US = 2.0
@@ -44,7 +44,7 @@ def is_steady(samples_us: Sequence[float]) -> bool:
     return slow <= MOST_REACH * fastest or slow - fastest <= MOST_REACH_US
 
 
-def steadiest(measure: Callable[[], Samples]) -> tuple[Samples, int]:
+def first_steady(measure: Callable[[], Samples]) -> tuple[Samples, int]:
     """The first steady block that ``measure`` gives; where it gives none, the one of a few that scatters least.
 
     And how many others it gave.

@@ -1,68 +1,68 @@
-"""The clocks: one protocol, three timers. A block is the only primitive: repeated timings of one config in one process.
+"""The GPU's clock. A block is the only primitive: repeated timings of one launch in one process.
 
-=============  ===================================================================================================
-``do_bench``   the GPU's: ``triton.testing.do_bench`` with a flushed L2 and every sample kept
-``none``       the interpreter's: bytes are checked, nothing is timed, because its times say nothing of a GPU
-``simulated``  seeded, with ``do_bench``'s noise (:mod:`fp8tune.measure.simulated`): no kernel runs, all else does
-=============  ===================================================================================================
+CUDA or HIP events through Triton's ``do_bench``, which flushes 256 MiB before each sample, on both vendors.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
-from fp8tune.errors import UsageError
-from fp8tune.measure.clock import Block, Timer, Trial
-from fp8tune.measure.steady import is_steady, steadiest
+from fp8tune.measure.steady import first_steady, is_steady
 from fp8tune.records import Outcome, Status
 from fp8tune.stats import block_value
-
-__all__ = ["Block", "DoBenchTimer", "NoTimer", "Timer", "Trial", "make_timer", "outcome_of", "tick"]
 
 WARMUP_MS = 2.0
 MIN_REP_MS = 10.0
 """Block length, from the measuring protocol: ``rep = max(10 ms, 5 x estimate)``."""
 
 
-class DoBenchTimer:
-    """CUDA or HIP events through Triton's ``do_bench``: flushes 256 MiB before each sample, on both vendors."""
+@dataclass(frozen=True)
+class Samples:
+    """Samples of one block in microseconds, and the timer's tick as far as they show it."""
 
-    runs_kernels = True
+    samples_us: tuple[float, ...]
+    tick_us: float | None
+    stalled: int = 0
+    """Blocks of the same launch that were timed before and scattered more (:mod:`fp8tune.measure.steady`)."""
 
-    def block(self, launch: Callable[[], object], trial: Trial) -> Block:
-        """One block on the current device. The launch must have run once before, so that nothing compiles here.
-
-        The estimate that sets the block's length is the whole block of a hopeless config: its samples are kept, too.
-        A block in which the machine was held up is timed again (:mod:`fp8tune.measure.steady`).
-        """
-        samples_us, thrown_away = _look(launch), 0
-        if _is_hopeless(samples_us, trial):
-            # Held up, two looks of 2,450 on an H100 passed for this; the blocks right after them were as fast as ever.
-            samples_us += _look(launch)
-        if not (_is_hopeless(samples_us, trial) and is_steady(samples_us)):
-            rep_ms = max(MIN_REP_MS, 5 * min(samples_us) / 1e3)
-            samples_us, thrown_away = steadiest(lambda: _whole_block(launch, rep_ms))
-        return Block(samples_us, tick(samples_us), thrown_away)
+    def outcome(self, process: str) -> Outcome:
+        """As rows keep it, with the block's value. ``process`` names the worker process."""
+        reason = f"the steadiest of {1 + self.stalled} blocks" if self.stalled else ""
+        value = block_value(self.samples_us)
+        return Outcome(Status.OK, value, reason, self.samples_us, self.tick_us, process=process)
 
 
-def _is_hopeless(samples_us: Sequence[float], trial: Trial) -> bool:
-    return trial.hopeless_us is not None and min(samples_us) > trial.hopeless_us
+def block(launch: Callable[[], object], too_slow_us: float | None = None) -> Samples:
+    """One block on the current device. The launch must have run once before, so that nothing compiles here.
+
+    An estimate of two launches sets the block's length. If both take longer than ``too_slow_us``, the estimate is the
+    whole block. A block that stalled is timed again (:mod:`fp8tune.measure.steady`).
+    """
+    samples_us, stalled = _estimate(launch), 0
+    limit_us = float("inf") if too_slow_us is None else too_slow_us
+    if min(samples_us) > limit_us:
+        # Stalled, two estimates of 2,450 on an H100 passed for this; the blocks right after were as fast as ever.
+        samples_us += _estimate(launch)
+    if not (min(samples_us) > limit_us and is_steady(samples_us)):
+        rep_ms = max(MIN_REP_MS, 5 * min(samples_us) / 1e3)
+        samples_us, stalled = first_steady(lambda: _do_bench(launch, rep_ms))
+    return Samples(samples_us, tick(samples_us), stalled)
 
 
-def _whole_block(launch: Callable[[], object], rep_ms: float) -> tuple[float, ...]:
+def _do_bench(launch: Callable[[], object], rep_ms: float) -> tuple[float, ...]:
     """Every sample in microseconds."""
     from triton.testing import do_bench
 
     return tuple(1e3 * sample for sample in do_bench(launch, warmup=WARMUP_MS, rep=rep_ms, return_mode="all"))
 
 
-def _look(launch: Callable[[], object]) -> tuple[float, ...]:
+def _estimate(launch: Callable[[], object]) -> tuple[float, ...]:
     """Two launches in microseconds, each after a flush of the cache as ``do_bench`` does it.
 
-    A first launch is not kept: it took over 3 % longer than the two others in half of 15,330 looks on H100s and H200s,
-    and over 30 % longer in one of twenty.
+    A first launch is not kept: it took over 3 % longer than the two others in half of 15,330 estimates on H100s and
+    H200s, and over 30 % longer in one of twenty.
     """
     import torch
     from triton.runtime import driver
@@ -76,38 +76,6 @@ def _look(launch: Callable[[], object]) -> tuple[float, ...]:
         end.record()
     torch.cuda.synchronize()
     return tuple(1e3 * start.elapsed_time(end) for start, end in pairs[1:])
-
-
-class NoTimer:
-    """Times nothing: for Triton's interpreter."""
-
-    runs_kernels = True
-
-    def block(self, launch: Callable[[], object], trial: Trial) -> None:
-        """None, always."""
-
-
-def make_timer(text: str) -> Timer:
-    """``do_bench``, ``none`` or ``simulated:SEED`` -> a timer. Raises UsageError for anything else.
-
-    ``simulated:SEED.NOISE`` is the same GPU on another day.
-    """
-    if seeds := re.fullmatch(r"simulated:([0-9]{1,18})(?:\.([0-9]{1,18}))?", text):
-        from fp8tune.measure.simulated import SimulatedTimer  # numpy takes a while to import
-
-        return SimulatedTimer(int(seeds[1]), noise_seed=int(seeds[2] or 0))
-    if text == "do_bench":
-        return DoBenchTimer()
-    if text == "none":
-        return NoTimer()
-    raise UsageError(f"unknown timer {text!r}: use do_bench or simulated:SEED (a whole number)")
-
-
-def outcome_of(block: Block, process: str) -> Outcome:
-    """A block as rows keep it, with its value. ``process`` names the worker process."""
-    reason = f"the steadiest of {1 + block.thrown_away} blocks" if block.thrown_away else ""
-    value = block_value(block.samples_us)
-    return Outcome(Status.OK, value, reason, block.samples_us, block.tick_us, process=process)
 
 
 def tick(samples_us: tuple[float, ...]) -> float | None:

@@ -13,34 +13,20 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 
-from fp8tune.measure import checking, device, machine, memory
+from fp8tune.measure import checking, device, machine, memory, timing
 from fp8tune.measure.arms import Arm, KernelArm
-from fp8tune.measure.checking import Bench, difference
-from fp8tune.measure.clock import Slot
+from fp8tune.measure.checking import Tensors
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
-from fp8tune.measure.timing import DoBenchTimer, Timer, Trial, make_timer, outcome_of
 from fp8tune.measure.worker import Poisoned
-from fp8tune.plan.seeds import seed_text
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
-from fp8tune_kernels.spec import Edge, KernelSpec
+from fp8tune_kernels.spec import Edge
 
-__all__ = [
-    "Bench",
-    "copy_ceiling_gb_per_s",
-    "difference",
-    "failure",
-    "launch_once",
-    "prepare",
-    "prepare_final",
-    "process_name",
-    "run_final",
-    "run_trial",
-    "trial_of",
-    "unchecked_bench",
-]
+Clock = Callable[[Callable[[], object], float | None], timing.Samples]
+"""(launch, microseconds above which it is too slow to be worth a whole block) -> a block, as of
+:func:`fp8tune.measure.timing.block`."""
 
 
 @cache
@@ -59,8 +45,7 @@ def copy_ceiling_gb_per_s() -> float:
     def copy() -> None:
         target.copy_(source)
 
-    block = DoBenchTimer().block(copy, Trial("copy", 0, 2 * source.numel()))
-    return 2 * source.numel() / block_value(block.samples_us) / 1e3
+    return 2 * source.numel() / block_value(timing.block(copy).samples_us) / 1e3
 
 
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
@@ -71,102 +56,17 @@ def prepare(reference: str, problem: Problem, torch_device: str) -> None:
     try:
         _prepare(reference, problem, torch_device)
         for edge in edges_of(load_spec(reference), problem):
-            _edge_bench(reference, edge, torch_device)
+            _edge_tensors(reference, edge, torch_device)
     except Exception as error:
         if failure(error).status is Status.CRASHED:
             raise Poisoned(None) from None
-
-
-def run_trial(
-    reference: str,
-    problem: Problem,
-    config: NamedInts,
-    timer_name: str,
-    torch_device: str,
-    number: int,
-    position: int = 0,
-) -> Outcome:
-    """Check ``config`` on ``problem`` (once a process) and time it, in round ``number``. Every failure is an Outcome.
-
-    Raises Poisoned with a ``crashed`` outcome where the process must not be used again.
-    """
-    timer = make_timer(timer_name)
-    trial = replace(trial_of(load_spec(reference), problem, config, number), position=position)
-    if not timer.runs_kernels:
-        return _timed(timer, trial, lambda: None)
-
-    def checked_and_timed() -> Outcome:
-        bench = _prepare(reference, problem, torch_device)
-        if config not in bench.passed:
-            if failed := _check(reference, bench, config, torch_device):
-                return failed
-            bench.passed.add(config)
-        hopeless_us = bench.hopeless_us if number == 0 else None  # the later rounds have nobody to give up on
-        outcome = _timed_and_looked_at(timer, replace(trial, hopeless_us=hopeless_us), bench, config)
-        bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
-        return outcome
-
-    return _guarded(checked_and_timed)
-
-
-def prepare_final(reference: str, problem: Problem, timer_name: str, torch_device: str) -> Outcome:
-    """Build the tensors of a problem for :func:`run_final`, without a reference. Fails as :func:`run_trial` does."""
-
-    def built() -> Outcome:
-        if make_timer(timer_name).runs_kernels:
-            unchecked_bench(reference, problem, torch_device)
-        return Outcome(Status.OK)
-
-    return _guarded(built)
-
-
-def unchecked_bench(reference: str, problem: Problem, torch_device: str) -> Bench:
-    """A problem's tensors where configs are launched whose bytes are known to be right: no reference is computed."""
-    return _prepare(reference, problem, torch_device, is_checked=False)
-
-
-def launch_once(reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str) -> Outcome:
-    """Launch ``config`` and wait for it, so that :func:`run_final` compiles and allocates nothing in a block.
-
-    What the launch breaks shows here, and not in a later call. Fails as :func:`run_trial` does.
-    """
-    if not make_timer(timer_name).runs_kernels:
-        return Outcome(Status.OK)
-
-    def launched() -> Outcome:
-        import torch
-
-        unchecked_bench(reference, problem, torch_device).launch(config)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return Outcome(Status.OK)
-
-    return _guarded(launched)
-
-
-def run_final(
-    reference: str, problem: Problem, config: NamedInts, timer_name: str, torch_device: str, slot: Slot
-) -> Outcome:
-    """Time ``config`` in a slot of the finals; the screen has checked its bytes. Fails as :func:`run_trial` does."""
-    timer = make_timer(timer_name)
-    trial = trial_of(load_spec(reference), problem, config, slot.round)
-    trial = replace(trial, process=slot.process, position=slot.position, after=slot.after, duplicate=slot.duplicate)
-    trial = replace(trial, clock=slot.clock)
-    if not timer.runs_kernels:
-        return _timed(timer, trial, lambda: None)
-
-    def timed() -> Outcome:
-        bench = unchecked_bench(reference, problem, torch_device)
-        return _timed(timer, trial, lambda: bench.launch(config))
-
-    return _guarded(timed)
 
 
 # What a worker is asked of an arm
 
 
 def build(arm: Arm, torch_device: str) -> Outcome:
-    """Build what the arm's group shares. Fails as :func:`run_trial` does."""
+    """Build what the arm's group shares. Fails as :func:`checked_block` does."""
     return _guarded(lambda: arm.build(torch_device))
 
 
@@ -188,35 +88,46 @@ def block(arm: Arm, torch_device: str) -> Outcome:
     return _guarded(lambda: timed(arm.launcher(torch_device)))
 
 
-def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome:
+def checked_block(
+    arm: KernelArm, torch_device: str, round: int, *, times: bool = True, clock: Clock | None = None
+) -> Outcome:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 
     In round 0 a config that is too slow to be the pick gets no whole block. After the block its outputs are compared
-    once more. Raises Poisoned with a ``crashed`` outcome where the process must not be used again.
+    once more. ``clock``: the GPU's, if None. Raises Poisoned with a ``crashed`` outcome where the process must not be
+    used again.
     """
 
     def checked_and_timed() -> Outcome | None:
-        bench = _prepare(arm.reference, arm.problem, torch_device)
-        if arm.config not in bench.passed:
-            if failed := _check(arm.reference, bench, arm.config, torch_device):
+        tensors = _prepare(arm.reference, arm.problem, torch_device)
+        if arm.config not in tensors.passed:
+            if failed := _check(arm.reference, tensors, arm.config, torch_device):
                 return failed
-            bench.passed.add(arm.config)
+            tensors.passed.add(arm.config)
         if not times:
             return None
-        bench.poison()
-        outcome = timed(lambda: bench.launch(arm.config), bench.hopeless_us if round == 0 else None)
-        if wrong := bench.look():
-            bench.passed.discard(arm.config)
+        tensors.poison()
+        # in later rounds nobody is given up: a stalled estimate once passed for a slow config in its third round
+        outcome = timed(lambda: tensors.launch(arm.config), tensors.too_slow_us if round == 0 else None, clock)
+        if wrong := tensors.wrong():
+            tensors.passed.discard(arm.config)
             return Outcome(Status.WRONG, reason=f"after timed launches: {wrong}")
-        bench.best_us = min(bench.best_us, outcome.time_us or math.inf)
+        tensors.best_us = min(tensors.best_us, outcome.time_us or math.inf)
         return outcome
 
     return _guarded(checked_and_timed)
 
 
-def timed(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:
+def timed(launch: Callable[[], object], too_slow_us: float | None = None, clock: Clock | None = None) -> Outcome:
     """One block on the GPU with the device's state around it."""
-    return _timed(DoBenchTimer(), Trial("", 0, 0, too_slow_us), launch)
+    before = device.telemetry()
+    samples = (clock or timing.block)(launch, too_slow_us)
+    return replace(samples.outcome(process_name()), telemetry=device.telemetry_over(before))
+
+
+def unchecked_tensors(reference: str, problem: Problem, torch_device: str) -> Tensors:
+    """A problem's tensors where configs are launched whose bytes are known to be right: no reference is computed."""
+    return _prepare(reference, problem, torch_device, is_checked=False)
 
 
 def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
@@ -230,35 +141,6 @@ def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
     if outcome.status is Status.CRASHED:
         raise Poisoned(outcome)
     return outcome
-
-
-def _timed_and_looked_at(timer: Timer, trial: Trial, bench: Bench, config: NamedInts) -> Outcome:
-    """The last of the launches that were timed has to be right, too."""
-    bench.poison()
-    outcome = _timed(timer, trial, lambda: bench.launch(config))
-    if outcome.time_us is not None and (wrong := bench.look()):
-        bench.passed.discard(config)
-        return Outcome(Status.WRONG, reason=f"after timed launches: {wrong}")
-    return outcome
-
-
-def _timed(timer: Timer, trial: Trial, launch: Callable[[], object]) -> Outcome:
-    before = device.telemetry()
-    block = timer.block(launch, trial)
-    if block is None:
-        return Outcome(Status.OK)
-    return replace(outcome_of(block, process_name()), telemetry=device.telemetry_over(before))
-
-
-def trial_of(spec: KernelSpec, problem: Problem, config: NamedInts, number: int = 0) -> Trial:
-    """What a clock is told of ``config`` on ``problem`` in round ``number``."""
-    return Trial(
-        identity=f"{seed_text(problem)} {config.canonical}",
-        round=number,
-        bytes_moved=spec.bytes_moved(problem.shape),
-        config=f"{problem.kernel} {config.canonical}",
-        key=f"{problem.kernel} {spec.lookup_key(problem).canonical}",
-    )
 
 
 def failure(error: Exception) -> Outcome:
@@ -281,38 +163,38 @@ def failure(error: Exception) -> Outcome:
     return Outcome(Status.COMPILE_ERROR, reason=text)
 
 
-_benches: dict[tuple[str, Problem, bool], Bench] = {}
-_edge_benches: dict[tuple[str, Edge], Bench] = {}
+_tensors_of: dict[tuple[str, Problem, bool], Tensors] = {}
+_edge_tensors_of: dict[tuple[str, Edge], Tensors] = {}
 """Of the problem in hand. Those that the next problem has too stay."""
-_judged: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
+_outcomes_on_edges: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 """What a config came to on an edge; None where it is right."""
 
 
-def _prepare(reference: str, problem: Problem, torch_device: str, *, is_checked: bool = True) -> Bench:
-    """The bench of a problem. The previous problem's tensors are let go first: a large one fills much of a GPU."""
-    if (reference, problem, is_checked) not in _benches:
+def _prepare(reference: str, problem: Problem, torch_device: str, *, is_checked: bool = True) -> Tensors:
+    """The tensors of a problem. The previous problem's tensors are let go first: a large one fills much of a GPU."""
+    if (reference, problem, is_checked) not in _tensors_of:
         spec = load_spec(reference)
         _forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
         build = checking.build if is_checked else checking.build_unchecked
         _repair_interpreter()
-        _benches[reference, problem, is_checked] = build(spec, problem, torch_device)
-    return _benches[reference, problem, is_checked]
+        _tensors_of[reference, problem, is_checked] = build(spec, problem, torch_device)
+    return _tensors_of[reference, problem, is_checked]
 
 
-def _edge_bench(reference: str, edge: Edge, torch_device: str) -> Bench:
-    if (reference, edge) not in _edge_benches:
-        _edge_benches[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
-    return _edge_benches[reference, edge]
+def _edge_tensors(reference: str, edge: Edge, torch_device: str) -> Tensors:
+    if (reference, edge) not in _edge_tensors_of:
+        _edge_tensors_of[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
+    return _edge_tensors_of[reference, edge]
 
 
-def _check(reference: str, bench: Bench, config: NamedInts, torch_device: str) -> Outcome | None:
+def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
     """What is wrong with a config, on its problem or on an edge; None where it is right everywhere."""
-    if wrong := bench.refusal or bench.check(config):
+    if wrong := tensors.refusal or tensors.check(config):
         return Outcome(Status.WRONG, reason=wrong)
-    for index, edge in enumerate(edges_of(bench.spec, bench.problem)):
-        if (reference, edge, config) not in _judged:
-            _judged[reference, edge, config] = _check_edge(reference, edge, config, torch_device, index)
-        if failed := _judged[reference, edge, config]:
+    for index, edge in enumerate(edges_of(tensors.spec, tensors.problem)):
+        if (reference, edge, config) not in _outcomes_on_edges:
+            _outcomes_on_edges[reference, edge, config] = _check_edge(reference, edge, config, torch_device, index)
+        if failed := _outcomes_on_edges[reference, edge, config]:
             return failed
     return None
 
@@ -322,7 +204,7 @@ def _check_edge(reference: str, edge: Edge, config: NamedInts, torch_device: str
     alternates from edge to edge."""
     launches = [index] if torch_device == "cpu" else range(checking.LAUNCHES)
     try:
-        wrong = _edge_bench(reference, edge, torch_device).check(config, launches)
+        wrong = _edge_tensors(reference, edge, torch_device).check(config, launches)
     except Exception as error:
         failed = failure(error)
         failed = replace(failed, reason=f"{failed.reason}, on {place(edge)}")
@@ -345,7 +227,7 @@ def _repair_interpreter() -> None:
 
 
 def _forget(kept: Collection[tuple[str, Edge]] = ()) -> None:
-    _benches.clear()
-    for name in [name for name in _edge_benches if name not in kept]:
-        del _edge_benches[name]
+    _tensors_of.clear()
+    for name in [name for name in _edge_tensors_of if name not in kept]:
+        del _edge_tensors_of[name]
     memory.give_back()

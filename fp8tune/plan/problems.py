@@ -10,7 +10,6 @@ import itertools
 import keyword
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.plan.shapes import DIMS
@@ -33,16 +32,6 @@ LARGEST_BYTES = 2**40
 
 MOST_GROUPS = 2**20
 """Groups (experts) of one problem: each has an end row, and no model has as many."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One trial to be: a problem and a config, and why it will not run where the spec says that it cannot pay."""
-
-    problem: Problem
-    config: NamedInts
-    pruned: str | None = None
-    """The hardware reason the spec gave (the trial becomes a row of status ``pruned``), or None."""
 
 
 def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
@@ -185,12 +174,6 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     """
     listed = dict.fromkeys([_in_order(spec.default, axes), *_product(axes)])
     return {config: _reason(spec, problem, config, limits) or "" for config in listed}
-
-
-def trials(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> list[Planned]:
-    """:func:`configs` as a list."""
-    found = configs(spec, problem, axes, limits)
-    return [Planned(problem, config, reason or None) for config, reason in found.items()]
 
 
 def _in_order(config: NamedInts, axes: Axes) -> NamedInts:

@@ -13,11 +13,10 @@ from typing import TypeVar
 
 from fp8tune import __version__
 from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import COMMITTED
+from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.worker import start_server
@@ -26,34 +25,12 @@ from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of ``fp8tune sweep``."""
-
-    kernels: tuple[str, ...]
-    shapes: tuple[str, ...] = ("llama4",)
-    routing: str = "jagged"
-    grid: tuple[str, ...] = ()
-    arch: str | None = None
-    static: bool = False
-    """Compile only, also for this machine's arch."""
-    scale_mode: str | None = None
-    seed: int = 0
-    timer: str | None = None
-    again: bool = False
-    retry_failed: bool = False
-    quick: bool = False
-    """The screen alone, without finals."""
-    time_budget_s: float | None = None
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
-    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,7 +163,7 @@ def _reference(reference: str) -> list[str]:
     return [source.reference_hash(reference, source.installed(reference))]
 
 
-def expanded(short: Plan) -> Plan:
+def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
     backend, notices = short.backend, short.notices
     if backend.kind is Kind.INTERPRETER:
@@ -197,7 +174,7 @@ def expanded(short: Plan) -> Plan:
         notices += (_interpreter_notice(problems),)
     if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
         notices += _edge_notices(problems)
-    problems = [_with_committed(found, backend) for found in problems]
+    problems = [_with_incumbents(found, backend, incumbents) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
 
 
@@ -209,10 +186,10 @@ def make_ready(backend: Backend) -> None:
         start_server()  # it imports torch beside this process, which does so for the specs
 
 
-def _with_committed(found: ProblemPlan, backend: Backend) -> ProblemPlan:
+def _with_incumbents(found: ProblemPlan, backend: Backend, incumbents: Incumbents) -> ProblemPlan:
     version = found.version
     incumbent, fallback = (
-        ranking.completed(COMMITTED.config(version.kernel, backend.device, key), version)
+        ranking.completed(incumbents.config(version.kernel, backend.device, key), version)
         for key in (found.lookup_key, None)
     )
     return replace(found, incumbent=incumbent, fallback=fallback)

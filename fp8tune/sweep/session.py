@@ -69,15 +69,3 @@ def winners(store: Store, backend: Backend, problems: Collection[Problem]) -> li
     wanted, device = set(problems), backend.device
     evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
     return ranking.winners(evidence, incumbents.COMMITTED)
-
-
-def choose_laboratory(arch: str | None, timer: str | None, static: bool = False):  # type: ignore[no-untyped-def]
-    """For compare and bench, until they are on the engine."""
-    from fp8tune.measure.backends.choice import backend_for
-    from fp8tune.measure.laboratory import Laboratory
-
-    backend, notices = backend_for(arch, timer, static)
-    device_of = {Kind.MEASURED: "cuda", Kind.STATIC: "meta"}.get(backend.kind, "cpu")
-    compiles = backend.kind in (Kind.MEASURED, Kind.STATIC)
-    limit = getattr(backend, "_shared_limit", None) or 0
-    return Laboratory(backend.kind, backend.device, backend.timer, device_of, compiles, limit), notices

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8tune.bench import plain
-from fp8tune.measure.trial import difference
+from fp8tune.measure.checking import difference
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS

@@ -1,10 +1,7 @@
-"""Repeated sweeps and the exhaustive oracle, small and on the simulated clock."""
+"""Whether picks hold from sweep to sweep, on the simulated GPU."""
 
 from __future__ import annotations
 
-import argparse
-import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,27 +10,24 @@ import pytest
 from places import PLANTED
 from typer.testing import CliRunner
 
-from benchmarks import exhaustive, repeats
-from benchmarks.exhaustive import Truth
+from benchmarks import repeats
 from benchmarks.repeats import Outcome, Repeats
-from fp8tune.choose.decision import PickVerdict
 from fp8tune.cli import app
 from fp8tune.errors import UsageError
-from fp8tune.measure.laboratory import Batch
-from fp8tune.records import KernelVersion, NamedInts, Problem
-from fp8tune.sweep import session
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.records import NamedInts, Problem
+from fp8tune.store.results import Store
+from fp8tune_kernels.tables import Table
 
-SHAPES = "[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n"
 TIMER = "simulated:4"
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 """Nine configs, and none runs on the simulated clock."""
-GRID = ("--kernel", "mxfp8-dim0", "--timer", TIMER)
 
 
 @pytest.fixture
 def shapes(tmp_path: Path) -> str:
     path = tmp_path / "shapes.toml"
-    path.write_text(SHAPES)
+    path.write_text("[[rows]]\nM = 16640\nK = 5120\nN = 5120\nE = 4\n")
     return str(path)
 
 
@@ -44,57 +38,50 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> str:
     return database
 
 
-def test_sweeps_repeat_themselves(
+@pytest.mark.slow
+def test_twenty_of_twenty_sweeps_give_the_table_again(shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with noise of its own; the first one's table is in the place of the committed one."""
+    asked = ["--kernel", "mxfp8-dim0", "--shapes", shapes, "--scratch", "1", "--resweeps", "20"]
+    assert repeats.main([*asked, "--timer", TIMER]) == 0
+    assert "re-sweeps with the same table, byte for byte: 20 of 20" in capsys.readouterr().out
+
+
+def test_sweeps_go_by_a_calibration_and_their_databases_can_be_kept(
     shapes: str, calibrated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = {path: path.read_bytes() for path in Path(repeats.fp8tune_kernels.__file__).parent.glob("tables/*.py")}
-    asked = ["--shapes", shapes, "--scratch", "2", "--resweeps", "1", "--calibration", calibrated]
     kept = tmp_path / "kept"
-    asked += ["--keep", str(kept)]
-    assert repeats.main(["--kernel", FAULTS, "--timer", TIMER, *asked]) == 0
-    out = capsys.readouterr().out
-    assert "re-sweeps with the same table, byte for byte: 1 of 1" in out
-    assert "the same pick from scratch: 1 of 1" in out
-    assert {path: path.read_bytes() for path in tables} == tables  # ours are left alone
-    assert {path.name for path in kept.glob("*.db")} == {"from-scratch-1.db", "from-scratch-2.db", "re-sweep-1.db"}
-    assert (kept / "re-sweep-1.py").read_bytes() == (kept / "from-scratch-1.py").read_bytes()
+    asked = ["--kernel", FAULTS, "--shapes", shapes, "--timer", TIMER, "--calibration", calibrated, "--keep", str(kept)]
+    assert repeats.main([*asked, "--scratch", "2", "--resweeps", "1"]) == 0
+    assert "the same pick from scratch: 1 of 1" in capsys.readouterr().out
+    assert {path.name for path in kept.glob("*.db")} == {"0.db", "1.db", "2.db"}
     with pytest.raises(UsageError, match="exists"):
-        repeats.main(["--kernel", FAULTS, "--timer", TIMER, *asked])  # never into what is there
+        repeats.main(asked)  # never into what is there
 
 
-def test_each_sweep_has_noise_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = argparse.Namespace(kernel="mxfp8-dim0", shapes=["tiny"], calibration=None, timer="simulated:4")
-    desk, clocks = repeats.Desk(tmp_path, given, "simulated"), list[str]()
-
-    def swept(*arguments: str) -> None:
-        if arguments[0] == "sweep":
-            clocks.append(arguments[arguments.index("--timer") + 1])
-        else:
-            Path(arguments[-1]).write_bytes(b"")
-
-    monkeypatch.setattr(desk, "_fp8tune", swept)
-    monkeypatch.setattr(repeats, "measured", lambda database, arch: {})
-    for _ in range(3):
-        desk.sweep("a sweep")
-    assert clocks == ["simulated:4.1", "simulated:4.2", "simulated:4.3"]
+def test_nothing_begins_after_the_deadline(shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert repeats.main(["--kernel", FAULTS, "--shapes", shapes, "--timer", TIMER, "--deadline", "-1"]) == 3
+    assert "time is up: 10 of 10 from scratch are left out" in capsys.readouterr().err
 
 
 def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrated: str, tmp_path: Path) -> None:
-    device = session.choose_laboratory(None, TIMER)[0].device
-    repeats.check_calibration(calibrated, device)
-    with pytest.raises(UsageError, match="no calibration of this device"):
-        repeats.check_calibration(calibrated, replace(device, name="another"))
-    used = shutil.copy(calibrated, tmp_path / "used.db")
-    swept = CliRunner().invoke(app, ["sweep", "--quick", *GRID, "--shapes", shapes, "--db", str(used)])
+    device = SimulatedBackend(TIMER).device
+    with Store.open(calibrated, writable=False) as store:
+        repeats.check_calibration(store, device)
+        with pytest.raises(UsageError, match="none of this device"):
+            repeats.check_calibration(store, replace(device, name="another"))
+    used = str(tmp_path / "used.db")
+    swept = CliRunner().invoke(
+        app, ["sweep", "--quick", "--kernel", FAULTS, "--timer", TIMER, "--shapes", shapes, "--db", used]
+    )
     assert swept.exit_code == 0, swept.output
-    with pytest.raises(UsageError, match="has rows"):
-        repeats.check_calibration(str(used), device)
+    with Store.open(used, writable=False) as store, pytest.raises(UsageError, match="nothing was swept into"):
+        repeats.check_calibration(store, device)
 
 
 def test_what_changed_in_a_table_is_named() -> None:
-    before = b'NEAREST = ()\nROWS = (\n    ("colwise", 1),\n    ("rowwise", 2),\n)\n'
-    assert repeats.changed(before, before.replace(b"2", b"3")) == ['-    ("rowwise", 2),', '+    ("rowwise", 3),']
-    other_rule = before.replace(b"()", b'("rowwise",)')
+    before = 'NEAREST = ()\nROWS = (\n    ("colwise", 1),\n    ("rowwise", 2),\n)\n'
+    assert repeats.changed(before, before.replace("2", "3")) == ['-    ("rowwise", 2),', '+    ("rowwise", 3),']
+    other_rule = before.replace("()", '("rowwise",)')
     assert repeats.changed(before, other_rule) == ["-NEAREST = ()", '+NEAREST = ("rowwise",)']
     assert repeats.changed(before, before) == []
 
@@ -113,74 +100,30 @@ def test_the_exit_code_says_whether_picks_held(told: Repeats, code: int) -> None
     assert told.exit_code == code
 
 
-def test_the_oracle_finds_what_a_pick_loses(
-    shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    database = str(tmp_path / "picks.db")
-    swept = CliRunner().invoke(app, ["sweep", "--quick", *GRID, "--shapes", shapes, "--db", database])
-    assert swept.exit_code == 0, swept.output
-    monkeypatch.setattr(exhaustive, "NEAR", 5)
-    assert exhaustive.main([*GRID, "--shapes", shapes, "--db", database]) in (0, 1)
-    printed = capsys.readouterr()
-    assert "5 processes" in printed.out
-    assert "regret from scratch: mean" in printed.out
-    assert "regret with the committed table: mean" in printed.out
-    assert "process 5 of 5" in printed.err
-    assert exhaustive.main([*GRID, "--shapes", shapes, "--db", database, "--deadline", "0"]) == 3
-
-
 SMALL, LARGE = NamedInts(BLOCK_SIZE=64), NamedInts(BLOCK_SIZE=128)
 PROBLEMS = [Problem("colwise", NamedInts(M=1000 * n, K=512, G=4), "jagged") for n in (1, 2, 3)]
 
 
 @dataclass
 class Swept:
-    """As much of a contest as the comparisons read."""
+    """As much of a problem's candidates as the comparison reads."""
 
     config: NamedInts
     slowdowns: Mapping[NamedInts, float] = field(default_factory=dict)
-    verdict: PickVerdict = PickVerdict.CERTIFIED
 
     @property
     def pick(self) -> Swept:
-        return self
-
-    def winner(self) -> Swept:
         return self
 
     def slowdown(self, config: NamedInts) -> float:
         return self.slowdowns[config]
 
 
-def batch(problem: Problem) -> Batch:
-    return Batch("colwise", KernelVersion("colwise", "a hash"), problem, NamedInts(), 0, ())
-
-
 def test_where_two_sweeps_differ_the_larger_loss_counts() -> None:
     one = {PROBLEMS[0]: Swept(SMALL, {SMALL: 1.0, LARGE: 1.01}), PROBLEMS[1]: Swept(SMALL)}
     other = {PROBLEMS[0]: Swept(LARGE, {SMALL: 1.2, LARGE: 1.1}), PROBLEMS[1]: Swept(SMALL), PROBLEMS[2]: Swept(LARGE)}
-    differ, agree = repeats.between(Outcome(b"", one), Outcome(b"", other))
+    outcomes = [Outcome("", Table(), found) for found in (one, other)]
+    differ, agree = repeats.between(*outcomes)
     assert differ == pytest.approx(1.2 / 1.1)  # SMALL by the other's times; LARGE loses 1 % by the first's
     assert agree is None
-    assert list(repeats.between(Outcome(b"", other), Outcome(b"", one))) == [differ, None]
-
-
-def test_a_regret_is_against_the_best_median() -> None:
-    batches = [batch(problem) for problem in PROBLEMS]
-    stalled = {SMALL: [10.0, 70.0, 10.0], LARGE: [10.4, 10.4, 10.4]}
-    truths = [Truth(batch, dict(stalled)) for batch in batches]
-    picks = {PROBLEMS[0]: Swept(LARGE), PROBLEMS[1]: Swept(SMALL, verdict=PickVerdict.UNRESOLVABLE)}
-    (found,) = exhaustive.regrets(truths, picks)
-    assert (found.problem, found.pick, found.best) == (PROBLEMS[0], LARGE, SMALL)
-    assert (found.best_us, found.processes) == (10.0, 3)
-    assert found.share == pytest.approx(0.04)
-    (found,) = exhaustive.regrets(truths, {PROBLEMS[2]: Swept(NamedInts(BLOCK_SIZE=256))})
-    assert found.share == math.inf  # the pick cannot be launched here
-    with pytest.raises(UsageError, match="no pick"):
-        exhaustive.regrets(truths, {})
-
-
-def test_what_is_far_from_the_best_is_timed_no_more() -> None:
-    truth = Truth(batch(PROBLEMS[0]), {SMALL: [10.0, 10.0, 30.0], LARGE: [11.1, 11.1, 10.0]})
-    truth.keep_near()
-    assert truth.timed_on == [SMALL]
+    assert list(repeats.between(*outcomes[::-1])) == [differ, None]

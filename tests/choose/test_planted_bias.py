@@ -8,15 +8,15 @@ from database_rows import config, evidence, problem
 from fp8tune.choose import calibration
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.choose.ranking import winners
-from fp8tune.measure.clock import Trial
-from fp8tune.measure.simulated import Noise, SimulatedTimer
+from fp8tune.measure.arms import Place, Work
+from fp8tune.measure.simulated import Noise, SimulatedClock
 from fp8tune.measure.timing import tick
 
 
 def test_a_coarse_tick_makes_short_times_unresolvable():
     """1.024 us, as seen on some devices, is 0.25 % of 410 us."""
     coarse, fine = (
-        SimulatedTimer(1, Noise(tick_us=tick_us)).block(lambda: None, Trial("x", 0, 300_000_000)).samples_us
+        SimulatedClock(1, Noise(tick_us=tick_us)).block(Work("x", 300_000_000), Place()).samples_us
         for tick_us in (1.024, 0.032)
     )
     assert calibration.floor_us({}, tick(coarse)) == pytest.approx(410, rel=0.01)
@@ -37,4 +37,3 @@ def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
     found = {winner.problem: winner for winner in winners([honest, cached, other])}
     assert found[problem()].verdict is PickVerdict.QUICK
     assert found[problem(K=2048)].verdict is PickVerdict.UNRESOLVABLE
-    assert "cache" in found[problem(K=2048)].note

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.device import limits, probe
-from fp8tune.measure.trial import run_trial
+from fp8tune.measure.trial import checked_block
 from fp8tune.measure.worker import WorkerPool, usable_cores
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Outcome, Problem, Status
@@ -100,11 +101,12 @@ def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
         spec = catalog.load(kernel)
         for layout in spec.input_layouts:
             problem = round_problem(kernel, kernel, layout)
-            trials = [each.config for each in plan.trials(spec, problem, spec.axes, limits(device)) if not each.pruned]
+            grid = plan.configs(spec, problem, spec.axes, limits(device))
+            trials = [config for config, pruned in grid.items() if not pruned]
             others = random.Random(kernel + layout).sample(trials[1:], SAMPLED_CONFIGS)
             for config in (spec.default, *others):
                 asked[kernel, layout, config] = pool.submit(
-                    TRIAL_TIMEOUT_S, run_trial, kernel, problem, config, "none", "cuda", 0
+                    TRIAL_TIMEOUT_S, checked_block, KernelArm(kernel, problem, config), "cuda", 0, times=False
                 )
     answers = {what: answer(future) for what, future in asked.items()}
     wrong = [(*what, outcome) for what, outcome in answers.items() if outcome.status is not Status.OK]
@@ -120,10 +122,9 @@ def test_every_fault_of_an_edge_is_found(pool: WorkerPool, tmp_path: Path) -> No
         planted = plant_foreign(title, fault, folder)
         default = catalog.load(planted.kernel).default
         problem = round_problem(planted.kernel, planted.name, layout_of(title, planted))
-        asked[title] = [
-            pool.submit(TRIAL_TIMEOUT_S, run_trial, planted.reference, problem, config, "none", "cuda", 0)
-            for config in (default, NamedInts({**default, **OTHER_BLOCKS[planted.kernel]}))
-        ]
+        configs = (default, NamedInts({**default, **OTHER_BLOCKS[planted.kernel]}))
+        arms = [KernelArm(planted.reference, problem, config) for config in configs]
+        asked[title] = [pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False) for arm in arms]
     answers = {title: [answer(future) for future in futures] for title, futures in asked.items()}
     missed = [title for title, found in answers.items() if not any(each.status is Status.WRONG for each in found)]
     seen = [title for title, found in answers.items() if not any(" on the edge '" in each.reason for each in found)]

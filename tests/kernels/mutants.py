@@ -1,7 +1,7 @@
 """Faults to plant in copies of the kernels, each in one file: masks, offsets, tails, counters, missing writes."""
 
 # The interpreter runs programs in order: what one writes into the next one's share is written over, and so not seen.
-# Scratch memory has no fences: no fault here writes past its end, or leaves in it what an earlier launch wrote.
+# Scratch memory has no guard bytes: no fault here writes past its end, or leaves in it what an earlier launch wrote.
 FAULTS = {
     "colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
     "colwise-dual: the second matrix at the first's programs": (

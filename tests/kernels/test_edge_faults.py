@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import leads, with_lead
+from cases import leads
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
 
-from fp8tune.measure.trial import run_trial
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.trial import checked_block
 from fp8tune.records import Outcome, Status
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CONTENTS, Edge, KernelSpec, NamedInts, Problem
@@ -60,8 +61,8 @@ def checked(planted: Planted, layout: str, device: str) -> Outcome:
     spec = catalog.load(planted.kernel)
     routing = "balanced" if spec.routed else "none"
     problem = Problem(planted.name, ROUND[planted.kernel], routing, layout, scale_mode=spec.scale_modes[0])
-    config = with_lead(NamedInts({**spec.default, **BLOCKS[planted.kernel]}), next(iter(leads(spec)), None))
-    return run_trial(planted.edges_alone, problem, config, "none", device, 0)
+    config = NamedInts({**spec.default, **BLOCKS[planted.kernel], **leads(spec)[0]})
+    return checked_block(KernelArm(planted.edges_alone, problem, config), device, 0, times=False)
 
 
 @pytest.mark.parametrize("title", FAULTS_OF_EDGES)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import leads, with_lead
+from cases import leads
 from mutants import FAULTS
 from planting import plant
 
 from fp8tune.measure import guards
-from fp8tune.measure.trial import Bench
+from fp8tune.measure.trial import Tensors
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
@@ -54,8 +54,8 @@ def load(file: Path) -> Any:
 
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
     """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
-    for layout, lead in itertools.product(spec.input_layouts, leads(spec) or (None,)):
-        wrong = check_one(spec, kernel, layout, with_lead(spec.default, lead), device)
+    for layout, lead in itertools.product(spec.input_layouts, leads(spec)):
+        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **lead}), device)
         if wrong is not None:
             return wrong
     return None
@@ -69,18 +69,18 @@ def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, dev
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
             offs.clamp_(max=problem.shape["M"] - PADDING)[0] = 0
-    inputs = fenced(inputs, device)
-    expected, outputs = catalog.load(kernel).reference(*inputs), fenced(spec.outputs(*inputs), device)
-    return Bench(spec, problem, inputs, outputs, expected).check(config)
+    inputs = guarded(inputs, device)
+    expected, outputs = catalog.load(kernel).reference(*inputs), guarded(spec.outputs(*inputs), device)
+    return Tensors(spec, problem, inputs, outputs, expected).check(config)
 
 
-def fenced(values: tuple[Any, ...], device: str) -> tuple[Any, ...]:
-    """The same on a device, every tensor copied between two fences: a fault may go past a tensor's end, not wild."""
-    return tuple(_fenced(value, device) if isinstance(value, torch.Tensor) else value for value in values)
+def guarded(values: tuple[Any, ...], device: str) -> tuple[Any, ...]:
+    """The same on a device, every tensor copied between guard bytes: a fault may go past a tensor's end, not wild."""
+    return tuple(_guarded(value, device) if isinstance(value, torch.Tensor) else value for value in values)
 
 
-def _fenced(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    copy = guards.fenced(tensor, device)
+def _guarded(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    copy = guards.guarded(tensor, device)
     copy.untyped_storage().fill_(0)  # read as offsets, anything else would have a faulty kernel run for minutes
     return copy.copy_(tensor)
 

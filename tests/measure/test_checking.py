@@ -13,7 +13,8 @@ from places import PLANTED
 
 from fp8tune.measure import checking, edges, guards
 from fp8tune.measure import trial as measure
-from fp8tune.measure.clock import Block, Trial
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.timing import Samples
 from fp8tune.measure.worker import Worker
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
@@ -31,28 +32,26 @@ def config(fault: int) -> NamedInts:
 def fresh_process() -> Iterator[None]:
     """As a worker begins: nothing built, nothing judged, no launch counted."""
     load_spec(REFERENCE).launch.__globals__["launches"].clear()
-    measure._judged.clear()
+    measure._outcomes_on_edges.clear()
     measure._forget()
     yield
     measure._forget()
 
 
-class Clock:
+def clock(launches: int) -> measure.Clock:
     """Launches so many times and takes 100 us."""
 
-    runs_kernels = True
-
-    def __init__(self, launches: int) -> None:
-        self.launches = launches
-
-    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
-        for _ in range(self.launches):
+    def block(launch: Callable[[], object], too_slow_us: float | None) -> Samples:
+        for _ in range(launches):
             launch()
-        return Block((100.0,), None)
+        return Samples((100.0,), None)
+
+    return block
 
 
-def trial(fault: int, device: str, timer: str = "none", number: int = 0) -> Outcome:
-    return measure.run_trial(REFERENCE, PROBLEM, config(fault), timer, device, number)
+def trial(fault: int, device: str, of: Problem = PROBLEM, timing: measure.Clock | None = None) -> Outcome:
+    arm = KernelArm(REFERENCE, of, config(fault))
+    return measure.checked_block(arm, device, 0, times=timing is not None, clock=timing)
 
 
 FOUND = {
@@ -82,13 +81,12 @@ def test_a_fault_that_one_look_may_miss_is_found_and_harms_no_other(fault: int, 
 
 def test_the_last_timed_launch_is_looked_at(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right in the launches of the check and wrong thereafter: on the problem alone, for edges are launched too."""
-    monkeypatch.setattr(measure, "make_timer", lambda name: Clock(9))
     monkeypatch.setattr(measure, "edges_of", lambda spec, problem: ())
-    outcome = trial(5, device)
+    outcome = trial(5, device, timing=clock(9))
     assert outcome.status is Status.WRONG
     assert outcome.reason.startswith("after timed launches: output 0: 6 of 6 elements differ")
     assert outcome.time_us is None
-    assert trial(0, device).time_us == 100.0
+    assert trial(0, device, timing=clock(9)).time_us == 100.0
 
 
 def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str) -> None:
@@ -96,9 +94,9 @@ def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str) -> 
     trial(0, device)
     first = launches[0]
     other = replace(PROBLEM, shape=NamedInts(M=8, K=16))
-    assert measure.run_trial(REFERENCE, other, config(0), "none", device, 0).status is Status.OK
+    assert trial(0, device, other).status is Status.OK
     assert launches[0] == first + checking.LAUNCHES
-    assert measure.run_trial(REFERENCE, other, config(12), "none", device, 0).status is Status.WRONG
+    assert trial(12, device, other).status is Status.WRONG
 
 
 def test_edges_of_the_problem_before_are_let_go(device: str) -> None:
@@ -109,8 +107,8 @@ def test_edges_of_the_problem_before_are_let_go(device: str) -> None:
         problem = replace(PROBLEM, shape=NamedInts(M=rows, K=16))
         measure._forget({("x", edge) for edge in edges.edges_of(own, problem)})
         for edge in edges.edges_of(own, problem):
-            measure._edge_benches.setdefault(("x", edge), checking.build_edge(own, edge, device))
-        kept.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in measure._edge_benches})
+            measure._edge_tensors_of.setdefault(("x", edge), checking.build_edge(own, edge, device))
+        kept.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in measure._edge_tensors_of})
     assert kept[1] - kept[0] == {"own 7"}
     assert "own 6" not in kept[1]
 
@@ -152,9 +150,9 @@ def test_a_reference_may_work_in_place_and_return_its_input(device: str) -> None
 
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
-    tensor = guards.moved(torch.arange(size, dtype=torch.uint8))
+    tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
     own, before = guards.own_bytes(tensor), checking.fingerprint(tensor)
-    guards.paint(tensor, 7)
+    guards.fill(tensor, 7)
     assert checking.fingerprint(tensor) == before
     if size:
         at = data.draw(st.integers(0, size - 1))
@@ -181,9 +179,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_input_between_fences_is_the_same_and_begins_where_it_was_asked_to(layout: str, offset: int) -> None:
+def test_an_input_between_guards_is_the_same_and_begins_where_it_was_asked_to(layout: str, offset: int) -> None:
     tensor = LAYOUTS[layout]()
-    copy = guards.moved(tensor, offset)
+    copy = guards.guarded_copy(tensor, offset)
     assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert torch.equal(copy.float(), tensor.float())
     past = (offset + tensor.storage_offset()) * tensor.element_size()
@@ -235,9 +233,8 @@ def test_somebody_elses_kernel_is_right_on_the_interpreter() -> None:
     worker = Worker()
     try:
         foreign, problem = f"{PLANTED / 'foreign.py'}:SPEC", Problem("foreign-cast", NamedInts(M=40, K=40))
-        outcome = worker.call(
-            60, measure.run_trial, foreign, problem, NamedInts(BLOCK=256, num_warps=4), "none", "cpu", 0
-        )
+        arm = KernelArm(foreign, problem, NamedInts(BLOCK=256, num_warps=4))
+        outcome = worker.call(60, measure.checked_block, arm, "cpu", 0, times=False)
     finally:
         worker.close()
     assert outcome == Outcome(Status.OK)

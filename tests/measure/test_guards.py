@@ -34,41 +34,41 @@ def like(request: pytest.FixtureRequest) -> torch.Tensor:
 
 
 def everything(output: torch.Tensor) -> torch.Tensor:
-    """The storage of a tensor, fences and all, as bytes."""
+    """The storage of a tensor, guard bytes and all, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=output.device).set_(output.untyped_storage())
 
 
-def test_an_output_lies_as_it_would_without_fences(like: torch.Tensor, device: str) -> None:
-    output = guards.fenced(like, device)
+def test_an_output_lies_as_it_would_without_guards(like: torch.Tensor, device: str) -> None:
+    output = guards.guarded(like, device)
     assert (output.shape, output.stride(), output.dtype) == (like.shape, like.stride(), like.dtype)
     assert output.device.type == device
     own_bytes = like.untyped_storage().nbytes()
-    assert len(everything(output)) == own_bytes + 2 * guards.FENCE_BYTES
+    assert len(everything(output)) == own_bytes + 2 * guards.GUARD_BYTES
     begins = output.data_ptr() - everything(output).data_ptr() - like.storage_offset() * like.element_size()
-    assert output.numel() == 0 or begins == guards.FENCE_BYTES
+    assert output.numel() == 0 or begins == guards.GUARD_BYTES
 
 
-def test_writing_all_of_an_output_and_its_padding_breaks_no_fence(like: torch.Tensor, device: str) -> None:
-    output = guards.fenced(like, device)
-    guards.paint(output)
-    everything(output)[guards.FENCE_BYTES : -guards.FENCE_BYTES] = 0
-    assert guards.broken(output) is None
+def test_writing_all_of_an_output_and_its_padding_overwrites_no_guard(like: torch.Tensor, device: str) -> None:
+    output = guards.guarded(like, device)
+    guards.fill(output)
+    everything(output)[guards.GUARD_BYTES : -guards.GUARD_BYTES] = 0
+    assert guards.overwritten(output) is None
 
 
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        (-guards.FENCE_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
-        (-1, f"1 bytes written past its end, the first {guards.FENCE_BYTES - 1} bytes after it"),
-        (guards.FENCE_BYTES - 1, "1 bytes written before its start, the last 1 bytes before it"),
-        (0, f"1 bytes written before its start, the last {guards.FENCE_BYTES} bytes before it"),
+        (-guards.GUARD_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
+        (-1, f"1 bytes written past its end, the first {guards.GUARD_BYTES - 1} bytes after it"),
+        (guards.GUARD_BYTES - 1, "1 bytes written before its start, the last 1 bytes before it"),
+        (0, f"1 bytes written before its start, the last {guards.GUARD_BYTES} bytes before it"),
     ],
 )
 def test_one_byte_beside_it_is_found(like: torch.Tensor, device: str, at: int, says: str) -> None:
-    output = guards.fenced(like, device)
-    guards.paint(output)
+    output = guards.guarded(like, device)
+    guards.fill(output)
     everything(output)[at] ^= 1
-    assert guards.broken(output) == says
+    assert guards.overwritten(output) == says
 
 
 @pytest.mark.parametrize(("past", "wrong"), [(0, None), (1, "4 bytes written past its end"), (-41, "before its start")])
@@ -80,6 +80,6 @@ def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str |
             beside.zero_()
 
     spec = load_spec(FAULTS)
-    bench = build(replace(spec, launch=launch), Problem(spec.name, NamedInts(M=5, K=8), "ragged"), device)
-    found = bench.check(spec.default)
+    tensors = build(replace(spec, launch=launch), Problem(spec.name, NamedInts(M=5, K=8), "ragged"), device)
+    found = tensors.check(spec.default)
     assert found is None if wrong is None else found is not None and found.startswith("output 0: ") and wrong in found

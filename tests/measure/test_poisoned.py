@@ -8,6 +8,7 @@ import pytest
 from places import PLANTED
 
 from fp8tune.measure import trial
+from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 
@@ -35,13 +36,13 @@ def test_tensors_that_cannot_be_built_end_the_process_before_another_row_is_blam
     with pytest.raises(Poisoned):
         trial.prepare(reference, problem(13), "cpu")
     with pytest.raises(Poisoned) as raised:
-        trial.prepare_final(reference, problem(13), "do_bench", "cpu")
+        trial.build(KernelArm(reference, problem(13), CONFIG), "cpu")
     assert raised.value.value == Outcome(Status.CRASHED, reason=REASON)
 
 
 def test_a_launch_on_an_edge_keeps_its_reason(reference: str) -> None:
     with pytest.raises(Poisoned) as raised:
-        trial.run_trial(reference, problem(8), CONFIG, "none", "cpu", 0)
+        trial.checked_block(KernelArm(reference, problem(8), CONFIG), "cpu", 0, times=False)
     outcome = raised.value.value
     assert isinstance(outcome, Outcome)
     assert outcome.status is Status.CRASHED

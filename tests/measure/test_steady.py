@@ -1,8 +1,7 @@
-"""Blocks in which the machine was held up are timed again."""
+"""Blocks in which the machine stalled are timed again."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 
 import pytest
@@ -11,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.measure import timing
-from fp8tune.measure import trial as measure
-from fp8tune.measure.clock import Block, Trial
-from fp8tune.measure.steady import TRIES, is_steady, reach, steadiest
+from fp8tune.measure.steady import TRIES, first_steady, is_steady, reach
 from fp8tune.records import Status
 
 CALM = (52.0, 51.7, 51.9, 51.6, 51.8, 51.7, 55.0, 51.8)
-HELD_UP_FROM_THE_THIRD_ON = (267.0, 268.0, 379.0, 562.0, 442.0, 461.0, 452.0, 442.0, 482.0, 430.0, 461.0, 420.0, 448.0)
+STALLED_FROM_THE_THIRD_ON = (267.0, 268.0, 379.0, 562.0, 442.0, 461.0, 452.0, 442.0, 482.0, 430.0, 461.0, 420.0, 448.0)
 """The first half of a block on an H100, of a config that takes 269 us. Its middle half is narrow, 8 % wide."""
-HELD_UP = (335.1, 144.2, 118.3, 166.0, 190.1, 134.0, 236.8, 150.0)
+STALLED = (335.1, 144.2, 118.3, 166.0, 190.1, 134.0, 236.8, 150.0)
 """The first three were stored by a sweep on an H100, of a config that takes 51.7 us; the others are made up."""
 
 
@@ -27,8 +24,8 @@ HELD_UP = (335.1, 144.2, 118.3, 166.0, 190.1, 134.0, 236.8, 150.0)
     ("samples", "steady"),
     [
         (CALM, True),
-        (HELD_UP, False),
-        (HELD_UP_FROM_THE_THIRD_ON, False),
+        (STALLED, False),
+        (STALLED_FROM_THE_THIRD_ON, False),
         ((80.0, 51.7, 51.9), True),  # a cold first launch
         ((335.1, 144.2, 118.3), False),
         ((79.0, 78.0), True),
@@ -55,51 +52,50 @@ def test_no_samples_are_refused() -> None:
 
 
 def test_a_block_is_timed_again_until_it_is_steady() -> None:
-    blocks = iter([HELD_UP, HELD_UP, CALM, HELD_UP])
-    assert steadiest(lambda: next(blocks)) == (CALM, 2)
-    assert next(blocks) == HELD_UP
+    blocks = iter([STALLED, STALLED, CALM, STALLED])
+    assert first_steady(lambda: next(blocks)) == (CALM, 2)
+    assert next(blocks) == STALLED
 
 
 def test_a_kernel_that_is_never_steady_has_the_block_that_scatters_least() -> None:
     steps = [5 + number % 3 for number in range(TRIES)]
     blocks = [tuple(50.0 + step * place for place in range(8)) for step in steps]
     waiting = iter(blocks)
-    assert steadiest(lambda: next(waiting)) == (tuple(50.0 + 5 * place for place in range(8)), TRIES - 1)
+    assert first_steady(lambda: next(waiting)) == (tuple(50.0 + 5 * place for place in range(8)), TRIES - 1)
     assert next(waiting, None) is None
 
 
 @pytest.mark.parametrize(
-    ("looks", "blocks", "wanted"),
+    ("estimates", "blocks", "wanted"),
     [
         ([(79.0, 78.0), (78.0, 79.0)], (), (79.0, 78.0, 78.0, 79.0)),  # hopeless, and surely so
-        ([(2849.3, 171.9), (2849.3, 171.9)], (CALM,), CALM),  # it looks hopeless because the machine was held up
+        ([(2849.3, 171.9), (2849.3, 171.9)], (CALM,), CALM),  # it estimates hopeless because the machine stalled
         ([(124.8, 118.1), (51.9, 51.8)], (CALM,), CALM),  # the first look alone would pass for steady
-        ([(52.0, 51.0)], (HELD_UP, CALM), CALM),
+        ([(52.0, 51.0)], (STALLED, CALM), CALM),
     ],
 )
 def test_do_bench_is_asked_again(
-    looks: list[tuple[float, ...]],
+    estimates: list[tuple[float, ...]],
     blocks: Sequence[tuple[float, ...]],
     wanted: tuple[float, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waiting, looked = iter(blocks), iter(looks)
-    monkeypatch.setattr(timing, "_look", lambda launch: next(looked))
-    monkeypatch.setattr(timing, "_whole_block", lambda launch, rep_ms: next(waiting))
-    found = timing.DoBenchTimer().block(lambda: None, Trial("a config", 0, 0, hopeless_us=70.0))
+    waiting, estimated = iter(blocks), iter(estimates)
+    monkeypatch.setattr(timing, "_estimate", lambda launch: next(estimated))
+    monkeypatch.setattr(timing, "_do_bench", lambda launch, rep_ms: next(waiting))
+    found = timing.block(lambda: None, too_slow_us=70.0)
     assert found.samples_us == wanted
-    assert found.thrown_away == max(0, len(blocks) - 1)
-    assert next(waiting, None) is next(looked, None) is None
+    assert found.stalled == max(0, len(blocks) - 1)
+    assert next(waiting, None) is next(estimated, None) is None
 
 
-@pytest.mark.parametrize(("thrown_away", "said"), [(0, ""), (2, "the steadiest of 3 blocks")])
-def test_a_row_says_that_its_block_was_not_the_first(thrown_away: int, said: str) -> None:
-    timer = types.SimpleNamespace(block=lambda launch, trial: Block(CALM, None, thrown_away))
-    outcome = measure._timed(timer, Trial("a config", 0, 0), lambda: None)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("stalled", "said"), [(0, ""), (2, "the steadiest of 3 blocks")])
+def test_a_row_says_that_its_block_was_not_the_first(stalled: int, said: str) -> None:
+    outcome = timing.Samples(CALM, None, stalled).outcome("a process")
     assert (outcome.status, outcome.reason) == (Status.OK, said)
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_copy_is_steady() -> None:
     x = torch.ones(1 << 24, device="cuda")
-    assert is_steady(timing.DoBenchTimer().block(lambda: x.clone(), Trial("a copy", 0, 0)).samples_us)
+    assert is_steady(timing.block(lambda: x.clone()).samples_us)

@@ -1,42 +1,38 @@
-"""What a worker asks of its clock."""
+"""What a screen asks of its clock."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import pytest
+import torch
+from places import PLANTED
 
-from fp8tune.measure import trial as measure
-from fp8tune.measure.checking import HOPELESS_RATIO, Bench
-from fp8tune.measure.clock import Block, Trial
+from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.checking import TOO_SLOW_RATIO
+from fp8tune.measure.timing import Samples
+from fp8tune.measure.trial import checked_block
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
 
-PROBLEM = Problem("rowwise-2d", NamedInts(M=64, K=64))
-
-
-class RecordingClock:
-    """Takes 100 us for everything, and keeps what it is told."""
-
-    runs_kernels = True
-
-    def __init__(self) -> None:
-        self.told: list[Trial] = []
-
-    def block(self, launch: Callable[[], None], trial: Trial) -> Block:
-        self.told.append(trial)
-        return Block((100.0,), None)
+ARM = KernelArm(
+    f"{PLANTED / 'launches.py'}:SPEC",
+    Problem("planted-launches", NamedInts(M=6, K=17)),
+    NamedInts(FAULT=0, num_warps=4),
+)
 
 
-def test_only_the_first_round_gives_up_on_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three launches that a machine held up once passed for a slow config in its third round: two blocks said 268 us,
-    and the look 585 us."""
-    spec, clock = load_spec("rowwise-2d"), RecordingClock()
-    bench = Bench(spec, PROBLEM, (), (), ())
-    bench.passed.add(spec.default)
-    monkeypatch.setattr(measure, "make_timer", lambda name: clock)
-    monkeypatch.setattr(measure, "_prepare", lambda *what: bench)
+def test_only_the_first_round_gives_up_on_a_config() -> None:
+    """Three launches that a machine stalled once passed for a slow config in its third round: two blocks said 268 us,
+    and the estimate 585 us."""
+    told: list[float | None] = []
+
+    def clock(launch: Callable[[], object], too_slow_us: float | None) -> Samples:
+        """Takes 100 us for everything, and keeps what it is told."""
+        launch()
+        told.append(too_slow_us)
+        return Samples((100.0,), None)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for number in (0, 0, 1, 2):
-        measure.run_trial("rowwise-2d", PROBLEM, spec.default, "recording", "cpu", number)
-    assert [trial.round for trial in clock.told] == [0, 0, 1, 2]
-    assert [trial.hopeless_us for trial in clock.told] == [float("inf"), HOPELESS_RATIO * 100, None, None]
+        checked_block(ARM, device, number, clock=clock)
+    assert told == [math.inf, TOO_SLOW_RATIO * 100, None, None]

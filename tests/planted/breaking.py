@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fp8tune.measure.clock import Block
-from fp8tune.measure.timing import DoBenchTimer
+from fp8tune.measure import timing
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 FAULTS = {64: 0, 128: 1, 256: 2, 512: 3}
@@ -24,13 +23,13 @@ _launches = itertools.count(1)
 _broken = False
 
 
-def _block(timer: DoBenchTimer, launch: Any, trial: Any) -> Block:
+def _block(launch: Any, too_slow_us: float | None = None) -> timing.Samples:
     for _ in range(3):
         launch()
-    return Block((100.0, 100.0, 101.0, 101.0), 0.032)
+    return timing.Samples((100.0, 100.0, 101.0, 101.0), 0.032)
 
 
-DoBenchTimer.block = _block  # type: ignore[method-assign]
+timing.block = _block
 torch.cuda.synchronize = lambda *_: None
 
 

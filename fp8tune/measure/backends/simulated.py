@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.clock import Trial
 from fp8tune.measure.engine import CompileProgress, CopyCeiling
-from fp8tune.measure.timing import outcome_of
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Kind, Outcome, Status
 
 if TYPE_CHECKING:
-    from fp8tune.measure.simulated import SimulatedTimer
+    from fp8tune.measure.simulated import SimulatedClock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,12 +41,12 @@ class SimulatedBackend:
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
-    def clock(self) -> SimulatedTimer:
+    def clock(self) -> SimulatedClock:
         """What draws the times; it imports numpy."""
-        from fp8tune.measure.timing import make_timer
+        from fp8tune.measure.simulated import SimulatedClock
 
-        made: SimulatedTimer = make_timer(self.timer)  # type: ignore[assignment]
-        return made
+        seed, _, noise_seed = self.timer.partition(":")[2].partition(".")
+        return SimulatedClock(int(seed), noise_seed=int(noise_seed or 0))
 
     def worker(self, tree: Tree | None = None) -> SimulatedBackend:
         """See :class:`fp8tune.measure.engine.Backend`, as of all that follows."""
@@ -76,21 +74,7 @@ class SimulatedBackend:
     launch = check = build
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        work = arm.work
-        asked = Trial(
-            identity=work.identity,
-            round=place.round,
-            bytes_moved=work.bytes_moved,
-            process=place.process,
-            position=place.position,
-            after=place.after,
-            clock=place.clock,
-            config=work.config,
-            key=work.key,
-            duplicate=place.duplicate,
-        )
-        block = self.clock.block(lambda: None, asked)
-        return outcome_of(block, self._process)
+        return self.clock.block(arm.work, place).outcome(self._process)
 
     checked_block = block
 
