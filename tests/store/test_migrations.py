@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 
@@ -141,9 +142,10 @@ def test_a_hash_whose_new_one_has_rows_already_stays(tmp_path: Path) -> None:
         assert store.timed_sources() == {"colwise": {"8b6c5121011a684a"}}
 
 
-def test_no_hash_is_renamed_twice() -> None:
-    for section in ("source hashes without names",):
-        renamed = migrations.renamed_hashes(section)
-        assert renamed
-        assert len({(kernel, old) for kernel, old, _ in renamed}) == len(renamed)
-        assert not {(kernel, old) for kernel, old, _ in renamed} & {(kernel, new) for kernel, _, new in renamed}
+@pytest.mark.parametrize("section", re.findall(r"^\[(.*)\]$", migrations.RENAMED_HASHES.read_text(), re.MULTILINE))
+def test_renamed_hashes_belong_to_a_migration_and_name_each_once(section: str) -> None:
+    renamed = migrations.renamed_hashes(section)
+    assert renamed
+    assert section in migrations.MIGRATIONS
+    assert len({(kernel, old) for kernel, old, _ in renamed}) == len(renamed)
+    assert not {(kernel, old) for kernel, old, _ in renamed} & {(kernel, new) for kernel, _, new in renamed}
