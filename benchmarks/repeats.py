@@ -30,7 +30,8 @@ from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render.terminal import notice
 from fp8tune.store.results import Store
 from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Options, expanded, planned
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import expanded, planned
 from fp8tune_kernels.tables import Table
 
 AGREEING = 0.90

@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from fp8tune.choose import ranking
 from fp8tune.choose.ranking import Candidates, all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.render.terminal import microseconds, notice, table
+from fp8tune.render.report import Column, Report
+from fp8tune.render.terminal import microseconds, notice
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
@@ -98,11 +100,14 @@ def _judged(candidates: Candidates, spec: KernelSpec, exported: Table) -> Judged
 
 def show(verdict: Verdict) -> None:
     """A table a kernel, and the geometric means."""
-    columns = [("shape", "left"), ("device", "left"), ("looked up", "left"), ("us", "right"), ("best there", "left")]
-    columns += [("us", "right"), ("slower", "right")]
+    headers = ("shape", "device", "looked up", "us", "best there", "us", "slower")
+    columns = [
+        Column(header, "right" if header in ("us", "slower") else "left", itemgetter(i))
+        for i, header in enumerate(headers)
+    ]
     kernels = dict.fromkeys(judged.problem.kernel for judged in verdict.judged)
     for kernel in kernels:
-        table(kernel, columns, [_cells(judged) for judged in verdict.judged if judged.problem.kernel == kernel])
+        Report(kernel, columns, [_cells(each) for each in verdict.judged if each.problem.kernel == kernel]).print()
     for name, mean in {**{kernel: verdict.geomean(kernel) for kernel in kernels}, "all": verdict.geomean()}.items():
         if mean is not None:
             print(f"{name}: {100 * (mean - 1):.1f} % slower in the geometric mean")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -193,27 +192,6 @@ class Row:
     position: int = 0
     """The trial's place in the order of its round."""
 
-    def as_json(self) -> Mapping[str, object]:
-        """The machine-readable contract of ``fp8tune sweep --json``."""
-        return {
-            "kernel": self.problem.kernel,
-            "arch": self.device.arch,
-            "device": self.device.name,
-            "kind": str(self.kind),
-            "shape": dict(self.problem.shape),
-            "routing": self.problem.routing,
-            "input_layout": self.problem.input_layout,
-            "in_dtype": self.problem.in_dtype,
-            "fp8_dtype": self.problem.fp8_dtype,
-            "scale_mode": self.problem.scale_mode,
-            "config": None if self.config is None else dict(self.config),
-            "status": str(self.outcome.status),
-            "time_us": self.outcome.time_us,
-            "reason": self.outcome.reason,
-            "stage": self.stage,
-            "round": self.round,
-        }
-
 
 @dataclass(frozen=True)
 class ComparableRows:
@@ -291,7 +269,7 @@ class Evidence:
     """Of the finals that count, by the process's name; none where the stage is ``screen``."""
     duplicate: tuple[ProcessTimes, ...] = ()
     """The same under its second name; the declared default only."""
-    newest: float = 0.0
+    newest: float = field(default=0.0, compare=False)
     """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
     has_finals: bool = False
     """Whether there were finals among what it is compared with, its own or not."""
@@ -324,25 +302,6 @@ class Published:
         slower = ["bf16"] if self.bf16_fwd_us >= self.bf16_fwd_bwd_us else []
         slower += ["scaled"] if self.scaled_fwd_us >= self.scaled_fwd_bwd_us else []
         return f"{' and '.join(slower)} forward is not below forward+backward" if slower else ""
-
-    def as_json(self) -> Mapping[str, object]:
-        """The machine-readable contract of ``fp8tune show --op`` and of such rows in ``fp8tune bench --op``."""
-        return {
-            "row": "published",
-            "operation": self.operation,
-            "source": self.source,
-            "device": self.device.name,
-            "arch": self.device.arch,
-            "recipe": self.recipe,
-            "shape": dict(self.shape),
-            "bf16_fwd_us": self.bf16_fwd_us,
-            "scaled_fwd_us": self.scaled_fwd_us,
-            "bf16_fwd_bwd_us": self.bf16_fwd_bwd_us,
-            "scaled_fwd_bwd_us": self.scaled_fwd_bwd_us,
-            "speedup_fwd_bwd": self.speedup,
-            "note": self.note,
-            "impossible": self.impossible,
-        }
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from fp8tune import cli
 from fp8tune.check import doctor
 from fp8tune.check.doctor import Machine
 from fp8tune.compare import recorded
+from fp8tune.compare.comparison import Revision
+from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.measure.device import Software
 from fp8tune.records import Code, Device, Facts, Kind
 from fp8tune.store.importing import import_file
@@ -108,16 +110,17 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "probe_machine", lambda: Machine(H100, Software(), ""))
     monkeypatch.setattr(doctor, "current_hashes", dict)
-    monkeypatch.setattr(recorded, "declared_hashes", _declared)
+    monkeypatch.setattr(recorded, "sides", _planted_sides)
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False
     yield tmp_path / "results.db"
     logging.getLogger("fp8tune").handlers, logging.getLogger("fp8tune").propagate = [], True
 
 
-def _declared(kernel: str, *_: object, required: bool) -> tuple[str, tuple[str | None, str | None]]:
-    """The planted rows' hash: to read the real ones of 13 kernels takes a second."""
-    return kernel, (KERNEL.source_hash, KERNEL.source_hash) if kernel == KERNEL.kernel else (None, None)
+def _planted_sides(*_: object) -> Sides:
+    """The planted rows' hash on both: to read the real ones of 13 kernels takes a second."""
+    same = (KERNEL.source_hash, KERNEL.source_hash)
+    return Sides(Path(), Revision("a", "a"), Revision("b", "b"), (Kernel(KERNEL.kernel, KERNEL.kernel, same),))
 
 
 def fp8tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

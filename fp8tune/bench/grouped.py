@@ -5,7 +5,6 @@ Every contender's output and gradients are compared with exact ones before its t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +19,7 @@ from fp8tune.bench.grouped_contenders import (
     parts_of,
     peak_memory,
 )
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, SHAPES, TORCHAO, Operation
+from fp8tune.bench.operation import BF16, BOTH, GEMMS, SHAPES, TORCHAO, Operation
 from fp8tune.bench.options import BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.errors import UsageError
@@ -164,41 +163,3 @@ def _row(cells: Cells, problem: Problem, with_torchao: bool) -> Row:
         parts={part.part: timing for part, timing in parts.items()},
         peak_bytes={name: cells.peak_bytes(peak_memory, name, problem) for name in contenders},
     )
-
-
-def _finite(sqnr_db: Mapping[str, float] | None) -> Mapping[str, float | None] | None:
-    """JSON has no infinity: null is exact or, beside a reason, nothing like it."""
-    if sqnr_db is None:
-        return None
-    return {name: round(value, 2) if math.isfinite(value) else None for name, value in sqnr_db.items()}
-
-
-def row_json(row: Row) -> Mapping[str, object]:
-    """One problem: times in microseconds, sizes in bytes, ratios above 1 where bf16 is slower."""
-    return {
-        "row": row.operation.name,
-        "recipe": row.operation.recipe,
-        "emulated": row.is_emulated,
-        "arch": row.device.arch,
-        "device": row.device.name,
-        "torch": row.device.torch,
-        "triton": row.device.triton,
-        "shape": dict(row.problem.shape),
-        "routing": row.problem.routing,
-        "seed": row.problem.seed,
-        "padded": row.padded,
-        "steps": [
-            {"contender": who, "step": step, "time_us": timing.time_us, "reason": timing.reason}
-            for (who, step), timing in row.steps.items()
-        ],
-        "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items()},
-        "speedup_fwd": row.speedup(FORWARD),
-        "speedup_fwd_bwd": row.speedup(BOTH),
-        "torchao_speedup_fwd_bwd": row.speedup(BOTH, TORCHAO),
-        "gemms_us": row.gemms_us,
-        "bound": row.bound,
-        "bound_share": row.bound_share,
-        "parts": {part: {"time_us": timing.time_us, "reason": timing.reason} for part, timing in row.parts.items()},
-        "rest_us": row.rest_us,
-        "peak_bytes": dict(row.peak_bytes),
-    }

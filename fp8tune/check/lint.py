@@ -30,7 +30,8 @@ from fp8tune.stats import estimate
 from fp8tune.store.results import Store
 from fp8tune.store.tallies import Subject, Tally
 from fp8tune.sweep.loop import Event, sweep
-from fp8tune.sweep.planning import Options, Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
 from fp8tune_kernels.spec import KernelSpec
 
 PROCESSES = 6

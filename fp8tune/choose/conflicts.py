@@ -5,7 +5,7 @@ Nobody decides which is right. All rows are kept, and ranking compares only rows
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from fp8tune.choose.ranking import value_us
@@ -49,24 +49,3 @@ def conflicts(evidence: Iterable[Evidence]) -> list[Conflict]:
 
 def _order(entry: Evidence) -> tuple[float, str, str]:
     return value_us(entry), entry.source, entry.note
-
-
-def as_json(conflict: Conflict) -> Mapping[str, object]:
-    """One object of ``fp8tune show --conflicts --format json``."""
-    return {
-        "kernel": conflict.problem.kernel,
-        "arch": conflict.rows[0].device.arch,
-        "device": conflict.rows[0].device.name,
-        "shape": dict(conflict.problem.shape),
-        "input_layout": conflict.problem.input_layout,
-        "ratio": conflict.ratio,
-        "rows": [
-            {
-                "source": row.source,
-                "time_us": value_us(row),
-                "config": None if row.config is None else dict(row.config),
-                "note": row.note,
-            }
-            for row in conflict.rows
-        ],
-    }

@@ -10,17 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fp8tune.choose.candidates import KEEP_BAND, TIE_BAND, Candidates, Winner, value_us
 from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
-from fp8tune.stats import geomean
+from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Status
 
 __all__ = [
     "KEEP_BAND",
     "TIE_BAND",
     "Candidates",
+    "Losses",
     "Shared",
     "Winner",
     "all_candidates",
@@ -50,7 +54,41 @@ class Shared:
     mean_slowdown: float
     """Geometric mean over the problems of its time / the best time there."""
     worst_slowdown: float
-    slowdowns: tuple[tuple[Problem, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What every config loses on some problems of one kernel."""
+
+    configs: Sequence[NamedInts]
+    """In canonical order."""
+    slowdowns: NDArray[np.float64]
+    """(config, problem); nan where it has no time."""
+    default: NamedInts
+    """The declared default: the axes that a committed config leaves out."""
+
+    @classmethod
+    def of(cls, all_candidates: Sequence[Candidates]) -> Losses:
+        """Of at least one problem."""
+        version = all_candidates[0].entries[0].version
+        axes = version.axes if version else ()
+        found = {config for candidates in all_candidates for config in candidates.slowdowns}
+        configs = sorted(found, key=lambda config: canonical_order(config, axes))
+        rows = [[candidates.slowdowns.get(config, math.nan) for candidates in all_candidates] for config in configs]
+        return cls(configs, np.array(rows), version.default if version else NamedInts())
+
+    @cached_property
+    def _logs(self) -> NDArray[np.float64]:
+        return np.log(self.slowdowns)
+
+    def shared(self, problems: NDArray[np.bool_] | None = None) -> list[Shared]:
+        """The configs with a time on every problem of a mask; None for all."""
+        chosen = slice(None) if problems is None else problems
+        worst, logs = self.slowdowns[:, chosen].max(axis=1), self._logs[:, chosen]  # nan where one is
+        return [
+            Shared(self.configs[place], math.exp(math.fsum(logs[place]) / logs.shape[1]), float(worst[place]))
+            for place in np.flatnonzero(~np.isnan(worst))
+        ]
 
 
 def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Winner]:
@@ -102,26 +140,26 @@ def robust(
     band of the bound and of the least mean slowdown; others count then only if they are below the bound (or the
     incumbent's worst slowdown, if that is more) by as much.
     """
-    judged = usable(all_candidates)
-    kept = completed(incumbent, judged[0].entries[0].version) if judged else None
-    return choose([_shared(config, judged) for config in _covering(judged)], judged, bound, kept)
+    known = usable(all_candidates)
+    if not known:
+        return None
+    losses = Losses.of(known)
+    kept = None if incumbent is None else NamedInts({**losses.default, **incumbent})
+    return choose(losses.shared(), bound, kept)
 
 
 def choose(
-    shared: Sequence[Shared],
-    judged: Sequence[Candidates],
-    bound: float = ROBUST_SLOWDOWN,
-    incumbent: NamedInts | None = None,
+    shared: Sequence[Shared], bound: float = ROBUST_SLOWDOWN, incumbent: NamedInts | None = None
 ) -> Shared | None:
-    """What :func:`robust` chooses among candidates whose slowdowns on the ``judged`` all_candidates are known."""
-    within = [candidate for candidate in shared if candidate.worst_slowdown <= bound]
-    kept = [c for c in shared if c.config == incumbent and c.worst_slowdown <= bound * (1 + KEEP_BAND)]
+    """What :func:`robust` chooses among configs in canonical order."""
+    within = [each for each in shared if each.worst_slowdown <= bound]
+    kept = [each for each in shared if each.config == incumbent and each.worst_slowdown <= bound * (1 + KEEP_BAND)]
     if kept:  # noise may carry another over the edge of the bound that chose this one
         edge = max(bound, kept[0].worst_slowdown) / (1 + KEEP_BAND)
-        within = [*kept, *(c for c in within if c.worst_slowdown <= edge and c.config != incumbent)]
+        within = [*kept, *(each for each in within if each.worst_slowdown <= edge and each.config != incumbent)]
     if within:
-        return _steady(within, lambda c: c.mean_slowdown, incumbent, judged)
-    return _steady(shared, lambda c: c.worst_slowdown, incumbent, judged) if shared else None
+        return _least(within, lambda each: each.mean_slowdown, incumbent)
+    return _least(shared, lambda each: each.worst_slowdown, incumbent) if shared else None
 
 
 def least_mean_slowdown(all_candidates: Sequence[Candidates], incumbent: NamedInts | None = None) -> Shared | None:
@@ -129,17 +167,11 @@ def least_mean_slowdown(all_candidates: Sequence[Candidates], incumbent: NamedIn
     return robust(all_candidates, math.inf, incumbent)
 
 
-def _steady(
-    shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None, judged: Sequence[Candidates]
-) -> Shared:
-    """The incumbent within the keep band of the least loss, else the config of least loss."""
-    least = min(map(loss, shared))
-    kept = [c for c in shared if c.config == incumbent and loss(c) <= least * (1 + KEEP_BAND)]
-    if kept:
-        return kept[0]
-    best = min((loss(c), c.mean_slowdown) for c in shared)
-    tied = [c for c in shared if (loss(c), c.mean_slowdown) == best]
-    return min(tied, key=lambda c: _config_rank(c.config, judged))
+def _least(shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None) -> Shared:
+    """The incumbent within the keep band of the least loss, else the first of least loss."""
+    least = min(shared, key=lambda each: (loss(each), each.mean_slowdown))
+    kept = [each for each in shared if each.config == incumbent and loss(each) <= loss(least) * (1 + KEEP_BAND)]
+    return kept[0] if kept else least
 
 
 def usable(all_candidates: Iterable[Candidates]) -> list[Candidates]:
@@ -225,21 +257,3 @@ def _subject(candidates: Candidates) -> Hashable:
     """What a publication and a measurement have in common: publications say nothing of routing or scales."""
     problem = candidates.problem
     return candidates.device.arch, problem.kernel, problem.shape, problem.input_layout
-
-
-def _covering(all_candidates: Sequence[Candidates]) -> set[NamedInts]:
-    """Configs with a time on every problem."""
-    if not all_candidates:
-        return set()
-    return set.intersection(*(set(candidates.times_us) for candidates in all_candidates))
-
-
-def _shared(config: NamedInts, all_candidates: Sequence[Candidates]) -> Shared:
-    slowdowns = tuple((candidates.problem, candidates.slowdown(config)) for candidates in all_candidates)
-    ratios = [ratio for _, ratio in slowdowns]
-    return Shared(config, geomean(ratios), max(ratios), slowdowns)
-
-
-def _config_rank(config: NamedInts, all_candidates: Sequence[Candidates]) -> tuple[object, ...]:
-    version = all_candidates[0].entries[0].version
-    return canonical_order(config, version.axes if version else ())

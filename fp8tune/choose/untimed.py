@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.ranking import Candidates, all_candidates, usable
+from fp8tune.choose.ranking import Candidates, Losses, all_candidates, usable
 from fp8tune.records import Evidence, Facts, KernelVersion, Kind, NamedInts, Status
-from fp8tune.stats import geomean
 
 TIMED_ON = "sm_90"
 """The arch with measured rows of every kernel."""
@@ -57,8 +56,7 @@ def timed(evidence: Iterable[Evidence]) -> dict[str, Timed]:
 
 
 def _timed(found: Sequence[Candidates]) -> Timed:
-    common = set.intersection(*(set(candidates.times_us) for candidates in found))
-    return Timed({config: geomean(each.slowdown(config) for each in found) for config in common}, len(found))
+    return Timed({each.config: each.mean_slowdown for each in Losses.of(found).shared()}, len(found))
 
 
 def fitting(static: Iterable[Evidence], times: Timed | None) -> list[Fitting]:
@@ -103,14 +101,6 @@ class CompiledKernel:
     def spilling(self) -> int:
         """Configs that compile and spill."""
         return sum(bool(each.facts.spill_bytes) for each in self.fitting)
-
-    def as_json(self) -> Mapping[str, object]:
-        """One object of ``fp8tune static-report --format json``."""
-        named = {"kernel": self.kernel, "arch": self.arch, "configs": len(self.fitting) + self.failed}
-        counted = {**named, "fitting": len(self.fitting), "spilling": self.spilling, "failed": self.failed}
-        config = None if self.choice is None else dict(self.choice.config)
-        slowdown = None if self.choice is None else self.choice.slowdown
-        return {**counted, "config": config, "timed_on": TIMED_ON, "mean_slowdown": slowdown}
 
 
 def compiled(static: Iterable[Evidence], times: Mapping[str, Timed]) -> list[CompiledKernel]:

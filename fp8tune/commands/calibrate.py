@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.commands.options import database_to_write
+from fp8tune.options import Option, WrittenDatabase
 from fp8tune.redaction import command_line
 
 
 def calibrate(
-    timer: Annotated[
-        str | None,
-        typer.Option("--timer", help="simulated:SEED calibrates a fake GPU.", show_default="do_bench"),
-    ] = None,
-    db: DatabaseOption = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    timer: Annotated[str | None, Option("--timer", "simulated:SEED calibrates a fake GPU.", "do_bench")] = None,
+    db: WrittenDatabase = None,
+    json: Annotated[bool, Option("--json", "One JSON object instead of tables.")] = False,
 ) -> None:
     """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
 
@@ -27,6 +23,7 @@ def calibrate(
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import calibration as render_calibration
     from fp8tune.render import terminal as render
+    from fp8tune.render.progress import Display
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning
 
@@ -35,9 +32,9 @@ def calibrate(
     for line in notices:
         render.notice(line)
     planning.make_ready(backend)
-    with Store.open(db, create=True) as store:
+    with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if isinstance(event, calibrating.Calibration):
                 render_calibration.print_calibration(event, "json" if json else "table")
             else:
-                render.notice(f"process {event.done} of {event.total}")
+                display.update("processes", event.done, event.total, phase="processes")

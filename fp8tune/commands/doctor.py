@@ -6,20 +6,21 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import ReadDatabaseOption, database_to_read
+from fp8tune.commands.options import database_to_read
+from fp8tune.options import Option, ReadDatabase
 
 
 def doctor(
-    db: ReadDatabaseOption = None,
+    db: ReadDatabase = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Take in, or set aside, the log that a killed process left beside the file."),
+        Option("--repair", "Take in, or set aside, the log that a killed process left beside the file."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+    json: Annotated[bool, Option("--json", "Findings as JSON.")] = False,
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
-    from fp8tune.render import terminal as render
+    from fp8tune.render.findings import print_findings
 
     path = database_to_read(db)
     findings = []
@@ -28,5 +29,5 @@ def doctor(
 
         findings += repairing.repair(path)
     findings += checking.diagnose(path)
-    render.print_findings(findings, "json" if json else "table")
+    print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

@@ -7,29 +7,30 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import KernelOption, ReadDatabaseOption, database_to_read, module_path
+from fp8tune.commands.options import database_to_read
 from fp8tune.errors import UsageError
+from fp8tune.options import Kernels, Option, ReadDatabase, module_path
 
 
 def export(
-    arch: Annotated[str, typer.Option("--arch", help="The GPU arch to export, such as sm_90.")],
-    kernel: KernelOption = None,
+    arch: Annotated[str, Option("--arch", "The GPU arch to export, such as sm_90.")],
+    kernels: Kernels = (),
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
-            callback=module_path,
-            help="Write the module here.",
-            show_default="fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES",
+            "Write the module here.",
+            "fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES",
+            check=module_path,
         ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the table is stale.")] = False,
+    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if the table is stale.")] = False,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Remove rows of kernels and devices of the database that it does not give."),
+        Option("--prune", "Remove rows of kernels and devices of the database that it does not give."),
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every notice, where there are many alike.")] = False,
-    db: ReadDatabaseOption = None,
+    verbose: Annotated[bool, Option("--verbose", "Every notice, where there are many alike.")] = False,
+    db: ReadDatabase = None,
 ) -> None:
     """Merge the best configs of an arch into the Python module that the kernels read. Needs no GPU.
 
@@ -50,12 +51,12 @@ def export(
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
-    if kernel and output is None:
+    if kernels and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
     db = database_to_read(db)
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
-        wanted = names.stored_kernels(kernel, store) if kernel else None
+        wanted = names.stored_kernels(kernels, store) if kernels else None
         evidence = selecting.evidence_for(store, arch)
     path = output or exporting.destination(arch)
     own = output is None and path != exporting.table_path(arch)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
+from fp8tune.options import Argument, Option, WrittenDatabase
 
 
 def forget(
-    rows: Annotated[
-        list[str] | None,
-        typer.Argument(help="Rows as other commands name them, such as trials:17.", metavar="[ROW]..."),
-    ] = None,
-    unreadable: Annotated[bool, typer.Option("--unreadable", help="All rows that cannot be read.")] = False,
-    db: DatabaseOption = None,
+    rows: Annotated[tuple[str, ...], Argument("Rows as other commands name them, such as trials:17.", "[ROW]...")] = (),
+    unreadable: Annotated[bool, Option("--unreadable", "All rows that cannot be read.")] = False,
+    db: WrittenDatabase = None,
 ) -> None:
     """Remove rows from the database, each with all rows that refer to it. Asks nothing, says what went.
 
@@ -28,7 +24,7 @@ def forget(
 
     if bool(rows) == unreadable:
         raise UsageError("say what to forget: rows such as trials:17, or --unreadable for all that cannot be read")
-    named = [parse_name(text) for text in rows or ()]
+    named = [parse_name(text) for text in rows]
     db = database_to_write(db)
     with Store.open(db) as store:
         found = dict.fromkeys(named, "") if named else store.unreadable()

@@ -5,23 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import DatabaseOption, database_to_write
+from fp8tune.commands.options import database_to_write
+from fp8tune.options import Argument, Option, WrittenDatabase
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="Another fp8tune database, or a CSV of published measurements.")],
-    db: DatabaseOption = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Also compile all published configs, as export needs them.")
-    ] = False,
+    file: Annotated[Path, Argument("Another fp8tune database, or a CSV of published measurements.")],
+    db: WrittenDatabase = None,
+    compile: Annotated[bool, Option("--compile", "Also compile all published configs, as export needs them.")] = False,
 ) -> None:
     """Merge another database (all rows kept), or published rows with their source: all of a file or nothing.
 
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
+    from fp8tune.render import progress
     from fp8tune.render import terminal as render
     from fp8tune.store import importing
     from fp8tune.store.results import Store
@@ -29,12 +27,13 @@ def import_(
 
     loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
-        report = loaded.store(store, render.CountProgress("rows stored"))
+        with progress.Display() as display:
+            report = loaded.store(store, lambda done, total: display.update("rows stored", done, total))
         print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
-            with render.SweepProgress() as progress:
+            with progress.SweepProgress() as shown:
                 for event in published.compile_published(store):
-                    progress.show(event)
+                    shown.show(event)
         elif any(row.config is not None for row in loaded.rows):
             render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

@@ -6,37 +6,35 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import SeedOption, TableFormat, TimerOption, database, seconds, shapes_option
+from fp8tune.options import (
+    Argument,
+    Option,
+    Seed,
+    Shapes,
+    TableFormat,
+    Timer,
+    database_option,
+    seconds,
+)
 
 
 def lint(
-    kernel: Annotated[str, typer.Argument(help="A kernel, as for sweep --kernel.")],
-    shapes: Annotated[list[str] | None, shapes_option("starting-line")] = None,
-    routing: Annotated[str, typer.Option(help="How rows spread over groups where the pick is made.")] = "jagged",
+    kernel: Annotated[str, Argument("A kernel, as for sweep --kernel.")],
+    shapes: Shapes = ("starting-line",),
+    routing: Annotated[str, Option("--routing", "How rows spread over groups where the pick is made.")] = "jagged",
     grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", help="Narrow an axis, and so the time it takes: num_stages=1. Repeatable."),
-    ] = None,
-    seed: SeedOption = 0,
-    timer: TimerOption = None,
-    time_budget: Annotated[
+        tuple[str, ...], Option("--grid", "Narrow an axis, and so the time it takes: num_stages=1. Repeatable.")
+    ] = (),
+    seed: Seed = 0,
+    timer: Timer = None,
+    time_budget_s: Annotated[
         float | None,
-        typer.Option(
-            "--time-budget",
-            parser=seconds,
-            help="Screen no new problem after this many seconds; say what was left out.",
-        ),
+        Option("--time-budget", "Screen no new problem after this many seconds; say what was left out.", parse=seconds),
     ] = None,
     db: Annotated[
-        str | None,
-        typer.Option(
-            "--db",
-            callback=database,
-            help="Keep the rows there, and continue from them.",
-            show_default="a temporary one",
-        ),
+        str | None, database_option("a temporary one", "Keep the rows there, and continue from them.")
     ] = None,
-    format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
+    format: Annotated[TableFormat, Option("--format", "table or json.")] = TableFormat.TABLE,
 ) -> None:
     """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
 
@@ -48,17 +46,18 @@ def lint(
     from fp8tune.render import tallies as render_tallies
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
-    from fp8tune.sweep.planning import Options
+    from fp8tune.render.progress import SweepProgress
+    from fp8tune.sweep.options import Options
 
     options = Options(
         kernels=(kernel,),
-        shapes=tuple(shapes or ("starting-line",)),
+        shapes=shapes,
         routing=routing,
-        grid=tuple(grid or ()),
+        grid=grid,
         seed=seed,
         timer=timer,
         quick=True,
-        time_budget_s=time_budget,
+        time_budget_s=time_budget_s,
         command=f"fp8tune lint {kernel}",
     )
     plan = linting.planned(options)
@@ -66,7 +65,7 @@ def lint(
         render.notice(line)
     if plan.faults:
         raise typer.Exit(1)
-    with linting.opened(db) as store, render.SweepProgress() as progress:
+    with linting.opened(db) as store, SweepProgress() as progress:
         report = linting.Report((), 0)
         for event in linting.run(store, plan):
             if isinstance(event, linting.Report):

@@ -11,29 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.models import ArgumentInfo, OptionInfo
 
-from fp8tune import options
 from fp8tune.errors import UsageError
-from fp8tune.options import (
-    COMMITTED_DATABASE,
-    DATABASE,
-    Arch,
-    Argument,
-    Kernels,
-    Option,
-    ReadDatabase,
-    Routing,
-    ScaleMode,
-    Seed,
-    TimeBudget,
-    Timer,
-    WrittenDatabase,
-)
-from fp8tune.options import OperationName as OperationName
-from fp8tune.options import TableFormat as TableFormat
-from fp8tune.options import database as database
-from fp8tune.options import module_path as module_path
+from fp8tune.options import COMMITTED_DATABASE, DATABASE, Argument, Option
 
 
 @dataclass(frozen=True)
@@ -42,7 +22,7 @@ class _Parameter:
 
     name: str
     type: Any
-    declared: Option | Argument | OptionInfo | ArgumentInfo
+    declared: Option | Argument
     default: Any
 
     @property
@@ -53,14 +33,14 @@ class _Parameter:
         """The parameter that typer reads."""
         type, default = (list[str] | None, None) if self.repeats else (self.type, self.default)
         declared = self.declared
-        info: Any = declared
+        info: Any
         if isinstance(declared, Argument):
             info = typer.Argument(help=declared.help, metavar=declared.metavar)
-        elif isinstance(declared, Option):
+        else:
             info = typer.Option(
                 declared.flag,
                 help=declared.help,
-                show_default=declared.shown or (", ".join(self.default) if self.repeats else True),
+                show_default=declared.shown or (", ".join(self.default) or False if self.repeats else True),
                 parser=declared.parse and _naming_the_option(declared.parse),
                 callback=declared.check and _naming_the_option(declared.check),
             )
@@ -148,32 +128,3 @@ def database_to_read(db: str | None) -> str:
 
         render.notice(f"rows are those of {DATABASE}; --db {COMMITTED_DATABASE} reads the committed ones")
     return db if db is not None else COMMITTED_DATABASE if committed and not own else DATABASE
-
-
-# For commands whose signature still declares typer's own options
-
-
-def _of_typer(declared: Any) -> Any:
-    return _parameter("value", declared, None).for_typer().annotation.__metadata__[0]
-
-
-KernelOption = Annotated[list[str] | None, _of_typer(Kernels)]
-DatabaseOption = Annotated[str | None, _of_typer(WrittenDatabase)]
-ReadDatabaseOption = Annotated[str | None, _of_typer(ReadDatabase)]
-ArchOption = Annotated[str | None, _of_typer(Arch)]
-SeedOption = Annotated[int, _of_typer(Seed)]
-RoutingOption = Annotated[str, _of_typer(Routing)]
-ScaleModeOption = Annotated[str | None, _of_typer(ScaleMode)]
-TimerOption = Annotated[str | None, _of_typer(Timer)]
-TimeBudgetOption = Annotated[float | None, _of_typer(TimeBudget)]
-
-
-def shapes_option(default: str) -> Any:
-    """``--shapes`` of a command that takes ``default`` where it is not given."""
-    return typer.Option("--shapes", help="A shape set or a path.toml. Repeatable.", show_default=default)
-
-
-def seconds(text: str | float) -> float:
-    """:func:`fp8tune.options.seconds` for typer."""
-    value: float = _naming_the_option(options.seconds)(text)
-    return value

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from fp8tune.commands.options import ArchOption, KernelOption, ReadDatabaseOption, TableFormat, database_to_read
+from fp8tune.commands.options import database_to_read
+from fp8tune.options import Arch, Kernels, Option, ReadDatabase, TableFormat
 
 
 def static_report(
-    kernel: KernelOption = None,
-    arch: ArchOption = None,
-    db: ReadDatabaseOption = None,
-    format: Annotated[TableFormat, typer.Option("--format", help="table or json.")] = TableFormat.TABLE,
+    kernels: Kernels = (),
+    arch: Arch = None,
+    db: ReadDatabase = None,
+    format: Annotated[TableFormat, Option("--format", "table or json.")] = TableFormat.TABLE,
 ) -> None:
     """What was compiled for each arch and not run, and the config that suits it best; with --arch each that fits.
 
@@ -29,7 +28,7 @@ def static_report(
 
     db = database_to_read(db)
     with Store.open(db, writable=False) as store:
-        wanted = names.stored_kernels(kernel, store)
+        wanted = names.stored_kernels(kernels, store)
         if arch is not None:
             names.check_arch(arch, store)
         static = store.evidence(arch=arch, kinds=[Kind.STATIC])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import geometric_mean
 
@@ -89,33 +88,6 @@ class ComparedRow:
         why = ", ".join(self.slowdowns)
         return f"{self.throttled} of {self.blocks} blocks were timed while the GPU was slowed down ({why})"
 
-    def as_json(self) -> Mapping[str, object]:
-        """The contract's fields, then those that tell rows of one shape apart, then what the verdict rests on."""
-        problem = self.problem
-        return {
-            "kernel": self.kernel,
-            "arch": self.arch,
-            "shape": dict(self.shape),
-            "before_us": self.before_us,
-            "after_us": self.after_us,
-            "ratio": self.ratio,
-            "verdict": str(self.verdict),
-            **{name: getattr(problem, name, None) for name in ("routing", "input_layout", "scale_mode")},
-            "device": self.device.name if self.device else None,
-            "reason": self.reason,
-            "interval": list(self.effect.interval) if self.effect else None,
-            "smallest_detectable": self.smallest_detectable,
-            "n": self.n,
-            "control": self.control.ratio if self.control else None,
-            "control_quiet": self.is_stable,
-            "blocks": self.blocks,
-            "stalled_blocks": self.stalled,
-            "throttled_blocks": self.throttled,
-            "throttle_reasons": list(self.slowdowns),
-            "before_config": None if self.before_config is None else dict(self.before_config),
-            "after_config": None if self.after_config is None else dict(self.after_config),
-        }
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -165,16 +137,3 @@ class Comparison:
         throttled = [f"{row.kernel} {row.shape}: {row.throttling}" for row in self.rows if row.throttled]
         drifted = ["the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"]
         return (*reasons, *throttled, *(drifted if self.is_stable is False else []))
-
-    def as_json(self) -> Mapping[str, object]:
-        """``fp8tune compare --format json``."""
-        return {
-            "before": {"name": self.before.name, "commit": self.before.commit},
-            "after": {"name": self.after.name, "commit": self.after.commit},
-            "rows": [row.as_json() for row in self.rows],
-            "geomean": self.geomean,
-            "geomean_interval": list(self.overall.interval) if self.overall else None,
-            "control": self.control.ratio if self.control else None,
-            "control_quiet": self.is_stable,
-            "exit_code": self.exit_code,
-        }

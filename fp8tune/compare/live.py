@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from fp8tune import scratch
 from fp8tune.compare import rows as planning
 from fp8tune.compare import verdicts
-from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
+from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.options import CompareOptions
-from fp8tune.compare.recorded import WORKTREE, declared_hashes, parse_range
-from fp8tune.compare.rows import Kernel, Plan, Row, Step
+from fp8tune.compare.rows import Plan, Row, Step
+from fp8tune.compare.sides import WORKTREE, sides
 from fp8tune.compare.timing import AFTER, BEFORE, RowTimes, time_rounds
-from fp8tune.compare.tree import Wanted
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError
 from fp8tune.measure.engine import Backend
@@ -28,9 +26,8 @@ from fp8tune.measure.trees import Tree
 from fp8tune.measure.worker import start_server
 from fp8tune.plan import shapes
 from fp8tune.records import Kind
-from fp8tune.revisions import git, source
+from fp8tune.revisions import source
 from fp8tune.revisions.checkouts import checkouts
-from fp8tune_kernels import catalog
 
 FREE_CONTROLS = 3
 """Rows of identical code that are timed along: unlike the control arm they use both checkouts and both caches."""
@@ -47,53 +44,18 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
     """
     if not backend.times:
         raise MachineError("there is no GPU here to time on: use --from-db, or --timer simulated:1")
-    root = git.toplevel(options.repository)
-    revisions = parse_range(root, options.revisions)
-    ended, declared = _declared(options, root, *revisions)
-    wanted = Wanted(
-        tuple(row for name in options.shapes for row in shapes.load(name).rows),
-        backend.device,
-        options.routing,
-        options.scale_mode,
-        options.seed,
-    )
+    both = sides(options.repository, options.revisions, options.kernels)
+    rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
     start_server()
-    yield Step(f"checking out {revisions[0]} and {revisions[1]}")
+    yield Step(f"checking out {both.before} and {both.after}")
+    revisions = (both.before, both.after)
     commits = [None if revision.name == WORKTREE else revision.commit for revision in revisions]
-    with checkouts(root, commits) as folders, scratch.folder("cache") as cache:
+    with checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
         before, after = (
             Tree(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
             for number, (revision, folder) in enumerate(zip(revisions, folders, strict=True))
         )
-        kernels = [
-            Kernel(name, (_moved(kernel, root, before.folder), _moved(kernel, root, after.folder)), same)
-            for name, kernel, same in declared
-        ]
-        plan = Plan(tuple(kernels), (before, after), backend, wanted, options.configs)
-        comparison = Comparison(*revisions, (), origin=f"Timed in turns, --configs {options.configs}")
-        yield from Run(plan, comparison, options.blind, ended).events()
-
-
-def _declared(
-    options: CompareOptions, root: Path, before: Revision, after: Revision
-) -> tuple[list[ComparedRow], list[tuple[str, str, bool]]]:
-    """Rows of kernels declared at one side only; and (name, reference, same source) of those at both."""
-    rows, both = [], []
-    for kernel in dict.fromkeys(options.kernels or catalog.KERNELS):
-        name, hashes = declared_hashes(kernel, root, before, after, required=bool(options.kernels))
-        if None not in hashes:
-            both.append((name, kernel, hashes[0] == hashes[1]))
-        elif hashes != (None, None):
-            rows.append(ComparedRow(name, ChangeVerdict.NEW if hashes[0] is None else ChangeVerdict.REMOVED))
-    return rows, both
-
-
-def _moved(kernel: str, root: Path, folder: Path) -> str:
-    """How workers of a checkout load a kernel: a file by its path there, all else by name."""
-    path, _, attribute = kernel.rpartition(":")
-    if not path.endswith(".py"):
-        return kernel
-    return f"{folder / Path(path).resolve().relative_to(root.resolve())}:{attribute}"
+        yield from Run(Plan(options, both, (before, after), backend, rows)).events()
 
 
 @dataclass
@@ -101,14 +63,15 @@ class Run:
     """One live comparison: goes on until each row has its verdict."""
 
     plan: Plan
-    comparison: Comparison
-    blind: bool
     ended: list[ComparedRow] = field(default_factory=list)
 
     def events(self) -> Iterator[Event]:
         """What is being done, and the comparison last."""
         rows: list[Row] = []
-        for kernel in self.plan.kernels:
+        for kernel in self.plan.sides.kernels:
+            if None in kernel.hashes:
+                self.ended.append(ComparedRow(kernel.name, kernel.verdict or ChangeVerdict.NO_ROWS))
+                continue
             found, alone = yield from planning.rows(self.plan, kernel)
             rows += found
             self.ended += alone
@@ -124,7 +87,7 @@ class Run:
         yield from self._timed(changed, free)
 
     def _end(self, rows: Sequence[Row], verdict: ChangeVerdict, reason: str = "") -> None:
-        self.ended += [row.ended(self.plan.wanted.device, verdict, reason) for row in rows]
+        self.ended += [row.ended(self.plan.device, verdict, reason) for row in rows]
 
     def sorted_by_code(self, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[Row]]]:
         """Rows whose code differs, and those where it does not. What does not compile before is NEW."""
@@ -133,7 +96,7 @@ class Run:
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, str):
                 self._end([row], ChangeVerdict.NEW, answer)
-            elif answer and not self.blind:
+            elif answer and not self.plan.options.blind:
                 same.append(row)
             else:
                 changed.append(row)
@@ -149,7 +112,7 @@ class Run:
 
     def with_right_edges(self, same: list[Row]) -> Generator[Step, None, list[Row]]:
         """Rows that launch the same, less those whose edited kernel is wrong: an edge may have a binary of its own."""
-        edited = {kernel.name for kernel in self.plan.kernels if not kernel.same_source}
+        edited = {kernel.name for kernel in self.plan.sides.kernels if kernel.verdict is None}
         right = yield from self.with_right_bytes([row for row in same if row.problem.kernel in edited])
         return [row for row in same if row.problem.kernel not in edited or row in right]
 
@@ -173,7 +136,7 @@ class Run:
 
     def _judged(self, times: RowTimes, tested: int, arms: int) -> ComparedRow:
         """``tested`` rows are decided together; ``arms`` control arms are judged together."""
-        row = times.row.ended(self.plan.wanted.device, ChangeVerdict.INCONCLUSIVE, times.failure)
+        row = times.row.ended(self.plan.device, ChangeVerdict.INCONCLUSIVE, times.failure)
         if times.failure:
             return row
         effect, control = verdicts.paired(times.changes), verdicts.paired(times.controls)
@@ -201,14 +164,15 @@ class Run:
 
     def _finished(self, stages: Sequence[Sequence[RowTimes]]) -> Comparison:
         """The comparison with its rows in order, and what all rows together say."""
-        rows = tuple(sorted(self.ended, key=_order))
+        both, rows = self.plan.sides, tuple(sorted(self.ended, key=_order))
+        origin = f"Timed in turns, --configs {self.plan.options.configs}"
         whole = [kept for stage in stages if (kept := [times for times in stage if not times.failure])]
         if not whole:
-            return replace(self.comparison, rows=rows)
+            return Comparison(both.before, both.after, rows, origin=origin)
         changes = [[times.changes for times in stage] for stage in whole]
         controls = [[times.controls for times in stage] for stage in whole]
         overall, control = verdicts.all_rows(changes, controls), verdicts.geomean(controls)
-        return replace(self.comparison, rows=rows, overall=overall, control=control)
+        return Comparison(both.before, both.after, rows, overall, control, origin)
 
 
 def _order(row: ComparedRow) -> tuple[str, list[tuple[str, int]], str]:

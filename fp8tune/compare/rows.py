@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TypeVar
 
 from fp8tune.compare import tree
 from fp8tune.compare.binaries import launched_code
 from fp8tune.compare.comparison import ComparedRow
-from fp8tune.compare.options import Configs
+from fp8tune.compare.options import CompareOptions, Configs
 from fp8tune.compare.retuning import CONFIGS, retuned
-from fp8tune.compare.tree import Declared, Wanted, last_line
+from fp8tune.compare.sides import Kernel, Sides
+from fp8tune.compare.tree import Declared, last_line
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm
@@ -45,29 +47,33 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A kernel declared at both sides: how the workers of each load it."""
-
-    name: str
-    references: tuple[str, str]
-    same_source: bool
-    """Whether the text on the timed path is the same."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """What is compared, where and with which clock."""
 
-    kernels: tuple[Kernel, ...]
+    options: CompareOptions
+    sides: Sides
     trees: tuple[Tree, Tree]
+    """The checkouts of both sides."""
     backend: Backend
-    wanted: Wanted
-    configs: Configs
+    rows: tuple[NamedInts, ...]
+    """The rows of all shape sets."""
+
+    @property
+    def device(self) -> Device:
+        """Where everything runs."""
+        return self.backend.device
 
     @property
     def compiles(self) -> bool:
         """Whether kernels are compiled ahead; the simulated clock runs none."""
         return self.backend.kind is Kind.MEASURED
+
+    def reference(self, kernel: Kernel, side: int) -> str:
+        """How workers of a side load a kernel: a file by its path in the checkout, all else by name."""
+        path, _, attribute = kernel.reference.rpartition(":")
+        if not path.endswith(".py"):
+            return kernel.reference
+        return f"{self.trees[side].folder / Path(path).resolve().relative_to(self.sides.root.resolve())}:{attribute}"
 
 
 @dataclass(frozen=True)
@@ -101,16 +107,16 @@ def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], l
     """The problems that both sides have, each with its configs; and the rows that one side alone has."""
     yield Step(f"reading {kernel.name}")
     before, after = (
-        tree.ask(of, tree.declared, reference, plan.wanted)
-        for of, reference in zip(plan.trees, kernel.references, strict=True)
+        tree.ask(of, tree.declared, plan.reference(kernel, side), plan.options, plan.rows, plan.device)
+        for side, of in enumerate(plan.trees)
     )
     alone = [(ChangeVerdict.REMOVED, problem) for problem in before.arms if problem not in after.arms]
     alone += [(ChangeVerdict.NEW, problem) for problem in after.arms if problem not in before.arms]
-    ended = [ComparedRow(kernel.name, verdict, problem, plan.wanted.device) for verdict, problem in alone]
+    ended = [ComparedRow(kernel.name, verdict, problem, plan.device) for verdict, problem in alone]
     found = [Row(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
-    if plan.configs is Configs.SAME:
+    if plan.options.configs is Configs.SAME:
         found = [_with_same_config(row, after) for row in found]
-    elif plan.configs is Configs.RETUNE:
+    elif plan.options.configs is Configs.RETUNE:
         found = yield from _retuned(plan, kernel, found)
     return found, ended
 
@@ -123,9 +129,9 @@ def _with_same_config(row: Row, after: Declared) -> Row:
 
 def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step, None, list[Row]]:
     listed: list[list[list[KernelArm]]] = []
-    for number, of in enumerate(plan.trees):
-        arms = [row.arms[number] for row in rows]
-        listed.append(tree.ask(of, tree.candidates, kernel.references[number], plan.wanted, arms, CONFIGS))
+    for side, of in enumerate(plan.trees):
+        arms = [row.arms[side] for row in rows]
+        listed.append(tree.ask(of, tree.candidates, plan.reference(kernel, side), arms, plan.device, CONFIGS))
     if plan.compiles:
         each = zip(plan.trees, listed, strict=True)
         arms_of = [(of, arm) for of, lists in each for arm in chain.from_iterable(lists)]
@@ -146,7 +152,7 @@ def same_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[boo
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
     if not plan.compiles:
-        same_text = {kernel.name for kernel in plan.kernels if kernel.same_source}
+        same_text = {kernel.name for kernel in plan.sides.kernels if kernel.verdict is ChangeVerdict.SAME_CODE}
         return [row.problem.kernel in same_text and row.before.config == row.after.config for row in rows]
     arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
     codes = yield from _on_all_cores(plan, arms, launched_code, "compiling")
@@ -164,7 +170,7 @@ def _on_all_cores(
     try:
         futures = []
         for of, arm in arms:
-            asked = (arm.reference, arm.problem, arm.config, plan.wanted.device.arch)
+            asked = (arm.reference, arm.problem, arm.config, plan.device.arch)
             inside: Callable[..., T] = within
             futures.append(pools[of].submit(tree.TIMEOUT_S, inside, of, function, *asked))
         answers: list[T | Exception] = []
@@ -229,4 +235,4 @@ def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow
         verdict, reason = ChangeVerdict.NEWLY_WRONG, f"{after.status}: {after.reason}"
     else:
         verdict, reason = ChangeVerdict.INCONCLUSIVE, f"right at neither side: {after.reason}"
-    return row.ended(plan.wanted.device, verdict, reason)
+    return row.ended(plan.device, verdict, reason)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from fp8tune.compare.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
@@ -29,17 +30,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which problems of a kernel are to be compared, and where."""
-
-    rows: tuple[NamedInts, ...]
-    device: Device
-    routing: str = "jagged"
-    scale_mode: str | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,31 +62,31 @@ def last_line(error: BaseException) -> str:
 # In the worker
 
 
-def declared(reference: str, wanted: Wanted) -> Declared:
+def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts], device: Device) -> Declared:
     """The kernel's problems with their configs. Raises UsageError if it does not load, or not from the tree."""
-    spec, arch = _spec(reference), wanted.device.arch
+    spec = _spec(reference)
     found = problems.problems(
         spec,
-        wanted.rows,
-        routing=wanted.routing,
-        fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn",
-        scale_mode=wanted.scale_mode,
-        seed=wanted.seed,
+        rows,
+        routing=options.routing,
+        fp8_dtype=ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn",
+        scale_mode=options.scale_mode,
+        seed=options.seed,
     )
-    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, wanted)) for problem in found}
+    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device)) for problem in found}
     return Declared(spec.default, arms)
 
 
-def candidates(reference: str, wanted: Wanted, arms: Sequence[KernelArm], count: int) -> list[list[KernelArm]]:
-    """For each arm, ``count`` arms that differ in the config: the default, the arm itself, and a seeded choice."""
+def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count: int) -> list[list[KernelArm]]:
+    """For each arm, ``count`` arms with other configs: the default, the arm itself, and a seeded choice."""
     spec = _spec(reference)
     found = []
     for arm in arms:
-        grid = problems.configs(spec, arm.problem, spec.axes, limits(wanted.device))
-        default, *others = [config for config, pruned in grid.items() if not pruned]
-        chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
-        configs = dict.fromkeys([spec.default, arm.config, default, *chosen])
-        found.append([KernelArm.of(reference, spec, arm.problem, config) for config in list(configs)[:count]])
+        grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
+        configs = [config for config, pruned in grid.items() if not pruned]  # the default is the first
+        chosen = random.Random(arm.problem.seed).sample(configs[1:], min(len(configs), count) - 1)
+        listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
+        found.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
     return found
 
 
@@ -115,10 +105,10 @@ def _file(function: Callable[..., Any]) -> Path:
     return Path(getattr(module, "__file__", None) or "")
 
 
-def _exported(spec: KernelSpec, problem: Problem, wanted: Wanted) -> NamedInts:
+def _exported(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:
     try:
         lookup: Any = importlib.import_module(f"{KERNELS}.runtime.lookup")
     except ModuleNotFoundError:  # a tree from before the kernels' package had folders
         lookup = importlib.import_module(f"{KERNELS}.lookup")
     key = spec.lookup_key(problem)
-    return NamedInts(lookup.pick(spec, key, lookup.table(wanted.device.arch), wanted.device.name))
+    return NamedInts(lookup.pick(spec, key, lookup.table(device.arch), device.name))

@@ -76,7 +76,7 @@ class Table:
     """Kernels that take the row of the nearest key before that for any other shape."""
     notices: tuple[str, ...] = ()
     """One line each: what was left out and why."""
-    robust: tuple[TableRow, ...] = field(default=(), compare=False)
+    robust: tuple[TableRow, ...] = ()
     """The rows for any other shape, with the regret on held-out shapes."""
     comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Kernel -> what its rows rest on."""

@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
 
 from fp8tune.calibrate.record import Calibration
 from fp8tune.choose.calibration import MEASURED
-from fp8tune.render.terminal import print_json, table
+from fp8tune.render import contracts
+from fp8tune.render.report import Column, Report, left, right
+from fp8tune.render.terminal import print_json, share
 
 
 def print_calibration(calibration: Calibration, output_format: str) -> None:
-    """What was measured, and the protocol that finals on this device go by from now on."""
+    """What was measured, and the numbers that finals on this device go by from now on."""
     if output_format == "json":
-        device = {"arch": calibration.device.arch, "device": calibration.device.name}
-        print_json({**device, "measured": calibration.values, "protocol": asdict(calibration.protocol)})
+        print_json(contracts.calibration(calibration))
         return
-    device_name = calibration.device.name or calibration.device.arch
-    rows = [
-        (name, _value(name, calibration.values[name]), MEASURED[name])
-        for name in MEASURED
-        if name in calibration.values
+    measured = [name for name in MEASURED if name in calibration.values]
+    columns: list[Column[str]] = [
+        left("name", str),
+        right("value", lambda name: _value(name, calibration.values[name])),
+        left("what", lambda name: MEASURED[name]),
     ]
-    table(f"measured on {device_name}", [("name", "left"), ("value", "right"), ("what", "left")], rows)
+    Report(f"measured on {calibration.device.name or calibration.device.arch}", columns, measured).print()
     print()
-    protocol = calibration.protocol
-    steps = [
-        ("processes", ", then ".join(map(str, (protocol.processes, *protocol.more_processes)))),
-        ("rounds in each", str(protocol.rounds)),
-        ("finalists within", _percent(protocol.screen_band)),
-        ("as good as the best within", _percent(protocol.tie_band)),
-        ("replaced when slower by", _percent(protocol.keep_band)),
-    ]
-    table("protocol of its finals", [("number", "left"), ("value", "right")], steps)
+    steps: list[Column[tuple[str, str]]] = [left("number", lambda row: row[0]), right("value", lambda row: row[1])]
+    Report("protocol of its finals", steps, list(_plan(calibration))).print()
+
+
+def _plan(calibration: Calibration) -> Iterator[tuple[str, str]]:
+    plan = calibration.protocol
+    yield "processes", ", then ".join(map(str, (plan.processes, *plan.more_processes)))
+    yield "rounds in each", str(plan.rounds)
+    yield "finalists within", share(plan.screen_band, 2)
+    yield "as good as the best within", share(plan.tie_band, 2)
+    yield "replaced when slower by", share(plan.keep_band, 2)
 
 
 def _value(name: str, value: float) -> str:
     if name.endswith("_sd"):
-        return _percent(value)
+        return share(value, 2)
     return f"{value:,.0f} GB/s" if name.endswith("gb_per_s") else f"{value:.3f} us"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"

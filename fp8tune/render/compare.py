@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import html
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from collections.abc import Callable, Iterator
 
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.live import Event
 from fp8tune.compare.rows import Step
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, Problem
-from fp8tune.render import terminal as render
+from fp8tune.render import contracts
+from fp8tune.render.progress import Display
+from fp8tune.render.report import Column, Report, html_text, left, markdown_text, print_parts, right
+from fp8tune.render.terminal import print_json, slower, times
 from fp8tune.stats import Estimate
 
-COLUMNS = (
-    ("Kernel", "left"),
-    ("Shape", "left"),
-    ("Before (us)", "right"),
-    ("After (us)", "right"),
-    ("Speedup", "right"),
-    ("Change", "right"),
-    ("95 % interval", "right"),
-    ("Detectable", "right"),
-    ("Control", "right"),
-    ("Verdict", "left"),
-)
 LEGEND = (
     "Change: after/before - 1, above 0 is slower. Detectable: the least slowdown found in 95 % of such runs. "
     "Control: the same of the first side's code against itself."
@@ -42,32 +25,46 @@ def print_comparison(comparison: Comparison, output_format: str) -> None:
     """Two revisions side by side: ``table``, ``markdown``, ``json`` or ``html``."""
     match output_format:
         case "json":
-            render.print_json(comparison.as_json())
+            print_json(contracts.comparison(comparison))
         case "markdown":
             print(markdown(comparison))
         case "html":
             print(page(comparison))
         case _:
-            for device in _devices(comparison):
-                rows = [cells(row) for row in comparison.rows if row.device == device]
-                render.table(_described(device), [(name.lower(), side) for name, side in COLUMNS], rows)
-                print()
-            print(render.visible(summary(comparison)))
-            print(render.visible(f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."))
+            print_parts(_reports(comparison, str.lower), output_format)
+            about = f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."
+            print_parts([summary(comparison), about], output_format)
 
 
-# What every form says
+def _reports(comparison: Comparison, header: Callable[[str], str] = str) -> Iterator[Report[ComparedRow]]:
+    """A table a device."""
+    columns: list[Column[ComparedRow]] = [
+        left("Kernel", lambda row: row.kernel),
+        left("Shape", lambda row: _problem(row.problem)),
+        right("Before (us)", lambda row: _microseconds(row.before_us)),
+        right("After (us)", lambda row: _microseconds(row.after_us)),
+        right("Speedup", lambda row: times(1 / row.ratio if row.ratio else None)),
+        right("Change", lambda row: slower(row.ratio, 2)),
+        right("95 % interval", lambda row: _interval(row.effect)),
+        right("Detectable", lambda row: slower(row.smallest_detectable, 2)),
+        right("Control", _control),
+        left("Verdict", lambda row: str(row.verdict)),
+    ]
+    columns = [Column(header(column.header), column.side, column.cell) for column in columns]
+    for device in _devices(comparison):
+        yield Report(_described(device), columns, [row for row in comparison.rows if row.device == device], names=2)
 
 
-def cells(row: ComparedRow) -> tuple[str, ...]:
-    """One row's texts, in the order of :data:`COLUMNS`."""
-    before, after = (_microseconds(value) for value in (row.before_us, row.after_us))
-    speedup = f"{1 / row.ratio:.2f}x" if row.ratio else ""
-    low_high = " to ".join(map(_change, row.effect.interval)) if row.effect else ""
-    detectable = _change(row.smallest_detectable)
-    control = "" if row.control is None else _change(row.control.ratio) + ("" if row.is_stable else " (drifted)")
-    said = (before, after, speedup, _change(row.ratio), low_high, detectable, control, str(row.verdict))
-    return row.kernel, _problem(row.problem), *said
+def _microseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.{1 if value >= 100 else 2}f}"
+
+
+def _interval(effect: Estimate | None) -> str:
+    return " to ".join(slower(bound, 2) for bound in effect.interval) if effect else ""
+
+
+def _control(row: ComparedRow) -> str:
+    return "" if row.control is None else slower(row.control.ratio, 2) + ("" if row.is_stable else " (drifted)")
 
 
 def summary(comparison: Comparison) -> str:
@@ -89,14 +86,12 @@ def summary(comparison: Comparison) -> str:
 
 
 def _mean(ratio: float, effect: Estimate | None) -> str:
-    return _change(ratio) + (f" ({' to '.join(map(_change, effect.interval))})" if effect else "")
+    return slower(ratio, 2) + (f" ({_interval(effect)})" if effect else "")
 
 
-def _provenance(comparison: Comparison, device: Device | None) -> str:
-    return (
-        f"{_described(device)}. Before: {comparison.before}, after: {comparison.after}. {comparison.origin}. "
-        f"{summary(comparison)}"
-    )
+def _provenance(comparison: Comparison, title: str) -> str:
+    about = f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."
+    return f"{title}. {about} {summary(comparison)}"
 
 
 def _devices(comparison: Comparison) -> list[Device | None]:
@@ -123,35 +118,12 @@ def _problem(problem: Problem | None) -> str:
     return ", ".join([str(problem.shape), *unusual])
 
 
-def _microseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:,.{1 if value >= 100 else 2}f}"
-
-
-def _change(ratio: float | None) -> str:
-    return "" if ratio is None else f"{100 * (ratio - 1):+.2f} %"
-
-
-# Markdown and HTML
-
-
 def markdown(comparison: Comparison) -> str:
     """Tables to paste under a pull request, one a device, each with the line that says where it comes from."""
-    rules = ["---:" if side == "right" else "---" for _, side in COLUMNS]
-    tables = []
-    for device in _devices(comparison):
-        rows = [cells(row) for row in comparison.rows if row.device == device]
-        lines = [_line(line) for line in ([name for name, _ in COLUMNS], rules, *rows)]
-        tables.append("\n".join([*lines, "", _cell(_provenance(comparison, device))]))
-    return "\n\n".join(tables)
-
-
-def _line(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_cell, texts))} |"
-
-
-def _cell(text: str) -> str:
-    """Stored names end neither the cell nor the line."""
-    return " ".join(render.visible(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return "\n\n".join(
+        f"{report.markdown()}\n\n{markdown_text(_provenance(comparison, report.title))}"
+        for report in _reports(comparison)
+    )
 
 
 PAGE = """<!doctype html>
@@ -175,73 +147,19 @@ th, td {{ padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; 
 
 def page(comparison: Comparison) -> str:
     """One self-contained page: a table a device, each with the line that says where it comes from."""
-    tables = []
-    for device in _devices(comparison):
-        rows = [row for row in comparison.rows if row.device == device]
-        head = _html_row("th", [name for name, _ in COLUMNS])
-        body = "\n".join(_html_row("td", cells(row), str(row.verdict)) for row in rows)
-        tables.append(f"<table>\n{head}\n{body}\n</table>\n<p>{_text(_provenance(comparison, device))}</p>")
-    title = _text(f"{comparison.before} .. {comparison.after}")
-    return PAGE.format(title=title, tables="\n".join(tables), legend=_text(LEGEND))
+    tables = [
+        f"{report.html(lambda row: str(row.verdict))}\n<p>{html_text(_provenance(comparison, report.title))}</p>"
+        for report in _reports(comparison)
+    ]
+    title = html_text(f"{comparison.before} .. {comparison.after}")
+    return PAGE.format(title=title, tables="\n".join(tables), legend=html_text(LEGEND))
 
 
-def _html_row(tag: str, texts: Sequence[str], style: str = "") -> str:
-    sides = [side for _, side in COLUMNS]
-    said = [f'<{tag} class="{side}">{_text(text)}</{tag}>' for text, side in zip(texts, sides, strict=True)]
-    return f'<tr class="{_text(style)}">{"".join(said)}</tr>'
-
-
-def _text(text: str) -> str:
-    return html.escape(render.visible(text))
-
-
-# Progress
-
-
-class CompareProgress:
-    """What a live comparison is doing and when it ends: a bar on a terminal, plain lines elsewhere, on stderr."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: Any = None
-        self._clock = clock
-        self._shown = ""
-        self._last_line = -render.PLAIN_INTERVAL_S
-
-    def __enter__(self) -> CompareProgress:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                console=self._console,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+class CompareProgress(Display):
+    """What a live comparison is doing and when it ends."""
 
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.compare.live.compare`."""
         match event:
-            case Step(text, done, total, None):
-                counted = f"{text} {done}/{total}" if total else text
-                self._line(text, counted, done, total)
-            case Step(text, done, total, float(left_s)):
-                left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
-                self._line(f"{text} {total}", f"{text} {done}/{total}, ETA of this stage {left}", done, total)
-
-    def _line(self, phase: str, text: str, done: int, total: int) -> None:
-        """The first and last of a phase, and in between now and then."""
-        text = render.visible(text)
-        if self._bar is not None:
-            self._bar.update(self._task, description=escape(text), completed=done, total=total or None)
-            return
-        due = self._clock() - self._last_line > render.PLAIN_INTERVAL_S
-        if due or phase != self._shown or (total and done == total):
-            print(text, file=sys.stderr, flush=True)
-            self._shown, self._last_line = phase, self._clock()
+            case Step(text, done, total, left_s):
+                self.update(text, done, total, left_s, phase=f"{text} {total}")

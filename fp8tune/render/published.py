@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from fp8tune.records import Published
-from fp8tune.render.terminal import microseconds, print_csv, print_json, visible
-from fp8tune.render.wide import Columns, print_wide
-
-NAMES = 2
-"""The columns that tell rows of one publication apart."""
+from fp8tune.render import contracts
+from fp8tune.render.report import Column, Report, left, print_parts, right
+from fp8tune.render.terminal import microseconds, print_csv, print_json, times
 
 
 def print_published(rows: Sequence[Published], output_format: str) -> None:
-    """All rows, as ``table``, ``markdown``, ``json`` or ``csv``; why a row is impossible stands below a table."""
+    """All rows, as ``table``, ``markdown``, ``json``, or ``csv`` as ``fp8tune import`` reads it."""
+    objects = [contracts.published(row) for row in rows]
     if output_format == "json":
-        print_json([row.as_json() for row in rows])
+        print_json(objects)
     elif output_format == "csv":
-        print_csv([_flat(row) for row in rows])
+        print_csv([{k: value for k, value in each.items() if k not in ("row", "operation")} for each in objects])
     elif rows:
-        columns: Columns = [("shape", "left"), ("note", "left"), ("recipe", "left")]
-        columns += [(name, "right") for name in ("bf16 fwd", "scaled fwd", "bf16 fwd+bwd", "scaled fwd+bwd")]
-        columns += [("x fwd+bwd", "right"), ("source", "left"), ("device", "left"), ("as printed", "left")]
-        title = "published by others, us, not measured here"
-        print_wide(title, columns, [_cells(row) for row in rows], output_format, NAMES)
-        for row in rows:
-            if row.impossible:
-                print(visible(f"- {row.shape} {row.note}: {row.impossible}, which cannot be"))
+        print_parts(_parts(rows), output_format)
 
 
-def _cells(row: Published) -> list[str]:
-    times = (row.bf16_fwd_us, row.scaled_fwd_us, row.bf16_fwd_bwd_us, row.scaled_fwd_bwd_us)
-    cells = [str(row.shape), row.note, row.recipe, *map(microseconds, times), f"{row.speedup:.2f}x"]
-    return [*cells, row.source, row.device.name, "impossible" if row.impossible else ""]
-
-
-def _flat(row: Published) -> Mapping[str, object]:
-    """The columns of the CSV that ``fp8tune import`` reads, and what follows from them."""
-    return {name: value for name, value in row.as_json().items() if name not in ("row", "operation")}
+def _parts(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
+    columns: list[Column[Published]] = [
+        left("shape", lambda row: str(row.shape)),
+        left("note", lambda row: row.note),
+        left("recipe", lambda row: row.recipe),
+        right("bf16 fwd", lambda row: microseconds(row.bf16_fwd_us)),
+        right("scaled fwd", lambda row: microseconds(row.scaled_fwd_us)),
+        right("bf16 fwd+bwd", lambda row: microseconds(row.bf16_fwd_bwd_us)),
+        right("scaled fwd+bwd", lambda row: microseconds(row.scaled_fwd_bwd_us)),
+        right("x fwd+bwd", lambda row: times(row.speedup)),
+        left("source", lambda row: row.source),
+        left("device", lambda row: row.device.name),
+        left("as printed", lambda row: "impossible" if row.impossible else ""),
+    ]
+    yield Report("published by others, us, not measured here", columns, rows, names=2)
+    for row in rows:
+        if row.impossible:
+            yield f"- {row.shape} {row.note}: {row.impossible}, which cannot be"

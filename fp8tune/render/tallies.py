@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from fp8tune.records import Outcome, Status
-from fp8tune.render.terminal import print_csv, print_json
-from fp8tune.render.wide import print_wide
+from fp8tune.records import Outcome, Problem
+from fp8tune.render import contracts
+from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.store.tallies import Tally
 
 _NUMBER = re.compile(r"\d+")
@@ -31,9 +31,8 @@ def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[s
 
 def _said(tallies: Sequence[Tally], without: Sequence[Tally], failed: int) -> str:
     if without:
-        first = without[0].subject.problem
-        named = f"{first.shape} {first.routing}".removesuffix(" none")
-        return f"no config is right on {len(without)} of {len(tallies)} problems, first {named}"
+        first = _named(without[0].subject.problem)
+        return f"no config is right on {len(without)} of {len(tallies)} problems, first {first}"
     return f"{failed} of {sum(len(tally.outcomes) for tally in tallies)} configs failed"
 
 
@@ -47,48 +46,27 @@ def _commonest(failures: Sequence[Outcome]) -> str:
 
 def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
     """How many configs of each problem are right, and why the first of the others is not."""
-    if output_format == "json":
-        print_json([tally_json(tally) for tally in tallies])
-    elif output_format == "csv":
-        print_csv([tally_json(tally) for tally in tallies])
-    else:
-        columns = [("kernel", "left"), ("arch", "left"), ("kind", "left"), ("problem", "left"), ("layout", "left")]
-        columns += [("ok", "right"), ("wrong", "right"), ("other", "right"), ("pruned", "right"), ("first", "left")]
-        print_wide("configs that were tried", columns, [_cells(tally) for tally in tallies], "table", names=4)
+    told = {id(tally): contracts.tally(tally) for tally in tallies}
+
+    def count(name: str) -> Column[Tally]:
+        return right(name, lambda tally: str(told[id(tally)][name]))
+
+    columns: list[Column[Tally]] = [
+        left("kernel", lambda tally: tally.subject.problem.kernel),
+        left("arch", lambda tally: tally.subject.device.arch),
+        left("kind", lambda tally: str(tally.subject.kind)),
+        left("problem", lambda tally: _named(tally.subject.problem)),
+        left("layout", lambda tally: tally.subject.problem.input_layout),
+        *map(count, ("ok", "wrong", "other", "pruned")),
+        left("first", _first),
+    ]
+    report = Report("configs that were tried", columns, tallies, names=4)
+    print_report(tallies, lambda tally: told[id(tally)], [report], output_format)
 
 
-def tally_json(tally: Tally) -> Mapping[str, object]:
-    """One problem; ``reason`` and ``config`` are of the first that failed, wrong bytes before all else."""
-    subject, counts = tally.subject, tally.counts
-    problem = subject.problem
-    config, failure = next(iter(tally.failures.items()), (None, None))
-    ok, wrong, pruned = (counts[status] for status in (Status.OK, Status.WRONG, Status.PRUNED))
-    return {
-        "kernel": problem.kernel,
-        "arch": subject.device.arch,
-        "device": subject.device.name,
-        "kind": str(subject.kind),
-        "shape": dict(problem.shape),
-        "routing": problem.routing,
-        "input_layout": problem.input_layout,
-        "fp8_dtype": problem.fp8_dtype,
-        "scale_mode": problem.scale_mode,
-        "configs": len(tally.outcomes),
-        "ok": ok,
-        "wrong": wrong,
-        "other": len(tally.outcomes) - ok - wrong - pruned,
-        "pruned": pruned,
-        "config": None if config is None else dict(config),
-        "status": None if failure is None else str(failure.status),
-        "reason": "" if failure is None else failure.reason,
-    }
+def _named(problem: Problem) -> str:
+    return f"{problem.shape} {problem.routing}".removesuffix(" none")
 
 
-def _cells(tally: Tally) -> list[str]:
-    told = tally_json(tally)
-    problem = tally.subject.problem
-    config, failure = next(iter(tally.failures.items()), (None, None))
-    counts = [str(told[name]) for name in ("ok", "wrong", "other", "pruned")]
-    named = [problem.kernel, tally.subject.device.arch, str(tally.subject.kind)]
-    first = "" if failure is None else f"{failure.status}: {config}: {failure.reason}"
-    return [*named, f"{problem.shape} {problem.routing}".removesuffix(" none"), problem.input_layout, *counts, first]
+def _first(tally: Tally) -> str:
+    return next((f"{failed.status}: {config}: {failed.reason}" for config, failed in tally.failures.items()), "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from fp8tune import errors
 
@@ -15,7 +15,7 @@ DATABASES = ":(exclude,glob)**/*.db*"
 
 
 def toplevel(folder: Path) -> Path:
-    """The root of the working tree that ``folder`` lies in. Raises MachineError where there is none, or no git."""
+    """The root of the working tree that ``folder`` lies in. Raises MachineError if there is none, or no git."""
     return Path(_output(folder, "rev-parse", "--show-toplevel"))
 
 
@@ -25,19 +25,19 @@ def resolve(repository: Path, revision: str) -> str:
     if answer.returncode or answer.stdout.startswith("^"):  # git takes ^A for what A does not reach
         names = _output(repository, "for-each-ref", "--format=%(refname:short)").split()
         raise errors.unknown("revision", revision, [*names, "HEAD"])
-    return answer.stdout.strip()
+    return str(answer.stdout.strip())
 
 
 def merge_base(repository: Path, one: str, other: str) -> str:
-    """The commit two revisions forked at. Raises UsageError where their histories share none."""
+    """The commit two revisions forked at. Raises UsageError if their histories share none."""
     answer = _git(repository, "merge-base", resolve(repository, one), resolve(repository, other))
     if answer.returncode:
         raise errors.UsageError(f"{one!r} and {other!r} share no history: compare them with {one}..{other}")
-    return answer.stdout.strip()
+    return str(answer.stdout.strip())
 
 
 def show(repository: Path, commit: str, path: str) -> str | None:
-    """The text of a file (path from the repository's root) as a commit has it; None where it has no such file."""
+    """The text of a file (path from the repository's root) as a commit has it; None if it has no such file."""
     answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")
     return None if answer.returncode else answer.stdout
 
@@ -46,16 +46,15 @@ def versions(file: Path, number: int) -> Iterator[bytes]:
     """What was committed of a file, on any branch or on none by now: the newest versions, the newest first."""
     log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
     for commit in log.split():
-        blob = ["git", "-C", str(file.parent), "cat-file", "blob", f"{commit}:./{file.name}"]
-        answer = subprocess.run(blob, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        answer = _git(file.parent, "cat-file", "blob", f"{commit}:./{file.name}", encoding=None, errors=None)
         if answer.returncode == 0:  # a commit may remove the file
             yield answer.stdout
 
 
 def head(folder: Path) -> str:
-    """The commit checked out here, ``+`` appended where tracked files have changed since.
+    """The commit checked out here, ``+`` appended if tracked files have changed since.
 
-    Empty outside a repository, before its first commit, and where git is not installed: a sweep needs none of them.
+    Empty outside a repository, before its first commit, and if git is not installed: a sweep needs none of them.
     """
     try:
         commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -66,20 +65,20 @@ def head(folder: Path) -> str:
 
 
 def tracks(path: Path) -> bool:
-    """Whether a file is committed or about to be; never where there is no git."""
+    """Whether a file is committed or about to be; never without git."""
     try:
         answer = _git(path.absolute().parent, "ls-files", "--error-unmatch", "--", path.name)
     except errors.MachineError:
         return False
-    return answer.returncode == 0
+    return bool(answer.returncode == 0)
 
 
 def check_out(repository: Path, commit: str, folder: Path) -> None:
-    """Write all files of a commit into a folder. Through an index of its own, so that git keeps no record of it."""
+    """Write all files of a commit into a new folder. Through an index of its own, so that git keeps no record of it."""
     folder.mkdir(parents=True)
-    index = {"GIT_INDEX_FILE": str(folder.with_name(f"{folder.name}.index"))}
-    _output(repository, "read-tree", commit, environment=index)
-    _output(repository, "checkout-index", "--all", f"--prefix={folder}/", environment=index)
+    index = {"GIT_INDEX_FILE": f"{folder}.index"}
+    _output(repository, "read-tree", commit, variables=index)
+    _output(repository, "checkout-index", "--all", f"--prefix={folder}/", variables=index)
 
 
 def working_files(repository: Path) -> list[str]:
@@ -88,28 +87,26 @@ def working_files(repository: Path) -> list[str]:
     return [name for name in listed.split("\0") if name]
 
 
-def _output(folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
-    answer = _git(folder, *arguments, environment=environment)
+def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = None) -> str:
+    answer = _git(folder, *arguments, variables=variables)
     if answer.returncode:
         said = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
         raise errors.MachineError(f"git cannot read {folder}: {said}; name a checkout with --repo")
-    return answer.stdout.strip()
+    return str(answer.stdout.strip())
 
 
-def _git(
-    folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.CompletedProcess[str]:
+def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, **options: Any) -> Any:
     if not folder.is_dir():
         raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
+    said: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", **options}
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            encoding="utf-8",
-            errors="replace",
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C", **environment},
+            env={**os.environ, "LC_ALL": "C", **(variables or {})},
             check=False,
+            **said,
         )
     except FileNotFoundError:
         raise errors.MachineError("git is not installed: install it to compare revisions") from None

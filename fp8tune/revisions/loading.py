@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import keyword
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -72,12 +72,8 @@ def _declared(kernel: str) -> KernelSpec:
 
 
 def _from_name(name: str) -> ModuleType:
-    _make_importable(Path.cwd())
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # a file may print; results have stdout to themselves
-            return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # the module's own code runs here, and may raise anything
-        raise _cannot_import(name, error) from error
+    with _importing(name, Path.cwd()):
+        return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -89,25 +85,26 @@ def _from_file(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
     assert found.loader is not None  # ending in .py settles both
-    _make_importable(path.parent)
     module = sys.modules[name] = importlib.util.module_from_spec(found)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
+    with _importing(str(path), path.parent):
+        try:
             found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _cannot_import(str(path), error) from error
+        except BaseException:
+            del sys.modules[name]
+            raise
     return module
 
 
-def _make_importable(folder: Path) -> None:
-    """Let a kernel import its neighbours. Last in the path, so that no neighbour hides an installed module."""
+@contextlib.contextmanager
+def _importing(what: str, folder: Path) -> Iterator[None]:
+    """A kernel may import its neighbours and print. Whatever its module raises is one line."""
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _cannot_import(what: str, error: BaseException) -> UsageError:
-    return UsageError(f"cannot import {what!r}: {one_line(error)}")
+        sys.path.append(str(folder))  # last, so that no neighbour hides an installed module
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # results have stdout to themselves
+            yield
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {what!r}: {one_line(error)}") from error
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
@@ -124,8 +121,9 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
         raise UsageError(f"kernel {spec.name!r} has the axes {axes}, but its default names {default}")
     if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
         raise UsageError(f"kernel {spec.name!r} has {spec.span}: name an axis, and a size that its key has exactly")
-    _check_names(spec, "axis", spec.axes)
-    _check_names(spec, "key", spec.key)
+    for what, name in (*(("axis", name) for name in spec.axes), *(("key", name) for name in spec.key)):
+        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+            raise UsageError(f"kernel {spec.name!r}: {what} {name!r} is refused: use a name that Python takes")
     for axis, values in spec.axes.items():
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:
@@ -134,24 +132,15 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
         words = getattr(spec, name)
         if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
             raise UsageError(f"kernel {spec.name!r}: {name} {words!r} is refused: name at least one, without blanks")
-    return _guarded(spec)
-
-
-def _check_names(spec: KernelSpec, what: str, names: Iterable[str]) -> None:
-    for name in names:
-        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-            raise UsageError(f"kernel {spec.name!r}: {what} {name!r} is refused: use a name that Python takes")
-
-
-def _guarded(spec: KernelSpec) -> KernelSpec:
-    """A copy whose functions raise one line instead of whatever they raise, and print to stderr."""
     guarded = copy.copy(spec)
-    for name in FUNCTIONS:
-        object.__setattr__(guarded, name, _one_line_raised(spec.name, name, getattr(spec, name)))
+    for function in FUNCTIONS:
+        object.__setattr__(guarded, function, _one_line_raised(spec.name, function, getattr(spec, function)))
     return guarded
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, but it raises one line instead of whatever it raises, and prints to stderr."""
+
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
@@ -160,13 +149,10 @@ def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Ca
                 return tuple(found) if name == "edges" else found  # what a generator raises is the spec's as well
         except Fp8tuneError:
             raise
-        except KeyError as error:
-            if name == "lookup_key":
-                raise UsageError(
-                    f"key of kernel {kernel!r} names {error}, and its problems have no such size"
-                ) from error
-            raise in_spec(kernel, name, function, error) from error
         except (Exception, SystemExit) as error:
+            if isinstance(error, KeyError) and name == "lookup_key":
+                missing = f"key of kernel {kernel!r} names {error}, and its problems have no such size"
+                raise UsageError(missing) from error
             raise in_spec(kernel, name, function, error) from error
 
     return call

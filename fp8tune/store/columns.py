@@ -100,6 +100,11 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.fullmatch(text) is not None
 
 
+def _start_of(value: Any) -> str:
+    """The beginning of a value that may be endless, without control characters."""
+    return "NULL" if value is None else ascii(str(value)[:80])
+
+
 class _Checked(TypeDecorator[Any]):
     """A column that takes and gives back one kind of value and refuses any other with a DatabaseError."""
 
@@ -107,6 +112,7 @@ class _Checked(TypeDecorator[Any]):
     cache_ok = True
     required = False
     """Whether NULL is refused too: set by a column that is not nullable. A damaged file holds NULLs anywhere."""
+    expected = ""
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Refuse to store what would not be read back."""
@@ -120,35 +126,24 @@ class _Checked(TypeDecorator[Any]):
         if value is None and not self.required:
             return None
         if value is None or not self._holds(value):
-            raise DatabaseError(f"refused {_start_of(value)}: that is no {self._expected()}")
+            raise DatabaseError(f"refused {_start_of(value)}: that is no {self.expected}")
         return value
 
     def _holds(self, value: Any) -> bool:
         raise NotImplementedError
 
-    def _expected(self) -> str:
-        raise NotImplementedError
-
-
-def _start_of(value: Any) -> str:
-    """The beginning of a value that may be endless, without control characters."""
-    return "NULL" if value is None else ascii(str(value)[:80])
-
 
 class Text(_Checked):
-    """A text column that holds what ``pattern`` matches in full and nothing else, in both directions."""
+    """A text that ``pattern`` matches in full."""
 
     cache_ok = True
 
     def __init__(self, what: str, pattern: re.Pattern[str]) -> None:
         super().__init__()
-        self.what, self.pattern = what, pattern
+        self.what, self.pattern, self.expected = what, pattern, f"{what} (expected {pattern.pattern})"
 
     def _holds(self, value: Any) -> bool:
         return isinstance(value, str) and _matches(self.pattern, value)
-
-    def _expected(self) -> str:
-        return f"{self.what} (expected {self.pattern.pattern})"
 
 
 class Whole(_Checked):
@@ -156,80 +151,81 @@ class Whole(_Checked):
 
     impl = BigInteger
     cache_ok = True
+    expected = "integer of 64 bits"
+    low = -LARGEST
 
     def _holds(self, value: Any) -> bool:
-        return isinstance(value, int) and -LARGEST <= value <= LARGEST
-
-    def _expected(self) -> str:
-        return "integer of 64 bits"
+        return isinstance(value, int) and self.low <= value <= LARGEST
 
 
 class Count(Whole):
-    """How many of something, or of how many bytes: 0 or more."""
+    """How many of something, or of how many bytes."""
 
     cache_ok = True
-
-    def _holds(self, value: Any) -> bool:
-        return super()._holds(value) and bool(value >= 0)
-
-    def _expected(self) -> str:
-        return "number of 0 or more"
+    expected = "number of 0 or more"
+    low = 0
 
 
 class Finite(_Checked):
-    """A finite number and nothing else."""
+    """A finite number."""
 
     impl = Double
     cache_ok = True
+    expected = f"number between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}"
+    low, high = -LARGEST_NUMBER, LARGEST_NUMBER
 
     def _holds(self, value: Any) -> bool:
-        return isinstance(value, int | float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-
-    def _expected(self) -> str:
-        return f"number between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}"
+        return isinstance(value, int | float) and self.low <= value <= self.high
 
 
 class Duration(Finite):
     """A time above 0, in microseconds where its name says so."""
 
     cache_ok = True
-
-    def _holds(self, value: Any) -> bool:
-        return super()._holds(value) and 0 < value <= LONGEST_US
-
-    def _expected(self) -> str:
-        return f"time above 0, up to {LONGEST_US:g}"
+    expected = f"time above 0, up to {LONGEST_US:g}"
+    low, high = math.ulp(0.0), LONGEST_US
 
 
 class Share(Finite):
-    """A share of something: 0 to 1."""
+    """A share of something."""
 
     cache_ok = True
-
-    def _holds(self, value: Any) -> bool:
-        return super()._holds(value) and 0 <= value <= 1
-
-    def _expected(self) -> str:
-        return "share between 0 and 1"
+    expected = "share between 0 and 1"
+    low, high = 0.0, 1.0
 
 
-class NamedIntsText(TypeDecorator[NamedInts]):
-    """Named integers as text, in the order given; ``unstated`` stands for None, so that a unique index can hold it."""
+class _AsText(TypeDecorator[Any]):
+    """A value as text. Refuses to store what would not be read back."""
 
     impl = String
     cache_ok = True
 
-    def process_bind_param(self, value: Mapping[str, int] | None, dialect: Dialect) -> str:
-        """NamedInts -> text, refusing names and numbers that would not read back."""
-        text = UNSTATED if value is None else " ".join(f"{name}={number}" for name, number in value.items())
-        self._parsed(text)
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        """Value -> text."""
+        text = self._text(value)
+        self._value(text)
         return text
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> NamedInts | None:
-        """Text -> NamedInts, or None where a publication names no config."""
-        return self._parsed(value)
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Text -> value. Raises DatabaseError for any other text."""
+        return self._value(value)
 
-    def _parsed(self, text: Any) -> NamedInts | None:
+    def _text(self, value: Any) -> str:
+        raise NotImplementedError
+
+    def _value(self, text: Any) -> Any:
+        raise NotImplementedError
+
+
+class NamedIntsText(_AsText):
+    """Named integers, in the order given; ``unstated`` stands for None, so that a unique index can hold it."""
+
+    cache_ok = True
+
+    def _text(self, value: Mapping[str, int] | None) -> str:
+        return UNSTATED if value is None else " ".join(f"{name}={number}" for name, number in value.items())
+
+    def _value(self, text: Any) -> NamedInts | None:
         if text == UNSTATED:
             return None
         try:
@@ -243,8 +239,8 @@ class ShapeText(NamedIntsText):
 
     cache_ok = True
 
-    def _parsed(self, text: Any) -> NamedInts | None:
-        shape = super()._parsed(text)
+    def _value(self, text: Any) -> NamedInts | None:
+        shape = super()._value(text)
         try:
             check_sizes(shape or NamedInts())
         except ValueError as error:
@@ -263,50 +259,41 @@ def check_sizes(shape: NamedInts) -> None:
         raise ValueError(f"the product of {shape} is larger than 2^63 - 1")
 
 
-class AxesJson(TypeDecorator[tuple[tuple[str, tuple[int, ...]], ...]]):
+class AxesJson(_AsText):
     """The declared grid in declaration order, as JSON: ``[["BLOCK_SIZE", [32, 64]], ...]``."""
 
-    impl = String
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        """Axes -> JSON."""
-        text = json.dumps(value, separators=(",", ":"))
-        self.process_result_value(text, dialect)
-        return text
+    def _text(self, value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"))
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """JSON -> axes; names are identifiers, values integers."""
+    def _value(self, text: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         with contextlib.suppress(TypeError, ValueError, RecursionError):  # brackets may be nested without end
-            axes = tuple((name, tuple(values)) for name, values in json.loads(value))
+            axes = tuple((name, tuple(values)) for name, values in json.loads(text))
             if all(NAME.fullmatch(name) and all(map(_is_axis_value, values)) for name, values in axes):
                 return axes
-        raise DatabaseError(f"refused {_start_of(value)}: that is no declared grid")
+        raise DatabaseError(f"refused {_start_of(text)}: that is no declared grid")
 
 
 def _is_axis_value(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST  # a bool is an int, and no size
 
 
-class KeyNames(TypeDecorator[tuple[str, ...]]):
+class KeyNames(_AsText):
     """The names a table is looked up by, one blank between."""
 
-    impl = String
     cache_ok = True
 
-    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> str:
-        """Names -> text."""
-        text = " ".join(value or ())
-        if self.process_result_value(text, dialect) != tuple(value or ()):
-            raise DatabaseError(f"refused {_start_of(text)}: a key name holds a blank")
-        return text
+    def _text(self, value: Sequence[str] | None) -> str:
+        if any(" " in name for name in value or ()):
+            raise DatabaseError(f"refused {_start_of(value)}: a key name holds a blank")
+        return " ".join(value or ())
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> tuple[str, ...]:
-        """Text -> names, each an identifier."""
-        names = tuple(value.split()) if isinstance(value, str) else ("",)
+    def _value(self, text: Any) -> tuple[str, ...]:
+        names = tuple(text.split()) if isinstance(text, str) else ("",)
         if all(NAME.fullmatch(name) for name in names):
             return names
-        raise DatabaseError(f"refused {_start_of(value)}: that is no list of key names")
+        raise DatabaseError(f"refused {_start_of(text)}: that is no list of key names")
 
 
 class CommandLine(TypeDecorator[str]):
@@ -320,5 +307,5 @@ class CommandLine(TypeDecorator[str]):
         return None if value is None else redacted(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        """Read none either: old versions stored them."""
+        """Read none either."""
         return None if value is None else redacted(str(value))

@@ -142,19 +142,17 @@ def private_copy(connection: Connection, label: str) -> Connection:
 
     SQLite keeps it in memory, and on disk what is too large. Raises DatabaseError for a server's database.
     """
+    if connection.dialect.name != "sqlite":
+        raise DatabaseError(
+            f"{label} is of an older fp8tune: run fp8tune sweep or fp8tune import on it, which bring it up to date"
+        )
+    raw: Any = connection.connection.dbapi_connection
+    copy = sqlite3.connect("", isolation_level=None)
     try:
-        if connection.dialect.name != "sqlite":
-            raise DatabaseError(
-                f"{label} is of an older fp8tune: run fp8tune sweep or fp8tune import on it, which bring it up to date"
-            )
-        raw: Any = connection.connection.dbapi_connection
-        copy = sqlite3.connect("", isolation_level=None)
-        try:
-            raw.backup(copy)
-        except sqlite3.Error:
-            raise DatabaseError(f"{label} {_DAMAGED}") from None
-    finally:
-        close(connection, wrote=False)
+        raw.backup(copy)
+    except sqlite3.Error:
+        raise DatabaseError(f"{label} {_DAMAGED}") from None
+    close(connection, wrote=False)
     engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: copy)
     _map_errors(engine, label, ())
     return engine.connect()

@@ -29,7 +29,15 @@ from fp8tune.records import (
 from fp8tune.store import database, gathering, migrations, process_times, unreadable
 from fp8tune.store.connected import reads, writes
 from fp8tune.store.reading import Reading
-from fp8tune.store.schema import Calibrations, Completions, Finals, ReferencesChecked, Sweeps
+from fp8tune.store.schema import (
+    Calibrations,
+    Completions,
+    Finals,
+    PublishedOperations,
+    ReferencesChecked,
+    Sweeps,
+    Trials,
+)
 from fp8tune.store.tallies import Tally
 from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
@@ -150,17 +158,17 @@ class Store(Reading):
         ``once``: also where another process stored the same status in this round, as when two run the same sweep.
         """
         trial = self._writer.trial(sweep_id, row)
-        return self._writer.insert_trial_once(trial) if once else self._writer.insert_trials([trial])[0] == 1
+        return self._writer.insert_trial_once(trial) if once else self._writer.insert(Trials, [trial])[0] == 1
 
     @writes
     def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
         """Store many trials in one commit, all or nothing. Returns how many were new."""
-        return self._writer.insert_trials(self._writer.trial(sweep_id, row) for row in rows)[0]
+        return self._writer.insert(Trials, (self._writer.trial(sweep_id, row) for row in rows))[0]
 
     @writes
     def add_published(self, rows: Iterable[Published]) -> int:
         """Store what others printed of whole operations in one commit, all or nothing. Returns how many were new."""
-        return self._writer.insert_published(self._writer.published(row) for row in rows)[0]
+        return self._writer.insert(PublishedOperations, (self._writer.published(row) for row in rows))[0]
 
     def merge(self, other: Store) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (rows added, rows already there)."""

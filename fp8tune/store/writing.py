@@ -18,42 +18,24 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Subject, Telemetry
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
-    Calibrations,
+    METADATA,
     Candidates,
     Codes,
-    Completions,
     Configs,
     Devices,
-    Finals,
     KernelVersions,
     LookupKeys,
     Problems,
     PublishedOperations,
-    ReferencesChecked,
-    Sweeps,
     Trials,
     Workers,
 )
 
-_SHARED: tuple[Table, ...] = (
-    Devices,
-    KernelVersions,
-    Problems,
-    Configs,
-    LookupKeys,
-    Sweeps,
-    Workers,
-    Candidates,
-    Codes,
-    Completions,
-    ReferencesChecked,
-    Finals,
-    Calibrations,
-)
-"""Tables that other tables refer to, or that say something once; each after those it refers to."""
-
 _ROWS: tuple[Table, ...] = (Trials, PublishedOperations)
 """Tables of what was timed, here or by others: what an import counts."""
+
+_SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and table not in _ROWS]
+"""Tables that other tables refer to, or that say something once; each after those it refers to."""
 
 _FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
 _CHUNK = 1000
@@ -128,13 +110,14 @@ class Writer:
         values = {name: told[name] for name in told if name not in ("operation", "shape", "device")}
         return {"problem_id": self.problem_id(problem), "device_id": self.device_id(row.device), **values}
 
-    def insert_trials(self, trials: Iterable[Values]) -> tuple[int, int]:
-        """Store trials that are not there yet. Returns (stored, given); likewise the next."""
-        return self._insert_all(Trials, trials)
-
-    def insert_published(self, rows: Iterable[Values]) -> tuple[int, int]:
-        """Store published rows."""
-        return self._insert_all(PublishedOperations, rows)
+    def insert(self, table: Table, rows: Iterable[Values]) -> tuple[int, int]:
+        """Store rows that are not there yet. Returns (stored, given)."""
+        stored = given = 0
+        remaining = iter(rows)
+        while chunk := list(itertools.islice(remaining, _CHUNK)):
+            result = self._connection.execute(self._statement(table), chunk, execution_options=_COUNTED)
+            stored, given = stored + result.rowcount, given + len(chunk)
+        return stored, given
 
     def insert_trial_once(self, trial: Values) -> bool:
         """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
@@ -147,7 +130,7 @@ class Writer:
         ids: dict[str, dict[int, int]] = {}
         for table in _SHARED:
             ids[table.name] = {row["id"]: self._merged_id(table, row, ids) for row in read(table)}
-        counts = [self._insert_all(table, _all_translated(table, read(table), ids)) for table in _ROWS]
+        counts = [self.insert(table, (_translated(table, row, ids) for row in read(table))) for table in _ROWS]
         return sum(stored for stored, _ in counts), sum(given for _, given in counts)
 
     def id(self, table: Table, key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
@@ -167,7 +150,7 @@ class Writer:
         return self._ids[name]
 
     def _find_or_insert(self, table: Table, key: Values, rest: Values, newer: Values) -> int:
-        result = self._connection.execute(self._insert(table), {**key, **rest}, execution_options=_COUNTED)
+        result = self._connection.execute(self._statement(table), {**key, **rest}, execution_options=_COUNTED)
         if result.rowcount == 1 and result.inserted_primary_key:
             return int(result.inserted_primary_key[0])
         query = select(table.c.id).where(*(table.c[name] == value for name, value in key.items()))
@@ -216,17 +199,7 @@ class Writer:
         ours = self._connection.execute(select(*columns).where(*same)).first()
         return ours is not None and _text(declared.values()) > _text(ours)
 
-    def _insert_all(self, table: Table, rows: Iterable[Values]) -> tuple[int, int]:
-        stored = given = 0
-        for chunk in _chunks(rows):
-            stored += self._insert_new(table, chunk)
-            given += len(chunk)
-        return stored, given
-
-    def _insert_new(self, table: Table, rows: list[Values]) -> int:
-        return self._connection.execute(self._insert(table), rows, execution_options=_COUNTED).rowcount
-
-    def _insert(self, table: Table) -> Insert:
+    def _statement(self, table: Table) -> Insert:
         """Insert, silently leaving out what is there already. Made once a table: the making would cost a trial more."""
         if table not in self._inserts:
             self._inserts[table] = _insert_ignoring(table, self._connection.dialect.name)
@@ -276,15 +249,3 @@ def _translated(table: Table, row: Values, ids: Mapping[str, Mapping[int, int]])
                 )
             values[column.name] = ours[values[column.name]]
     return values
-
-
-def _all_translated(
-    table: Table, rows: Iterable[Values], ids: Mapping[str, Mapping[int, int]]
-) -> Iterator[dict[str, Any]]:
-    return (_translated(table, row, ids) for row in rows)
-
-
-def _chunks(rows: Iterable[Values]) -> Iterator[list[Values]]:
-    remaining = iter(rows)
-    while chunk := list(itertools.islice(remaining, _CHUNK)):
-        yield chunk

@@ -17,7 +17,6 @@ from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.worker import start_server
@@ -26,34 +25,12 @@ from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of ``fp8tune sweep``."""
-
-    kernels: tuple[str, ...]
-    shapes: tuple[str, ...] = ("llama4",)
-    routing: str = "jagged"
-    grid: tuple[str, ...] = ()
-    arch: str | None = None
-    static: bool = False
-    """Compile only, also for this machine's arch."""
-    scale_mode: str | None = None
-    seed: int = 0
-    timer: str | None = None
-    again: bool = False
-    retry_failed: bool = False
-    quick: bool = False
-    """The screen alone, without finals."""
-    time_budget_s: float | None = None
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
-    command: str = ""
 
 
 @dataclass(frozen=True)

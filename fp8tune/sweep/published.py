@@ -19,7 +19,8 @@ from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Event
 from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Options, Plan, ProblemPlan, version_of
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan, ProblemPlan, version_of
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec

@@ -24,7 +24,7 @@ from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import median
-from fp8tune.sweep.planning import Options
+from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
 
 UNDERSTATED = PLANTED / "understated.py"

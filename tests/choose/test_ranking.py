@@ -205,7 +205,6 @@ def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
     shared = robust(found)
     assert shared.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)
     assert shared.worst_slowdown == 1.215
-    assert len(shared.slowdowns) == 4
 
 
 def test_a_config_with_values_nobody_declared_still_has_a_place():

@@ -13,19 +13,25 @@ from places import ROOT
 
 PROGRAM = """
 import json, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from fp8tune.compare.binaries import launched_code
 from fp8tune.measure.trees import Tree, within
+from fp8tune.measure.worker import Worker, usable_cores
 from fp8tune.records import NamedInts, Problem
-from fp8tune.measure.worker import Worker
-problem, codes = Problem("rowwise-2d", NamedInts(M=300, K=512)), {}
-for name in sys.argv[2:]:
+
+def code(name):
     folder, worker = Path(sys.argv[1], name), Worker()
     of = Tree(name, folder, folder / "cache", ("kernels",))
+    problem = Problem("rowwise-2d", NamedInts(M=300, K=512))
     config = NamedInts(BLOCK_SIZE=4 if name == "config" else 2, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=1)
-    codes[name] = worker.call(100, within, of, launched_code, "rowwise-2d", problem, config, "sm_90")
-    worker.close()
-print(json.dumps(codes))
+    try:
+        return worker.call(100, within, of, launched_code, "rowwise-2d", problem, config, "sm_90")
+    finally:
+        worker.close()
+
+with ThreadPoolExecutor(usable_cores()) as threads:
+    print(json.dumps(dict(zip(sys.argv[2:], threads.map(code, sys.argv[2:])))))
 """
 CHANGES = {
     "as it is": ("", ""),

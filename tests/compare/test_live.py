@@ -19,8 +19,8 @@ from places import PLANTED, hear_interrupts
 from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
 from fp8tune.compare.options import CompareOptions, Configs
-from fp8tune.compare.rows import Kernel, Plan, Row, Step, wrong_bytes
-from fp8tune.compare.tree import Wanted
+from fp8tune.compare.rows import Plan, Row, Step, wrong_bytes
+from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.arms import KernelArm
@@ -28,7 +28,8 @@ from fp8tune.measure.backends.interpreter import InterpreterBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.records import NamedInts, Problem
+from fp8tune.render import contracts
 from fp8tune.revisions import checkouts
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
@@ -143,7 +144,7 @@ def test_retuning_searches_both_sides(repository: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
-    one, other = (compared(repository, "main..branch", "faster").as_json() for _ in range(2))
+    one, other = (contracts.comparison(compared(repository, "main..branch", "faster")) for _ in range(2))
     assert one == other
 
 
@@ -189,9 +190,9 @@ def plan(tmp_path: Path) -> Plan:
         (tmp_path / name / "both.py").write_text(version("both", factor=5))
         (tmp_path / name / "right.py").write_text(version("right"))
         trees.append(Tree(name, tmp_path / name, tmp_path / f"{name}-cache"))
-    kernels = (Kernel("edited", ("", ""), False), Kernel("untouched", ("", ""), True))
-    wanted = Wanted((NamedInts(M=8, K=8),), Device("interpreter"))
-    return Plan(kernels, (trees[0], trees[1]), InterpreterBackend(), wanted, Configs.OWN)
+    kernels = (Kernel("edited", "", ("1", "2")), Kernel("untouched", "", ("1", "1")))
+    sides = Sides(tmp_path, Revision("one", ""), Revision("two", ""), kernels)
+    return Plan(CompareOptions(revisions="one..two"), sides, (trees[0], trees[1]), InterpreterBackend(), ())
 
 
 def row(plan: Plan, kernel: str, M: int = 8) -> Row:
@@ -265,7 +266,7 @@ def test_a_fault_in_the_binary_of_an_edge_alone_is_found(plan: Plan) -> None:
         for of, is_partial in zip(plan.trees, (False, True), strict=True):
             (of.folder / f"{name}.py").write_text(edged(name, partial=is_partial))
     same = [row(plan, name, M=64) for name in ("edited", "untouched")]
-    run = live.Run(plan, Comparison(Revision("one", ""), Revision("two", ""), ()), blind=False)
+    run = live.Run(plan)
     _, left = drained(run.with_right_edges(same))
     assert left == same[1:]
     assert [ended.verdict for ended in run.ended] == [ChangeVerdict.NEWLY_WRONG]
@@ -273,14 +274,15 @@ def test_a_fault_in_the_binary_of_an_edge_alone_is_found(plan: Plan) -> None:
 
 def test_a_worker_has_the_kernels_of_one_side(plan: Plan) -> None:
     worker, (one, two) = Worker(), plan.trees
+    given = (plan.options, [NamedInts(M=8, K=8)], plan.device)
     try:
-        declared = worker.call(60, within, one, tree.declared, f"{one.folder}/right.py:SPEC", plan.wanted)
+        declared = worker.call(60, within, one, tree.declared, f"{one.folder}/right.py:SPEC", *given)
         assert [problem.kernel for problem in declared.arms] == ["right"]
         assert worker.call(60, within, one, tempfile.gettempdir) == str(one.cache)
         with pytest.raises(UsageError, match="not from the checkout of one"):
-            worker.call(60, within, one, tree.declared, f"{two.folder}/right.py:SPEC", plan.wanted)
+            worker.call(60, within, one, tree.declared, f"{two.folder}/right.py:SPEC", *given)
         with pytest.raises(RemoteError, match="needs one of its own"):
-            worker.call(60, within, two, tree.declared, f"{two.folder}/right.py:SPEC", plan.wanted)
+            worker.call(60, within, two, tree.declared, f"{two.folder}/right.py:SPEC", *given)
     finally:
         worker.kill()
 

@@ -13,6 +13,7 @@ from fp8tune import errors
 from fp8tune.compare import recorded as compare
 from fp8tune.compare.comparison import ComparedRow
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.render import contracts
 from fp8tune.revisions import source
 
 KERNEL = """
@@ -265,7 +266,8 @@ def test_a_file_outside_the_repository_is_refused(repository: Path, tmp_path_fac
 
 def test_json_keeps_the_contract(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    said = json.loads(json.dumps(compare.compare(evidence, repository, "main..branch", ["colwise"]).as_json()))
+    found = compare.compare(evidence, repository, "main..branch", ["colwise"])
+    said = json.loads(json.dumps(contracts.comparison(found)))
     wanted = {"kernel": "colwise", "arch": "sm_90", "before_us": 200.0, "after_us": 150.0, "ratio": 0.75}
     assert {"rows", "geomean"} <= set(said)
     assert said["geomean"] == pytest.approx(0.75)

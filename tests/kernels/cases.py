@@ -1,10 +1,13 @@
 """Problems of a spec with the awkward contents every kernel must be right on, and the comparison bit for bit."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fp8tune.measure.edges import fill
+from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import CONTENTS as DECLARED_CONTENTS
@@ -27,19 +30,10 @@ SHORT_LEAD = 1
 run: no turn would then take maxima and cast as well, and each would be waited for with hundreds of idle turns."""
 
 
-def block_sizes(spec: KernelSpec) -> list[NamedInts]:
-    """Every combination of block sizes in the grid, with the rest of the default."""
-    return varied(spec, spec.default, [name for name in spec.axes if name not in (*LAUNCH_OPTIONS, "LEAD")])
-
-
-def leads(spec: KernelSpec) -> tuple[int, ...]:
-    """Whether to walk twice or to work on panels: what the interpreter takes for the values of ``LEAD``, if any."""
-    return tuple(sorted({min(lead, SHORT_LEAD) for lead in spec.axes.get("LEAD", ())}))
-
-
-def with_lead(config: NamedInts, lead: int | None) -> NamedInts:
-    """The config with another ``LEAD``; as it is for a kernel without that axis."""
-    return config if lead is None else NamedInts({**config, "LEAD": lead})
+def leads(spec: KernelSpec) -> list[dict[str, int]]:
+    """What the interpreter takes for the values of ``LEAD``: walking twice, panels; nothing of a kernel without it."""
+    values = sorted({min(lead, SHORT_LEAD) for lead in spec.axes.get("LEAD", ())})
+    return [{"LEAD": value} for value in values] or [{}]
 
 
 def varied(spec: KernelSpec, config: NamedInts, names: list[str]) -> list[NamedInts]:
@@ -51,10 +45,8 @@ def varied(spec: KernelSpec, config: NamedInts, names: list[str]) -> list[NamedI
 
 
 def configs(spec: KernelSpec) -> list[NamedInts]:
-    """Every combination of block sizes. Where kernels are compiled: with every ``LEAD``, those that the spec does not
-    rule out there, each with other launch options, which the interpreter ignores."""
-    if not torch.cuda.is_available():
-        return block_sizes(spec)
+    """On a GPU: every combination of block sizes and leads that the spec does not rule out there, each with other
+    launch options."""
     limits = ARCHES[running_arch(torch.device("cuda", 0))].limits()
     shape = next(spec.problems({"M": 131072, "K": 8192, "N": 8192, "E": 4}))
     options = [name for name in spec.axes if name in LAUNCH_OPTIONS]
@@ -66,11 +58,27 @@ def configs(spec: KernelSpec) -> list[NamedInts]:
     return found
 
 
-def factors(spec: KernelSpec) -> dict[str, Any]:
-    """What the checks vary, for a covering array: every pair of values occurs, and so every config with every lead."""
+def config_factors(spec: KernelSpec) -> dict[str, Any]:
+    """On a GPU whole configs, as each is code of its own. The interpreter runs the same code for all: each block size
+    is a factor, and every pair of them occurs."""
+    if torch.cuda.is_available():
+        return {"config": configs(spec)}
     return {
-        "config": configs(spec),
-        "lead": (not torch.cuda.is_available() and leads(spec)) or (None,),
+        **{name: values for name, values in spec.axes.items() if name not in (*LAUNCH_OPTIONS, "LEAD")},
+        **({"LEAD": [lead["LEAD"] for lead in leads(spec)]} if "LEAD" in spec.axes else {}),
+    }
+
+
+def config_of(spec: KernelSpec, case: Mapping[str, Any]) -> NamedInts:
+    """The config of a case of :func:`config_factors`."""
+    own = {name: value for name, value in case.items() if name in spec.axes}
+    return NamedInts({**case.get("config", spec.default), **own})
+
+
+def factors(spec: KernelSpec) -> dict[str, Any]:
+    """What the checks vary, for a covering array: every pair of values occurs."""
+    return {
+        **config_factors(spec),
         "routing": ROUTINGS if spec.routed else ("none",),
         "rows": tuple(ROWS),
         "content": CONTENTS,
@@ -81,16 +89,48 @@ def factors(spec: KernelSpec) -> dict[str, Any]:
     }
 
 
+PROBLEM = ("rows", "routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+"""The factors that make a problem."""
+
+
 def fp8_dtypes() -> tuple[str, ...]:
     """The formats that this machine's kernels can write."""
     on_nvidia = torch.cuda.is_available() and not torch.version.hip
     return ("float8_e4m3fn", "float8_e5m2") if on_nvidia else ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 
 
-def problem(spec: KernelSpec, rows: str, **fields: Any) -> Problem:
-    """The first problem of the spec in one of :data:`ROWS`."""
-    shape = next(spec.problems(ROWS[rows]))
-    return spec.scaled_down(Problem(spec.name, shape, **fields))
+CUT = {
+    "colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "colwise-3d": {"N": "BLOCK_SIZE_N", "K": "BLOCK_SIZE_K"},
+    "colwise-dual": {"N": "BLOCK_SIZE", "K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "colwise-transpose-3d": {"K": "BLOCK_SIZE", "N": "BLOCK_SIZE_ITER"},
+    "mxfp8-dim0": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
+    "mxfp8-dim1": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
+    "mxfp8-dim1-3d": {"N": "BLOCK_SIZE_N", "K": "BLOCK_SIZE_K"},
+    "mxfp8-dim1-3d-via-2d": {"N": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
+    "rowwise": {"N": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "rowwise-2d": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
+    "rowwise-colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "transpose-3d-atomic": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
+    "transpose-3d-reduction": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
+}
+"""Kernel -> the dims of its problems that an axis cuts into blocks."""
+
+
+def round_shape(kernel: str, config: NamedInts, blocks: int = 2) -> NamedInts:
+    """A shape as a sweep times them, but small: two groups or experts, nothing left over of any block."""
+    counts = {"G": 2, "E": 2}
+    spec = catalog.load(kernel)
+    dims = next(spec.problems({"M": 2, "K": 2, "N": 2, "E": 2}))
+    return NamedInts([(dim, counts.get(dim) or blocks * config[CUT[kernel][dim]]) for dim in dims])
+
+
+def problem(spec: KernelSpec, rows: str, config: NamedInts, **fields: Any) -> Problem:
+    """The first problem of the spec in one of :data:`ROWS`. No dim has more than two of the config's blocks and a part
+    of a third: the interpreter takes as long for each block."""
+    one = spec.scaled_down(Problem(spec.name, next(spec.problems(ROWS[rows])), **fields))
+    most = {dim: 2 * config[axis] + 11 for dim, axis in CUT[spec.name].items()}
+    return replace(one, shape=NamedInts([(dim, min(size, most.get(dim, size))) for dim, size in one.shape.items()]))
 
 
 def inputs_of(spec: KernelSpec, one: Problem, content: str, device: str) -> tuple[Any, ...]:

@@ -46,7 +46,8 @@ def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
     file = plant(kernel, folder, modules, *fault)[-1]
     name = f"planted-{kernel}"
     text = faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",')
-    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = dataclasses.replace(SPEC, routed=False)\n")
+    alone = "dataclasses.replace(SPEC, routed=False, bytes_moved=lambda shape: 1)"
+    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = {alone}\n")
     return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
 
 
@@ -61,7 +62,7 @@ def full_name(module: str) -> str:
 def source(module: str) -> str:
     """A module's text without its operator: that can exist only once."""
     text = Path(str(importlib.util.find_spec(module).origin)).read_text()
-    return text.partition("\n_operator:")[0]
+    return text.partition("\n_operator = ")[0]
 
 
 def faulty(text: str, right: str, wrong: str) -> str:

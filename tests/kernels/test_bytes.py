@@ -4,13 +4,13 @@ import functools
 import itertools
 
 import pytest
-from cases import assert_same_bits, block_sizes, factors, inputs_of, leads, poisoned, problem, with_lead
+from cases import PROBLEM, assert_same_bits, config_of, factors, inputs_of, leads, poisoned, problem
 from covering import covering_array
 
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import KernelSpec, NamedInts
+from fp8tune_kernels.spec import KernelSpec
 
-CHUNKS = 8
+CHUNKS = 4
 """Tests a kernel, so that workers share them."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on inf * 0, in the interpreter
@@ -22,8 +22,8 @@ def cases_of(kernel: str) -> list[dict]:
 
 
 def check(spec: KernelSpec, case: dict, device: str) -> None:
-    config, content = with_lead(case["config"], case["lead"]), case["content"]
-    one = problem(spec, **{name: value for name, value in case.items() if name not in ("config", "lead", "content")})
+    config, content = config_of(spec, case), case["content"]
+    one = problem(spec, config=config, **{name: case[name] for name in PROBLEM})
     inputs = inputs_of(spec, one, content, device)
     expected = spec.reference(*inputs)
     outputs = poisoned(spec, inputs, expected)
@@ -49,35 +49,24 @@ def test_the_cases_cover_every_pair_of_values(kernel: str) -> None:
         assert seen == set(itertools.product(varied[one], varied[other]))
 
 
-PLAIN = {"rows": "no block divides", "in_dtype": "bfloat16", "content": "random"}
-LEADS = [(kernel, lead) for kernel in catalog.KERNELS for lead in leads(catalog.load(kernel)) or (None,)]
-
-
-def plain_case(spec: KernelSpec, config: NamedInts, lead: int | None, **fields: str) -> dict:
+def check_plain(kernel: str, rows: str, config: dict[str, int], device: str) -> None:
+    spec = catalog.load(kernel)
     routing = "ragged" if spec.routed else "none"
     modes = {"scale_mode": spec.scale_modes[0], "input_layout": spec.input_layouts[-1]}
-    return {**PLAIN, "config": config, "lead": lead, "routing": routing, **modes, **fields}
+    plain = {"rows": rows, "in_dtype": "bfloat16", "fp8_dtype": "float8_e4m3fn", "content": "random"}
+    check(spec, {**plain, **modes, "routing": routing, "config": {**spec.default, **config}}, device)
 
 
-@pytest.mark.parametrize(("kernel", "lead"), LEADS)
-def test_block_sizes_below_the_grid_work_too(kernel: str, lead: int | None, device: str) -> None:
-    spec = catalog.load(kernel)
-    least = 32 if spec.name.startswith("mxfp8") else 16  # neither a scale's block nor a chunk is split
-    smallest = {name: min(least, *values) for name, values in spec.axes.items() if "BLOCK" in name}
-    config = NamedInts({**spec.default, **smallest, "num_warps": 1, "num_stages": 1})
-    check(spec, plain_case(spec, config, lead, rows="blocks divide"), device)
+@pytest.mark.parametrize("kernel", catalog.KERNELS)
+def test_block_sizes_below_the_grid_work_too(kernel: str, device: str) -> None:
+    least = 32 if kernel.startswith("mxfp8") else 16  # neither a scale's block nor a chunk is split
+    axes = catalog.load(kernel).axes
+    smallest = {name: min(least, *values) for name, values in axes.items() if "BLOCK" in name}
+    for lead in leads(catalog.load(kernel)):
+        check_plain(kernel, "blocks divide", {**smallest, **lead, "num_warps": 1, "num_stages": 1}, device)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "lead"),
-    [(kernel, lead) for kernel in catalog.KERNELS for lead in catalog.load(kernel).axes.get("LEAD", ())],
-)
-def test_the_grids_own_leads_give_the_reference_bytes(kernel: str, lead: int, device: str) -> None:
-    spec = catalog.load(kernel)
-    check(spec, plain_case(spec, spec.default, lead), device)
-
-
-def test_block_sizes_hold_the_default() -> None:
-    for kernel in catalog.KERNELS:
-        spec = catalog.load(kernel)
-        assert spec.default in block_sizes(spec)
+@pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if "LEAD" in catalog.load(kernel).axes])
+def test_the_grids_own_leads_give_the_reference_bytes(kernel: str, device: str) -> None:
+    for lead in catalog.load(kernel).axes["LEAD"]:
+        check_plain(kernel, "no block divides", {"LEAD": lead}, device)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import leads, with_lead
+from cases import leads
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
 
@@ -61,7 +61,7 @@ def checked(planted: Planted, layout: str, device: str) -> Outcome:
     spec = catalog.load(planted.kernel)
     routing = "balanced" if spec.routed else "none"
     problem = Problem(planted.name, ROUND[planted.kernel], routing, layout, scale_mode=spec.scale_modes[0])
-    config = with_lead(NamedInts({**spec.default, **BLOCKS[planted.kernel]}), next(iter(leads(spec)), None))
+    config = NamedInts({**spec.default, **BLOCKS[planted.kernel], **leads(spec)[0]})
     return checked_block(KernelArm(planted.edges_alone, problem, config), device, 0, times=False)
 
 

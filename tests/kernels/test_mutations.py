@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import leads, with_lead
+from cases import leads
 from mutants import FAULTS
 from planting import plant
 
@@ -54,8 +54,8 @@ def load(file: Path) -> Any:
 
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
     """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
-    for layout, lead in itertools.product(spec.input_layouts, leads(spec) or (None,)):
-        wrong = check_one(spec, kernel, layout, with_lead(spec.default, lead), device)
+    for layout, lead in itertools.product(spec.input_layouts, leads(spec)):
+        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **lead}), device)
         if wrong is not None:
             return wrong
     return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from fp8tune_kernels.tables import Key, Row, Table
 SPEC = catalog.load("colwise")
 NEAR: Key = (("G", 64), ("K", 5120), ("M_bucket", 16384))
 OTHER: Key = (("G", 64), ("K", 7168), ("M_bucket", 16384))
-ARCH = "sm_99"
+ARCH = "interpreter"
+"""Of a device that is no GPU; nothing is shipped for it."""
 
 
 def row(warps: int, key: Key | None = NEAR, device: str = "", kernel: str = "colwise") -> Row:
@@ -31,14 +34,11 @@ def module(*rows: Row, nearest: tuple[str, ...] = ()) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's folder; an arch of which nothing is shipped."""
+    """The user's folder."""
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
-    monkeypatch.setattr(lookup, "_configs", {})
-    monkeypatch.setattr(lookup, "running_arch", lambda device: ARCH)
-    monkeypatch.setattr(lookup, "device_name", lambda device: "H200")
-    user_table.cache_clear()
+    lookup.forget()
     yield tmp_path
-    user_table.cache_clear()
+    lookup.forget()
 
 
 def looked_up(key: Key = NEAR) -> int:
@@ -48,10 +48,11 @@ def looked_up(key: Key = NEAR) -> int:
 
 
 def test_a_users_row_comes_before_the_shipped_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = Table((row(2), row(4, OTHER), row(8, device="H200"), row(16, None)))
-    monkeypatch.setattr(lookup, "table", lambda arch: shipped)
+    shipped = ModuleType(f"fp8tune_kernels.tables.{ARCH}")
+    shipped.ROWS = (row(2), row(4, OTHER), row(16, None))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, shipped.__name__, shipped)
     (folder / f"{ARCH}.py").write_text(module(row(32)))
-    assert looked_up() == 32  # before the shipped row of this very device
+    assert looked_up() == 32
     assert looked_up(OTHER) == 4  # which the user's table has not
     assert looked_up((("G", 1), ("K", 1), ("M_bucket", 1))) == 16
 

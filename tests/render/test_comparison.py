@@ -12,6 +12,7 @@ from fp8tune.compare.rows import Step
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import compare as render_compare
+from fp8tune.render import contracts
 from fp8tune.stats import Estimate
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
@@ -76,7 +77,7 @@ def test_disturbed_blocks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert notice == (
         "colwise M=16640 K=5120 G=64: 5 of 36 blocks were timed while the GPU was slowed down (software thermal)"
     )
-    row, calm = (row.as_json() for row in told.rows)
+    row, calm = map(contracts.compared, told.rows)
     names = ("blocks", "stalled_blocks", "throttled_blocks", "throttle_reasons")
     assert [row[name] for name in names] == [36, 2, 5, ["software thermal"]]
     assert [calm[name] for name in names] == [36, 0, 0, []]
@@ -104,10 +105,10 @@ def test_progress_says_each_phase_once_and_when_it_ends(capsys: pytest.CaptureFi
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "reading colwise",
-        "compiling 1/4",
-        "compiling 4/4",
-        "timing 1/8, ETA of this stage 14 s",
-        "timing 8/8, ETA of this stage 0 s",
+        "[1/4] compiling",
+        "[4/4] compiling",
+        "[1/8, ETA 14 s] timing",
+        "[8/8, ETA 0 s] timing",
     ]
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from database_rows import H100, begin, config, end_finals, finished_sweep, problem, row, subject
@@ -102,7 +103,6 @@ def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None
         assert remote.counts() == local.counts()
         assert remote.calibration(H100) == local.calibration(H100)
         assert remote.unfinished_sweeps() == local.unfinished_sweeps()
-        assert not remote.has_rival_finals()
         assert not remote.add(begin(remote, request="finals"), row(1.0, stage="final", process="w0"))
 
 
@@ -159,7 +159,6 @@ def test_readers_beside_writers_see_one_moment(url: str) -> None:
         while index >= 2 and time.monotonic() < until:
             with Store.open(url, writable=False) as store:
                 assert len(store.evidence()) <= len(list(store.rows()))
-                store.has_rival_finals()
 
     assert together(4, work) == [0] * 4
 
@@ -233,3 +232,58 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
             assert reader.evidence() == []
         other.rollback()
         assert store.add(begin(store), row())
+
+
+def made_older(url: str) -> None:
+    """What the last fp8tune without recorded migrations left: its names, and what commands held."""
+    with connected(url) as connection:
+        for statement in (
+            "DROP TABLE migrations",
+            "UPDATE meta SET value = '1'",
+            "ALTER TABLE references_checked RENAME TO judges",
+            "ALTER TABLE finals ADD COLUMN replaces VARCHAR NOT NULL DEFAULT ''",
+            "UPDATE kernel_versions SET source_hash = '8b6c5121011a684a'",
+            "UPDATE trials SET stage = 'twin' WHERE stage = 'duplicate'",
+            "UPDATE sweeps SET command = 'fp8tune sweep --db postgresql://me:hunter2@host/db'",
+            "DROP INDEX summary",
+            "CREATE INDEX summary ON trials (candidate_id, stage)",
+        ):
+            connection.execute(statement)
+
+
+@contextlib.contextmanager
+def connected(url: str) -> Iterator[Any]:
+    import psycopg
+
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+        yield connection
+
+
+def test_an_older_database_is_migrated_by_who_writes_and_named_to_who_reads(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        sweep = begin(store)
+        store.add(sweep, row())
+        store.add(sweep, row(stage="duplicate"))
+        end_finals(store, sweep)
+        expected = store.counts()
+    made_older(url)
+    with pytest.raises(DatabaseError, match="is of an older fp8tune: run fp8tune sweep"):
+        Store.open(url, writable=False)
+    Store.open(url).close()
+    with Store.open(url, writable=False) as store:
+        assert (store.counts(), store.unreadable()) == (expected, {})
+        assert [made.stage for made in store.rows()] == ["screen", "duplicate"]
+        assert store.timed_sources() == {"colwise": {"c50ad72fc32db4c2"}}
+        assert store.unfinished_sweeps() == ["fp8tune sweep --db postgresql://me:***@host/db"]
+
+
+def test_a_migration_that_fails_leaves_a_server_s_database_as_it_was(url: str) -> None:
+    Store.open(url, create=True).close()
+    made_older(url)
+    with connected(url) as connection:
+        connection.execute("CREATE VIEW migrations AS SELECT 'x' AS name")  # nothing can be recorded in it
+    with pytest.raises(DatabaseError):
+        Store.open(url)
+    with connected(url) as connection:
+        assert connection.execute("SELECT count(*) FROM judges").fetchone() == (0,)
+        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]

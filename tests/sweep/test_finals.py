@@ -21,7 +21,8 @@ from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, planning, session
 from fp8tune.sweep import loop as sweep
-from fp8tune.sweep.planning import Options, Plan
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 PROTOCOL = measuring_plan_of({})
@@ -121,10 +122,10 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert len(mine) == len(configs) * len(processes) * PROTOCOL.rounds
         assert {row.round for row in mine} == set(range(PROTOCOL.rounds))
         default = mine[0].version.default if mine[0].version else None
-        twins = [row for row in found if row.stage == "duplicate" and row.problem == of]
-        assert {row.config for row in twins} == {default}
-        assert len(twins) == len(processes) * PROTOCOL.rounds
-        assert {row.outcome.time_us for row in twins}.isdisjoint({row.outcome.time_us for row in mine})
+        duplicates = [row for row in found if row.stage == "duplicate" and row.problem == of]
+        assert {row.config for row in duplicates} == {default}
+        assert len(duplicates) == len(processes) * PROTOCOL.rounds
+        assert {row.outcome.time_us for row in duplicates}.isdisjoint({row.outcome.time_us for row in mine})
     for winner in winners(store, options):
         assert winner.verdict in (
             PickVerdict.CERTIFIED,
@@ -190,9 +191,7 @@ def test_a_finished_sweep_is_answered_from_its_rows(options: Options, tmp_path: 
     assert not session.is_stored(database, planning.planned(replace(options, quick=True)))
     with Store.open(database) as opened:
         again = list(session.run(opened, plan))
-        assert sorted(str(row.as_json()["config"]) for row in rows(again)) == sorted(
-            str(row.as_json()["config"]) for row in found
-        )
+        assert sorted(str(row.config) for row in rows(again)) == sorted(str(row.config) for row in found)
         planned_again = events(opened, options)
         assert all(event.from_database for event in planned_again if isinstance(event, sweep.TrialDone))
         assert len(rows(planned_again)) == len(found)

@@ -18,11 +18,13 @@ from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.records import Kind, Row, Status
+from fp8tune.render import contracts
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning, session
-from fp8tune.sweep.planning import Options, Plan
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
@@ -198,7 +200,7 @@ def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[s
     assert started.stored == finished.trials == len(trials) == len(rows)
 
     def lines(rows: Iterable[Row]) -> set[str]:  # the database keeps times to 1e-6 us
-        return {json.dumps({**row.as_json(), "time_us": round(row.outcome.time_us or 0, 6)}) for row in rows}
+        return {json.dumps({**contracts.trial(row), "time_us": round(row.outcome.time_us or 0, 6)}) for row in rows}
 
     assert lines(event.row for event in trials if isinstance(event, sweep.TrialDone)) == lines(rows)
     other = tmp_path / "other.toml"

@@ -18,6 +18,8 @@ caller to the same rule.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fp8tune_kernels.runtime.checks import check_ends
@@ -30,18 +32,6 @@ GROUP_ALIGNMENT = 16
 
 FAST_ACCUMULATION = True
 """Hopper's tensor cores keep partial sums in their own, shorter format; the errors are far below those of FP8 codes."""
-
-
-def scaled_grouped_gemm(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
-    """``a @ b`` group by group, as the module's docstring says; contracts over groups where ``b`` is 2D.
-
-    Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for
-    ``offs`` that decrease or pass the rows.
-    """
-    out: torch.Tensor = _scaled_grouped_gemm(a, b, scale_a, scale_b, offs)
-    return out
 
 
 def _out(a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -119,12 +109,17 @@ def checked_offsets(offs: torch.Tensor, rows: int, multiple: int = 0) -> torch.T
     return checked
 
 
-_scaled_grouped_gemm = define(
+scaled_grouped_gemm: Callable[..., torch.Tensor] = define(
     "scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor",
     _invert_and_multiply,
     _invert_and_multiply,
     _out,
 )
+"""``a @ b`` group by group, as the module's docstring says; contracts over groups where ``b`` is 2D.
+
+Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for ``offs``
+that decrease or pass the rows.
+"""
 _checked_offsets_of = define(
     "checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor",
     None,

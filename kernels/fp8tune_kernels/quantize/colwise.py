@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
 
@@ -131,11 +131,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return panels.invalid(config, shape["K"], limits)
-
-
 SPEC = KernelSpec(
     name="colwise",
     axes=panels.AXES,
@@ -147,7 +142,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"M": 157, "K": 101, "G": 3},  # no block divides a dim; several groups stay several
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, shape["K"], limits),
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block and one more", routing="balanced", M=513, K=144, G=1),

@@ -23,7 +23,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.quantize import rowwise_2d, weights
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 
@@ -62,11 +62,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     rowwise_2d.launch_rows(_of_rows(config), (w, *outputs), E * N, K, float8_dtype, power_of_two)
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return rowwise_2d.invalid(_of_rows(config), shape, limits)
-
-
 def _of_rows(config: Mapping[str, int]) -> dict[str, int]:
     """The config with its axes named as ``rowwise-2d`` names them."""
     names = {"BLOCK_SIZE_N": "BLOCK_SIZE", "BLOCK_SIZE_K": "BLOCK_SIZE_ITER"}
@@ -90,7 +85,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"E": 2, "N": 5, "K": 5003},  # no block divides either; columns stay longer than short tiles
-    invalid=invalid,
+    invalid=lambda config, shape, limits: rowwise_2d.invalid(_of_rows(config), shape, limits),
     edges=declared(
         edge("one column, huge values", "huge", E=1, N=1),
         edge("a block of columns and one more, long tails", E=1, N=17, K=long_tail("K")),

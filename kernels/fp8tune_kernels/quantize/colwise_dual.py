@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
 
@@ -143,11 +143,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay for the wider matrix, or None."""
-    return colwise.invalid(config, {"K": max(shape["N"], shape["K"])}, limits)
-
-
 SPEC = KernelSpec(
     name="colwise-dual",
     axes={
@@ -166,7 +161,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, max(shape["N"], shape["K"]), limits),
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a block and one more", routing="balanced", M=513, N=144, K=48, G=1),

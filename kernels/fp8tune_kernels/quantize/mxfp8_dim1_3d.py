@@ -26,7 +26,7 @@ from fp8tune_kernels.quantize import mxfp8_dim1
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
 
@@ -79,11 +79,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(E=row["E"], N=row["K"], K=row["N"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return mxfp8_dim1.invalid(_of_rows(config), shape, limits)
-
-
 def _of_rows(config: Mapping[str, int]) -> dict[str, int]:
     """The config with its axes named as ``mxfp8-dim1`` names them."""
     return {"BLOCK_SIZE_M" if name == "BLOCK_SIZE_N" else name: value for name, value in config.items()}
@@ -105,7 +100,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"E": 2, "N": 77, "K": 45},  # no tile divides either; the last block has 13 rows
-    invalid=invalid,
+    invalid=lambda config, shape, limits: mxfp8_dim1.invalid(_of_rows(config), shape, limits),
     edges=declared(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
         edge("a block of rows and 16 more", E=2, N=528, K=48),

@@ -39,7 +39,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
 
@@ -234,11 +234,6 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay in either layout, or None. ``LEAD`` and ``maxnreg`` are a view's."""
-    return panels.invalid(config, shape["N"], limits)
-
-
 SPEC = KernelSpec(
     name="rowwise",
     axes={
@@ -257,7 +252,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
-    invalid=invalid,
+    invalid=lambda config, shape, limits: panels.invalid(config, shape["N"], limits),
     edges=declared(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
         edge("a block and one more", routing="balanced", N=16, M=past_half("M"), G=1),

@@ -31,7 +31,7 @@ from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
 
@@ -110,11 +110,6 @@ def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[An
     launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return both_ways.invalid(config, shape["K"], limits)
-
-
 SPEC = KernelSpec(
     name="rowwise-colwise",
     axes=both_ways.AXES,
@@ -126,7 +121,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     interpreted=colwise.SPEC.interpreted,
-    invalid=invalid,
+    invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
     edges=colwise.SPEC.edges,
     routed=True,
 )

@@ -1,9 +1,13 @@
 """Which config a wrapper launches: the exported table of the running arch, else the kernel's declared default.
 
-A row of the user's own table (``user_tables.py``) stands for the shipped ones of its key. Order: the
-row of the key; for the kernels that the table names, the row of the nearest key that suits; the row for any shape; the
-default. At each step rows of this very device come before those of its arch (of the nearest keys: among those as near).
-Nothing here waits for the device, and every answer is computed once.
+A row of the user's own table replaces the shipped rows of its key (:mod:`.user_tables`). Then, in this order:
+
+1. the row of the key;
+2. for the kernels that the table names, the row of the nearest key that suits (:mod:`.nearest`);
+3. the fallback row, which has no key;
+4. the default.
+
+At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
 from fp8tune_kernels.tables import Row, Table, table
 
-__all__ = ["config_for", "device_name", "pick", "running_arch", "table"]
+__all__ = ["config_for", "device_name", "forget", "pick", "running_arch", "table"]
 
 INTERPRETER = "interpreter"
 """The arch of a device that is no GPU."""
@@ -37,16 +41,22 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
     return found
 
 
+def forget() -> None:
+    """Read all tables again: for a process in which an export has written one."""
+    for cache in (_configs.clear, user_table.cache_clear, table.cache_clear):
+        cache()
+
+
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
     """The config of ``key`` by a table; an axis that the row leaves out has the default's value."""
     wanted = tuple(sorted(key.items()))
     rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
     near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near, spec.span, spec.default) or _for_any_shape(rows)
+    row = nearest(wanted, near, spec.span, spec.default) or _fallback(rows)
     return {**spec.default, **dict(row[3] if row else ())}
 
 
-def _for_any_shape(rows: Iterable[Row]) -> Row | None:
+def _fallback(rows: Iterable[Row]) -> Row | None:
     found = [row for row in rows if row[2] is None]
     return min(found, key=lambda row: (row[1] == "", row[3]), default=None)
 

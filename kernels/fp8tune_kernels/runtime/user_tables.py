@@ -90,10 +90,9 @@ def _are_pairs(items: object) -> bool:
 
 
 def overlay(own: Table, shipped: Table) -> Table:
-    """Both as one: a row of the user's hides the shipped ones of its key, on its device or on all.
+    """Both as one: a row of the user's replaces the shipped rows of its key, on its device or on all.
 
-    Whether unseen keys of a kernel take the row of the nearest one is the user's table's word if it has the row for
-    any other shape.
+    The user's table decides whether unseen keys of a kernel take the nearest row, if it has the kernel's fallback row.
     """
     taken = {(row[0], row[2], row[1]) for row in own.rows}
     rest = [row for row in shipped.rows if not {(row[0], row[2], row[1]), (row[0], row[2], "")} & taken]

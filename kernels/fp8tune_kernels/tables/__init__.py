@@ -1,10 +1,10 @@
-"""Launch tables, one generated module an arch, written by ``fp8tune export`` and read by :mod:`fp8tune_kernels.lookup`.
+"""The shipped launch tables: one generated module an arch, which ``fp8tune export`` writes.
 
-These are shipped; a user's own are read first, see :mod:`fp8tune_kernels.user_tables`.
+:mod:`fp8tune_kernels.runtime.lookup` reads them, after a user's own (:mod:`fp8tune_kernels.runtime.user_tables`).
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
-sorted by name, or None for any shape; the config's items. An axis that a row leaves out has the kernel's declared
-default. ``NEAREST`` names the kernels whose unseen keys take the row of the nearest key before that for any shape.
+sorted by name, or None in a fallback row; the config's items. An axis that a row leaves out has the kernel's declared
+default. ``NEAREST`` names the kernels whose unseen keys take the row of the nearest key before the fallback row.
 """
 
 from __future__ import annotations

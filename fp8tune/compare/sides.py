@@ -1,0 +1,106 @@
+"""The two sides of a comparison: their revisions, and the kernels they declare, each with its source hash."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8tune import errors
+from fp8tune.compare.comparison import Revision
+from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.revisions import git, source
+from fp8tune.revisions.walk import Read
+from fp8tune_kernels import catalog
+
+WORKTREE = "WORKTREE"
+"""Names the uncommitted state of the repository in place of a revision."""
+
+_RANGE = re.compile(r"(?P<before>.*?[^.])(?P<dots>\.{2,3})(?P<after>[^.].*)")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that at least one side declares."""
+
+    name: str
+    reference: str
+    """As the user gave it: the name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    hashes: tuple[str | None, str | None]
+    """Of its source at either side; None if it is not declared there."""
+
+    @property
+    def verdict(self) -> ChangeVerdict | None:
+        """What its source alone says of all its rows; None if it changed."""
+        if None in self.hashes:
+            return ChangeVerdict.NEW if self.hashes[0] is None else ChangeVerdict.REMOVED
+        return ChangeVerdict.SAME_CODE if self.hashes[0] == self.hashes[1] else None
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two revisions of a repository and the kernels of both."""
+
+    root: Path
+    before: Revision
+    after: Revision
+    kernels: tuple[Kernel, ...]
+
+
+def sides(repository: Path, range_text: str, kernels: Sequence[str] | None = None) -> Sides:
+    """The sides of ``A..B`` (or ``A...B``, from the merge base). ``kernels``: names or references; by default all.
+
+    Raises UsageError for a malformed range, an unknown revision and a named kernel that neither side declares,
+    MachineError without git or a repository.
+    """
+    root = git.toplevel(repository)
+    revisions = parse_range(root, range_text)
+    found = [_declared(kernel, root, revisions) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
+    declared = tuple(kernel for kernel in found if kernel.hashes != (None, None))
+    if kernels and len(declared) < len(found):
+        missing = next(kernel.reference for kernel in found if kernel not in declared)
+        raise errors.UsageError(
+            f"kernel {missing} is declared neither at {revisions[0]} nor at {revisions[1]}: check --repo"
+        )
+    return Sides(root, *revisions, declared)
+
+
+def parse_range(repository: Path, text: str) -> tuple[Revision, Revision]:
+    """The two sides of ``A..B`` or ``A...B``. Raises UsageError for any other text and for unknown revisions."""
+    match = _RANGE.fullmatch(text)
+    if match is None or ".." in match["before"] or ".." in match["after"]:
+        raise errors.UsageError(f"{text!r} is no range of revisions: write A..B, or A...B to start at their merge base")
+    before, after = (
+        Revision(name, git.head(repository) if name == WORKTREE else git.resolve(repository, name))
+        for name in (match["before"], match["after"])
+    )
+    if match["dots"] == "...":
+        base = git.merge_base(repository, *(side.commit.rstrip("+") for side in (before, after)))
+        before = Revision(f"merge base of {before.name} and {after.name}", base)
+    return before, after
+
+
+def _declared(kernel: str, root: Path, revisions: tuple[Revision, Revision]) -> Kernel:
+    readers = [_reader(kernel, root, revision) for revision in revisions]
+    before, after = (_unless_missing(source.source_hash, kernel, read) for read in readers)
+    names = [_unless_missing(source.kernel_name, kernel, read) for read in reversed(readers)] if ":" in kernel else []
+    return Kernel(next(filter(None, names), kernel), kernel, (before, after))
+
+
+def _reader(kernel: str, root: Path, revision: Revision) -> Read:
+    folder = source.parse_reference(kernel).root
+    if folder is not None and not folder.resolve().is_relative_to(root.resolve()):
+        raise errors.UsageError(f"{kernel} lies outside {root}: name its repository with --repo")
+    roots = source.SOURCE_ROOTS if folder is None else (os.path.relpath(folder.resolve(), root.resolve()),)
+    if revision.name == WORKTREE:
+        return source.in_folder(root, roots)
+    return source.at_commit(root, revision.commit, roots)
+
+
+def _unless_missing(read_text: Callable[[str, Read], str], kernel: str, read: Read) -> str | None:
+    try:
+        return read_text(kernel, read)
+    except source.NoSuchKernel:
+        return None

@@ -1,0 +1,362 @@
+"""What programs read: every JSON object that a command prints, in one place. CSV has the same fields.
+
+Scripts rely on names and types; new fields may come at any time. Times are microseconds, ``share`` is 0 to 1, ``ratio``
+is a time divided by another, ``null`` is what was not measured or does not apply. ``shape`` and configs are objects of
+integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fp8tune.records import Device, NamedInts, Problem, Published, Row, Status
+from fp8tune.redaction import redacted
+
+if TYPE_CHECKING:
+    from fp8tune.bench import grouped
+    from fp8tune.bench.cells import Timing
+    from fp8tune.bench.kernels import Ceiling, Kernel
+    from fp8tune.bench.kernels import Row as BenchRow
+    from fp8tune.calibrate.record import Calibration
+    from fp8tune.check.doctor import Finding
+    from fp8tune.check.lint import VariationResult
+    from fp8tune.choose.conflicts import Conflict
+    from fp8tune.choose.ranking import Winner
+    from fp8tune.choose.untimed import CompiledKernel, Fitting
+    from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
+    from fp8tune.store.tallies import Tally
+
+Object = Mapping[str, object]
+
+DTYPES = ("in_dtype", "fp8_dtype", "scale_mode")
+
+
+def _config(config: NamedInts | None) -> object:
+    return None if config is None else dict(config)
+
+
+def _where(problem: Problem, device: Device, kind: str | None = None) -> dict[str, object]:
+    """The kernel, the device and, if ``kind`` is given, where the knowledge comes from."""
+    kinds = {} if kind is None else {"kind": str(kind)}
+    return {"kernel": problem.kernel, "arch": device.arch, "device": device.name, **kinds}
+
+
+def _problem(problem: Problem, *more: str) -> dict[str, object]:
+    """The shape, and the arguments of the problem named by ``more``."""
+    said: dict[str, object] = {"shape": dict(problem.shape), "routing": problem.routing}
+    return {**said, "input_layout": problem.input_layout, **{name: getattr(problem, name) for name in more}}
+
+
+# sweep --json, show
+
+
+def trial(row: Row) -> Object:
+    """One trial, a line of ``sweep --json``. ``status`` is one of :class:`fp8tune.records.Status`; ``reason`` says why
+    it is not ``ok``."""
+    return {
+        **_where(row.problem, row.device, row.kind),
+        **_problem(row.problem, *DTYPES),
+        "config": _config(row.config),
+        "status": str(row.outcome.status),
+        "time_us": row.outcome.time_us,
+        "reason": row.outcome.reason,
+        "stage": row.stage,
+        "round": row.round,
+    }
+
+
+def winner(pick: Winner) -> Object:
+    """The pick of one problem, ``show``: the fields of a trial, and what ranking adds. ``n`` is the number of processes
+    or blocks that its time rests on, ``noise_floor`` a share of it."""
+    return {
+        **_where(pick.problem, pick.device, pick.kind),
+        **_problem(pick.problem, *DTYPES),
+        "config": _config(pick.config),
+        "status": "ok",
+        "time_us": pick.time_us,
+        "reason": "",
+        "ceiling_share": pick.ceiling_share,
+        "n": pick.n,
+        "source": pick.evidence.source or None,
+        "verdict": pick.verdict,
+        "noise_floor": pick.noise_floor,
+        "runner_up": _config(pick.runner_up),
+        "runner_up_us": pick.runner_up_us,
+    }
+
+
+def tally(found: Tally) -> Object:
+    """The configs of one problem counted by outcome, ``show --failed``. ``status``, ``reason`` and ``config`` are those
+    of the first that failed, wrong bytes before all else."""
+    subject, counts = found.subject, found.counts
+    config, failure = next(iter(found.failures.items()), (None, None))
+    ok, wrong, pruned = (counts[status] for status in (Status.OK, Status.WRONG, Status.PRUNED))
+    return {
+        **_where(subject.problem, subject.device, subject.kind),
+        **_problem(subject.problem, "fp8_dtype", "scale_mode"),
+        "configs": len(found.outcomes),
+        "ok": ok,
+        "wrong": wrong,
+        "other": len(found.outcomes) - ok - wrong - pruned,
+        "pruned": pruned,
+        "config": _config(config),
+        "status": None if failure is None else str(failure.status),
+        "reason": "" if failure is None else failure.reason,
+    }
+
+
+def conflict(found: Conflict) -> Object:
+    """Published rows of one problem that contradict each other, ``show --conflicts``: the best row of each source."""
+    from fp8tune.choose.ranking import value_us
+
+    return {
+        **_where(found.problem, found.rows[0].device),
+        "shape": dict(found.problem.shape),
+        "input_layout": found.problem.input_layout,
+        "ratio": found.ratio,
+        "rows": [
+            {"source": row.source, "time_us": value_us(row), "config": _config(row.config), "note": row.note}
+            for row in found.rows
+        ],
+    }
+
+
+def published(row: Published) -> Object:
+    """What others published of one operation, ``show --op`` and ``bench --op``."""
+    return {
+        "row": "published",
+        "operation": row.operation,
+        "source": row.source,
+        "device": row.device.name,
+        "arch": row.device.arch,
+        "recipe": row.recipe,
+        "shape": dict(row.shape),
+        "bf16_fwd_us": row.bf16_fwd_us,
+        "scaled_fwd_us": row.scaled_fwd_us,
+        "bf16_fwd_bwd_us": row.bf16_fwd_bwd_us,
+        "scaled_fwd_bwd_us": row.scaled_fwd_bwd_us,
+        "speedup_fwd_bwd": row.speedup,
+        "note": row.note,
+        "impossible": row.impossible,
+    }
+
+
+def compiled(found: CompiledKernel) -> Object:
+    """What compiling one kernel for one arch gave, ``static-report``: configs counted, and the one that is exported."""
+    from fp8tune.choose.untimed import TIMED_ON
+
+    return {
+        "kernel": found.kernel,
+        "arch": found.arch,
+        "configs": len(found.fitting) + found.failed,
+        "fitting": len(found.fitting),
+        "spilling": found.spilling,
+        "failed": found.failed,
+        "config": _config(found.choice.config if found.choice else None),
+        "timed_on": TIMED_ON,
+        "mean_slowdown": found.choice.slowdown if found.choice else None,
+    }
+
+
+def fitting(found: CompiledKernel, each: Fitting) -> Object:
+    """One config that compiles, ``static-report --arch``, with the fields of :class:`fp8tune.records.Facts`."""
+    named = {"kernel": found.kernel, "arch": found.arch, "config": dict(each.config)}
+    return {**named, "mean_slowdown": each.slowdown, **asdict(each.facts)}
+
+
+# calibrate, lint, doctor
+
+
+def calibration(found: Calibration) -> Object:
+    """``calibrate --json``; ``protocol`` has the fields of :class:`fp8tune.choose.decision.MeasuringPlan`."""
+    device = {"arch": found.device.arch, "device": found.device.name}
+    return {**device, "measured": found.values, "protocol": asdict(found.protocol)}
+
+
+def variation(found: VariationResult) -> Object:
+    """One varied argument of a key, ``lint``. ``slowdown`` and ``allowed`` are ratios."""
+    problem, argument = found.variation.problem, found.variation.argument
+    return {
+        "kernel": problem.kernel,
+        "key": dict(found.subject.key),
+        "argument": argument,
+        "value": varied_to(found),
+        **_problem(problem, "scale_mode", "seed"),
+        "config": dict(found.pick),
+        "best_config": dict(found.best),
+        "slowdown": found.slowdown,
+        "allowed": found.allowed,
+        "processes": found.processes,
+        "verdict": str(found.verdict),
+    }
+
+
+def varied_to(found: VariationResult) -> int | str:
+    """The value that ``lint`` gave the varied argument."""
+    name, problem = found.variation.argument, found.variation.problem
+    value: int | str = problem.shape[name] if name in problem.shape else getattr(problem, name)
+    return value
+
+
+def finding(found: Finding) -> Object:
+    """``doctor --json``; ``level`` is ok, warning or error."""
+    return {"level": str(found.level), "what": redacted(found.what), "fix": redacted(found.fix)}
+
+
+# bench
+
+
+def bench(kernels: Sequence[Kernel], ceiling: Ceiling, rivals: Sequence[str]) -> list[Object]:
+    """``bench``: an object a problem, then one a kernel with its geometric means and the host time of one call on a
+    64x64 input."""
+    objects = [bench_row(row, ceiling) for kernel in kernels for row in kernel.rows]
+    return [
+        *objects,
+        *(
+            {
+                "row": "kernel",
+                "kernel": kernel.name,
+                "geomean_ratio": {name: kernel.geomean(name) for name in rivals},
+                "host": _timings(kernel.hosts),
+            }
+            for kernel in kernels
+        ),
+    ]
+
+
+def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
+    """One problem; a ratio above 1: ours is faster. A wrong output has its time, its reason and its shares of wrong
+    bytes, and no ratio."""
+    ours = row.timings["fp8tune"]
+    return {
+        "row": "problem",
+        **_where(row.problem, row.device),
+        "torch": row.device.torch,
+        "triton": row.device.triton,
+        **_problem(row.problem, *DTYPES, "seed"),
+        "config": _config(ours.config),
+        "bytes_moved": row.bytes_moved,
+        "time_us": row.time_us,
+        "reason": ours.reason,
+        **_wrong_shares(ours),
+        "gb_per_s": row.gb_per_s,
+        "ceiling_us": ceiling.time_us(row),
+        "ceiling_gb_per_s": ceiling.gb_per_s,
+        "ceiling_share": ceiling.share(row),
+        "ceiling_reason": row.copy.reason,
+        "rivals": {
+            name: {
+                "time_us": timing.time_us,
+                "ratio": row.ratio(name),
+                "reason": timing.reason,
+                **_wrong_shares(timing),
+            }
+            for name, timing in row.timings.items()
+            if name != "fp8tune"
+        },
+    }
+
+
+def _wrong_shares(timing: Timing) -> Object:
+    """Of elements; null where nothing was compared."""
+    checked = timing.checked
+    return {
+        "wrong_codes_share": checked.codes.share if checked else None,
+        "wrong_scales_share": checked.scales.share if checked else None,
+    }
+
+
+def _timings(timings: Mapping[str, Any]) -> Object:
+    return {name: {"time_us": timing.time_us, "reason": timing.reason} for name, timing in timings.items()}
+
+
+def grouped_row(row: grouped.Row) -> Object:
+    """One problem of ``bench --op``: sizes in bytes, speedups above 1: bf16 is slower. An SQNR of null is exact or,
+    beside a reason, nothing like the reference."""
+    return {
+        "row": row.operation.name,
+        "recipe": row.operation.recipe,
+        "emulated": row.is_emulated,
+        "arch": row.device.arch,
+        "device": row.device.name,
+        "torch": row.device.torch,
+        "triton": row.device.triton,
+        "shape": dict(row.problem.shape),
+        "routing": row.problem.routing,
+        "seed": row.problem.seed,
+        "padded": row.padded,
+        "steps": [
+            {"contender": who, "step": step, "time_us": timing.time_us, "reason": timing.reason}
+            for (who, step), timing in row.steps.items()
+        ],
+        "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items()},
+        "speedup_fwd": row.speedup("fwd"),
+        "speedup_fwd_bwd": row.speedup("fwd+bwd"),
+        "torchao_speedup_fwd_bwd": row.speedup("fwd+bwd", "torchao"),
+        "gemms_us": row.gemms_us,
+        "bound": row.bound,
+        "bound_share": row.bound_share,
+        "parts": _timings(row.parts),
+        "rest_us": row.rest_us,
+        "peak_bytes": dict(row.peak_bytes),
+    }
+
+
+def _finite(sqnr_db: Mapping[str, float] | None) -> object:
+    """JSON has no infinity."""
+    if sqnr_db is None:
+        return None
+    return {name: round(value, 2) if math.isfinite(value) else None for name, value in sqnr_db.items()}
+
+
+# compare
+
+
+def comparison(found: Comparison) -> Object:
+    """``compare``; ``control`` is the ratio of the control arm, which runs the first side's code once more."""
+
+    def revision(side: Revision) -> Object:
+        return {"name": side.name, "commit": side.commit}
+
+    return {
+        "before": revision(found.before),
+        "after": revision(found.after),
+        "rows": [compared(row) for row in found.rows],
+        "geomean": found.geomean,
+        "geomean_interval": list(found.overall.interval) if found.overall else None,
+        "control": found.control.ratio if found.control else None,
+        "control_quiet": found.is_stable,
+        "exit_code": found.exit_code,
+    }
+
+
+def compared(row: ComparedRow) -> Object:
+    """One row: what was compared, what tells rows of one shape apart, what the verdict rests on. ``ratio`` is after /
+    before, ``smallest_detectable`` the least such ratio that is called a regression in 95 % of runs."""
+    problem = row.problem
+    return {
+        "kernel": row.kernel,
+        "arch": row.arch,
+        "shape": dict(row.shape),
+        "before_us": row.before_us,
+        "after_us": row.after_us,
+        "ratio": row.ratio,
+        "verdict": str(row.verdict),
+        **{name: getattr(problem, name) if problem else None for name in ("routing", "input_layout", "scale_mode")},
+        "device": row.device.name if row.device else None,
+        "reason": row.reason,
+        "interval": list(row.effect.interval) if row.effect else None,
+        "smallest_detectable": row.smallest_detectable,
+        "n": row.n,
+        "control": row.control.ratio if row.control else None,
+        "control_quiet": row.is_stable,
+        "blocks": row.blocks,
+        "stalled_blocks": row.stalled,
+        "throttled_blocks": row.throttled,
+        "throttle_reasons": list(row.slowdowns),
+        "before_config": _config(row.before_config),
+        "after_config": _config(row.after_config),
+    }

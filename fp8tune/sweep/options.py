@@ -1,0 +1,55 @@
+"""The options of ``fp8tune sweep``. Imports no torch: ``--help`` loads this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fp8tune.errors import UsageError
+from fp8tune.options import (
+    Kernels,
+    Option,
+    Routing,
+    ScaleMode,
+    Seed,
+    Shapes,
+    TimeBudget,
+    Timer,
+    WrittenDatabase,
+    seconds,
+)
+from fp8tune_kernels.catalog import KERNELS
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``sweep``. Raises UsageError for a trial timeout under a second."""
+
+    kernels: Kernels = tuple(KERNELS)
+    shapes: Shapes = ("llama4",)
+    routing: Routing = "jagged"
+    grid: Annotated[tuple[str, ...], Option("--grid", "Narrow or widen an axis: num_warps=4,8. Repeatable.")] = ()
+    arch: Annotated[str | None, Option("--arch", "Compile for an arch that is not here: static facts, no timings.")] = (
+        None
+    )
+    static: Annotated[bool, Option("--static", "Compile only, also where --arch is this machine's.")] = False
+    scale_mode: ScaleMode = None
+    seed: Seed = 0
+    timer: Timer = None
+    again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False
+    retry_failed: Annotated[bool, Option("--retry-failed", "Try configs again that failed before.")] = False
+    quick: Annotated[bool, Option("--quick", "The screen alone; without it finals in fresh processes.")] = False
+    time_budget_s: TimeBudget = None
+    trial_timeout_s: Annotated[
+        float, Option("--trial-timeout", "Seconds after which a trial counts as hanging, at least 1.", parse=seconds)
+    ] = 120.0
+    db: WrittenDatabase = None
+    json: Annotated[bool, Option("--json", "One JSON object a line, one a trial, on stdout.")] = False
+    command: str = ""
+    """The command line that is kept with the rows."""
+
+    def __post_init__(self) -> None:
+        if self.trial_timeout_s < 1:
+            raise UsageError(
+                f"--trial-timeout {self.trial_timeout_s:g} ends trials before they begin: give at least 1 second"
+            )
