@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fp8tune import scratch
@@ -41,16 +41,6 @@ SINGLE_COMMITS = 5_000
 DEFAULT = CONFIGS[5]
 SWEEP = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1")
 LIMIT_MB = 500
-
-
-@dataclass(frozen=True)
-class Run:
-    """One whole process."""
-
-    seconds: float
-    cpu_s: float
-    """User and system: what the process would have taken on a machine that does nothing else."""
-    peak_mb: float
 
 
 def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random) -> list[Row]:
@@ -122,27 +112,16 @@ def insert_alone(store: Store, request: str) -> str:
     return f"{len(rows) / cpu_s:,.0f} rows/s of CPU time, {len(rows) / seconds:,.0f} rows/s on the wall"
 
 
-def run(*arguments: object) -> Run:
-    """A command of fp8tune from the start of Python to its end."""
+def run(*arguments: object) -> tuple[float, float, float]:
+    """A command as a whole process: CPU seconds (user and system), seconds on the wall, peak memory in MB."""
     command = [sys.executable, "-m", "fp8tune.cli", *map(str, arguments)]
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
-    seconds, process.returncode = time.perf_counter() - begun, os.waitstatus_to_exitcode(status)
+    wall_s, process.returncode = time.perf_counter() - begun, os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise SystemExit(f"fp8tune {arguments[0]} exited with {process.returncode}")
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
-
-
-def report(name: str, limit_s: float, runs: Sequence[Run]) -> None:
-    """The least CPU time of several runs, which other programs disturb least, the median of their time on the wall, and
-    the worst of their memory.
-    """
-    cpu_s = min(one.cpu_s for one in runs)
-    wall_s = statistics.median(one.seconds for one in runs)
-    peak_mb = max(one.peak_mb for one in runs)
-    times = f"CPU {cpu_s:5.2f} s, wall {wall_s:5.2f} s, limit {limit_s:g} s"
-    print(f"{name:22}{times}; peak memory {peak_mb:.0f} MB, limit {LIMIT_MB} MB", flush=True)
+    return usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1024
 
 
 def make(path: Path, options: argparse.Namespace) -> None:
@@ -161,7 +140,8 @@ def make(path: Path, options: argparse.Namespace) -> None:
 
 
 def measure(path: Path, runs: int) -> None:
-    """Print the figures of the commands that read."""
+    """Print the least CPU time of several runs, which other programs disturb least, the median on the wall, and the
+    worst of their memory."""
     commands = {
         "show": (2, ("show",)),
         "show --kernel": (2, ("show", "--kernel", KERNELS[0])),
@@ -170,7 +150,9 @@ def measure(path: Path, runs: int) -> None:
         "sweep, finished": (1, SWEEP),
     }
     for name, (limit_s, arguments) in commands.items():
-        report(name, limit_s, [run(*arguments, "--db", path) for _ in range(runs)])
+        cpu_s, wall_s, peak_mb = zip(*(run(*arguments, "--db", path) for _ in range(runs)), strict=True)
+        times = f"CPU {min(cpu_s):5.2f} s, wall {statistics.median(wall_s):5.2f} s, limit {limit_s} s"
+        print(f"{name:22}{times}; peak memory {max(peak_mb):.0f} MB, limit {LIMIT_MB} MB", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

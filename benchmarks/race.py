@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,11 @@ def schedule(given: argparse.Namespace) -> list[str]:
     return [*names[:BEFORE_THE_ORACLE], ORACLE, *names[BEFORE_THE_ORACLE:], *names * (given.reruns - 1)]
 
 
-def hold(given: argparse.Namespace, folder: Path) -> None:
+Process = Callable[[str, argparse.Namespace, Path, Path], tuple[Answer, float]]
+"""As :func:`in_process`."""
+
+
+def hold(given: argparse.Namespace, folder: Path, perform: Process = in_process) -> None:
     """Run all processes in order, saying and saving what comes out of each. Caches are in ``folder``."""
     runs: list[Run] = []
     oracle: Oracle | None = None
@@ -256,7 +260,7 @@ def hold(given: argparse.Namespace, folder: Path) -> None:
         if any(run.contestant == name and run.pick is None for run in runs):
             continue  # it cannot run here
         owner = given.contestants[0] if name == ORACLE else name
-        answer, process_s = in_process(name, given, folder / f"{number}-{name}", folder / f"cache-{owner}")
+        answer, process_s = perform(name, given, folder / f"{number}-{name}", folder / f"cache-{owner}")
         if name == ORACLE and "failure" not in answer:
             oracle = Oracle.of_rounds({NamedInts(config): values for config, values in answer["rounds_us"]})
         elif name != ORACLE:

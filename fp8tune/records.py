@@ -225,7 +225,7 @@ class FinalsRun:
 class ProcessTimes:
     """One config in one worker process of the finals: a block a round."""
 
-    session: FinalsRun
+    run: FinalsRun
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""

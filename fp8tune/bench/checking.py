@@ -62,7 +62,7 @@ class Checked:
         return "wrong: " + ", ".join(part.said(name) for part, name in parts if part.total)
 
 
-def compared(outputs: Sequence[Any], expected: Sequence[Any]) -> Checked:
+def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHUNK_ELEMENTS) -> Checked:
     """Compare outputs in the order and layout of the reference; what is no FP8 code is a scale.
 
     E8M0 scales may come as the uint8 they are in memory. Any NaN equals any NaN in float32, as in a sweep's check.
@@ -73,7 +73,7 @@ def compared(outputs: Sequence[Any], expected: Sequence[Any]) -> Checked:
     for index, (output, right) in enumerate(zip(outputs, expected, strict=True)):
         if said := _mismatch(output, right):
             return Checked(mismatch=f"output {index} {said}")
-        part = Part(_unequal(output, right), right.numel())
+        part = Part(_unequal(output, right, at_once), right.numel())
         if _holds_codes(right):
             checked = Checked(checked.codes + part, checked.scales)
         else:
@@ -108,11 +108,11 @@ def _mismatch(output: Any, right: Any) -> str:
     return "" if output.dtype == right.dtype or is_e8m0 else f"is {output.dtype}, wanted {right.dtype}"
 
 
-def _unequal(output: Any, right: Any) -> int:
+def _unequal(output: Any, right: Any, at_once: int) -> int:
     """How many elements differ."""
     if not right.numel():
         return 0
-    rows = max(1, CHUNK_ELEMENTS // (right.numel() // len(right)))
+    rows = max(1, at_once // (right.numel() // len(right)))
     pieces = zip(output.split(rows), right.split(rows), strict=True)
     return sum(int(_differs(piece, of_right).sum()) for piece, of_right in pieces)
 

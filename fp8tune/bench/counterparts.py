@@ -151,10 +151,11 @@ IN_TORCH: dict[str, Counterpart] = {
 """The same where the GPU has no E8M0: what is called is compiled as a whole."""
 
 
-def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Implementation:
+def counterpart(kernel: str, inputs: Inputs, is_e8m0_known: bool | None = None) -> Implementation:
     """torchao's counterpart of a kernel on the inputs of its spec.
 
-    Raises MachineError where torchao is not installed, cannot be imported or has none.
+    ``is_e8m0_known``: whether the hardware converts to E8M0; None: this GPU's. Raises MachineError where torchao is not
+    installed, cannot be imported or has none.
     """
     if kernel in TWO_KERNELS:
         x, *offs, dtype, mode = inputs
@@ -165,7 +166,7 @@ def counterpart(kernel: str, inputs: tuple[Any, ...]) -> Implementation:
         )
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
-    in_torch = kernel in IN_TORCH and not _knows_e8m0()
+    in_torch = kernel in IN_TORCH and not (_knows_e8m0() if is_e8m0_known is None else is_e8m0_known)
     theirs = (IN_TORCH if in_torch else COUNTERPARTS)[kernel]
     function = of_torchao(theirs.module, theirs.name)
 
@@ -198,11 +199,9 @@ def compiled(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _knows_e8m0() -> bool:
-    """Whether the hardware converts to E8M0: NVIDIA from Blackwell on, AMD's gfx950."""
+    """True if the hardware converts to E8M0: NVIDIA from Blackwell on, AMD's gfx950."""
     import torch
 
-    if not torch.cuda.is_available():
-        return True  # whatever is asked for then is not run
     properties = torch.cuda.get_device_properties()
     if torch.version.hip:
         return str(properties.gcnArchName).startswith("gfx950")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fp8tune.bench import warming
@@ -185,13 +186,18 @@ def _binaries(contender: KernelContender) -> tuple[object, ...]:
     return (contender.name, problem.kernel, problem.input_layout, *sizes.items())
 
 
-def run(backend: Backend, wanted: Plan, time_budget_s: float | None = None) -> Iterator[Row | Kernel | Compiled]:
+def run(
+    backend: Backend,
+    wanted: Plan,
+    time_budget_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Row | Kernel | Compiled]:
     """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
 
     What is compiled comes before all that. Ends early, after a whole row, where a time budget is spent; host times are
     not taken then. Closing the generator ends the worker.
     """
-    with Cells(backend, time_budget_s) as cells:
+    with Cells(backend, time_budget_s, clock) as cells:
         yield from warming.in_parallel(backend, wanted.compiled_first(backend.device), WARM_UP_WORKERS)
         copy: Timing | None = None
         for reference, problems in wanted.problems.items():

@@ -154,15 +154,16 @@ class SimulatedClock:
     def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
         self.seed = seed
         self.noise = noise
+        self._gpu_seed = str(seed)
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
 
     def true_time_us(self, work: Work) -> float:
         """The time of a launch in microseconds without noise: the same in every process and round."""
         key, config = work.key or work.identity, work.config or work.identity
-        own = self._random("rank", key, config).standard_normal()
-        shared = self._random("rank", config).standard_normal()
+        own = _normal(self._gpu_seed, "rank", key, config)
+        shared = _normal(self._gpu_seed, "rank", config)
         rank = math.sqrt(KINSHIP) * shared + math.sqrt(1 - KINSHIP) * own
-        near = near_share(self._random("near", key).random())
+        near = near_share(_uniform(self._gpu_seed, "near", key))
         slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
         mode = self.noise.mean_mode(np.array([self._is_bimodal(work)]))[0]
         return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
@@ -196,15 +197,12 @@ class SimulatedClock:
         wall_s = ROUND_S * place.round + self.noise.block_s * place.position
         clock = place.process if place.clock is None else place.clock
         drift = _wall(self._noise_seed, self.noise, clock)(np.array([wall_s]))[0]
-        carry = self._random("after", place.after).standard_normal() if place.after else 0.0
+        carry = _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
         own = self._scattered("block", *_names(work, place)).standard_normal()
         return float(drift + self.noise.carry_over_sd * carry + self.noise.block_sd * own)
 
     def _is_bimodal(self, work: Work) -> bool:
-        return bool(self._random("bimodal", work.identity).random() < self.noise.bimodal_share)
-
-    def _random(self, *names: str) -> Generator:
-        return _generator(str(self.seed), *names)
+        return _uniform(self._gpu_seed, "bimodal", work.identity) < self.noise.bimodal_share
 
     def _scattered(self, *names: str) -> Generator:
         return _generator(self._noise_seed, *names)
@@ -213,6 +211,16 @@ class SimulatedClock:
 @lru_cache(maxsize=64)
 def _wall(seed: str, noise: Noise, process: int) -> Callable[[Floats], Floats]:
     return noise.wall(_generator(seed, "wall", str(process)))
+
+
+@lru_cache(maxsize=1 << 16)  # each is asked of the same work in every block
+def _normal(seed: str, *names: str) -> float:
+    return float(_generator(seed, *names).standard_normal())
+
+
+@lru_cache(maxsize=1 << 16)
+def _uniform(seed: str, *names: str) -> float:
+    return float(_generator(seed, *names).random())
 
 
 def _generator(seed: str, *names: str) -> Generator:

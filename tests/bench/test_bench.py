@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -43,10 +44,15 @@ from fp8tune_kernels.catalog import KERNELS
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def simulated(*kernels: str, time_budget_s: float | None = None, **options: Any) -> list[Row | Kernel]:
+def simulated(
+    *kernels: str,
+    time_budget_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> list[Row | Kernel]:
     backend = SimulatedBackend("simulated:1")
     wanted = bench.planned(BenchOptions(kernels=kernels, shapes=("tiny",), **options), backend)
-    return list(bench.run(backend, wanted, time_budget_s))
+    return list(bench.run(backend, wanted, time_budget_s, clock))
 
 
 WRONG = Checked(Part(84, 100), Part(31, 100))
@@ -211,11 +217,10 @@ def test_outputs_are_compared_by_bits() -> None:
     assert checking.compared((codes,), (codes, scales)).wrong == "wrong: 1 outputs, wanted 2"
 
 
-def test_large_outputs_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "CHUNK_ELEMENTS", 10)
+def test_large_outputs_are_compared_in_pieces() -> None:
     right = torch.arange(63, dtype=torch.float32).reshape(7, 9).t()
-    assert checking.compared((right.contiguous(),), (right,)).scales == Part(0, 63)
-    assert checking.compared((right + (right == 62),), (right,)).scales == Part(1, 63)
+    assert checking.compared((right.contiguous(),), (right,), at_once=10).scales == Part(0, 63)
+    assert checking.compared((right + (right == 62),), (right,), at_once=10).scales == Part(1, 63)
 
 
 # The simulated clock: the whole command, no kernel runs
@@ -239,18 +244,13 @@ def test_a_spent_time_budget_starts_no_problem() -> None:
     assert simulated("colwise", time_budget_s=0.0) == []
 
 
-def test_host_times_are_within_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter(range(1000))
-    monkeypatch.setattr(cells, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))  # a second a question
+def test_host_times_are_within_the_time_budget() -> None:
     count = len(simulated("colwise")) - 1
-    seconds = iter(range(1000))
-    kernel, *rows = simulated("colwise", time_budget_s=float(count))
-    assert isinstance(kernel, Kernel)
-    assert (len(rows), kernel.hosts) == (count, {})
-    seconds = iter(range(1000))
-    kernel, *rows = simulated("colwise", time_budget_s=count + 1.0)
-    assert isinstance(kernel, Kernel)
-    assert (len(rows), list(kernel.hosts)) == (count, ["fp8tune", "torchao", "torch.add"])
+    for seconds, hosts in ((0, []), (1, ["fp8tune", "torchao", "torch.add"])):
+        clock = iter(range(1000)).__next__  # a second a question
+        kernel, *rows = simulated("colwise", time_budget_s=float(count + seconds), clock=clock)
+        assert isinstance(kernel, Kernel)
+        assert (len(rows), list(kernel.hosts)) == (count, hosts)
 
 
 # Cells: who is asked what

@@ -113,7 +113,7 @@ def test_the_oracle_comes_after_two_and_the_reruns_in_turns() -> None:
 
 
 def test_a_contestant_that_cannot_run_is_a_line_and_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = []
 
@@ -125,10 +125,9 @@ def test_a_contestant_that_cannot_run_is_a_line_and_is_not_tried_again(
             return {"failure": "cannot be used here: ImportError: no AsyncCompileMode"}, 1.0
         return {"search_s": 2.0, "pick": dict(FAST), "timed": 2}, 3.0
 
-    monkeypatch.setattr(race, "in_process", answer)
     path = tmp_path / "race.json"
     given = parse(["--contestants", "fp8tune,thread-pool", "--reruns", "3", "--json", str(path)])
-    race.hold(given, tmp_path)
+    race.hold(given, tmp_path, answer)
     caches = {"fp8tune": "cache-fp8tune", "thread-pool": "cache-thread-pool", ORACLE: "cache-fp8tune"}
     assert tried == [(name, caches[name]) for name in ("fp8tune", "thread-pool", ORACLE, "fp8tune", "fp8tune")]
     assert "\nthread-pool: cannot be used here: ImportError: no AsyncCompileMode" in capsys.readouterr().out
