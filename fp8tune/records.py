@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fp8tune.stats import trimmed_mean
 from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts, Problem
 
@@ -224,7 +225,7 @@ class FinalsRun:
 class ProcessTimes:
     """One config in one worker process of the finals: a block a round."""
 
-    session: FinalsRun
+    run: FinalsRun
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""
@@ -232,10 +233,7 @@ class ProcessTimes:
     @property
     def time_us(self) -> float:
         """The middle half of its blocks, averaged."""
-        times = sorted(time_us for _, time_us in self.blocks)
-        cut = len(times) // 4
-        middle = times[cut : len(times) - cut]
-        return sum(middle) / len(middle)
+        return trimmed_mean(time_us for _, time_us in self.blocks)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,6 @@ def remove_abandoned(purpose: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process, perhaps this one, has a folder of :func:`folder` open. False where there is no folder."""
-    with _opened(path) as lock:
-        return lock is not None and not _locked(lock)
-
-
 def _prefix(purpose: str) -> str:
     return f"fp8tune-{purpose}-"
 

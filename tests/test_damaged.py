@@ -24,12 +24,9 @@ from database_rows import H100, KERNEL, begin, config, end_finals, finished_swee
 from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
-from fp8tune.check import doctor
-from fp8tune.check.doctor import Machine
 from fp8tune.compare import recorded
 from fp8tune.compare.comparison import Revision
 from fp8tune.compare.sides import Kernel, Sides
-from fp8tune.measure.device import Software
 from fp8tune.records import Code, Device, Facts, Kind
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
@@ -106,10 +103,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a damaged copy goes; commands run beside it and read nothing of this machine."""
+    """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "probe_machine", lambda: Machine(H100, Software(), ""))
-    monkeypatch.setattr(doctor, "current_hashes", dict)
     monkeypatch.setattr(recorded, "sides", _planted_sides)
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False

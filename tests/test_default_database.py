@@ -8,24 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
 from places import ROOT
 
-from fp8tune.cli import main
 from fp8tune.commands.options import database_to_read, database_to_write
 from fp8tune.errors import UsageError
 from fp8tune.store.results import Store
 
 SWEEP = ("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--timer", "simulated:1", "--quick")
 SMALL = ("--grid", "BLOCK_SIZE=1", "--grid", "num_warps=8", "--grid", "num_stages=1")
-
-
-def fp8tune(*arguments: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fp8tune", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return int(ended.value.code or 0)
 
 
 def git(*arguments: str) -> str:
@@ -46,49 +38,42 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commands_that_write_leave_the_committed_database_as_it_is(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fp8tune(*SWEEP, *SMALL) == 0
-    assert "rows go into fp8tune.db; results.db stays as it is" in capsys.readouterr().err
-    assert fp8tune("import", str(ROOT / "sweeps" / "published" / "grouped_mm.csv")) == 0
+def test_commands_that_write_leave_the_committed_database_as_it_is(checkout: Path) -> None:
+    done = fp8tune(*SWEEP, *SMALL)
+    assert done.returncode == 0
+    assert "rows go into fp8tune.db; results.db stays as it is" in done.stderr
+    assert fp8tune("import", str(ROOT / "sweeps" / "published" / "grouped_mm.csv")).returncode == 0
     assert git("status", "--porcelain") == ""
     assert (checkout / "fp8tune.db").exists()
-    capsys.readouterr()
-    assert fp8tune(*SWEEP, *SMALL) == 0  # it continues there
-    assert "every trial of this sweep is in the database" in capsys.readouterr().err
+    again = fp8tune(*SWEEP, *SMALL)
+    assert again.returncode == 0
+    assert "every trial of this sweep is in the database" in again.stderr
 
 
 def test_a_sweep_writes_into_what_it_is_told(checkout: Path) -> None:
-    assert fp8tune(*SWEEP, *SMALL, "--db", "results.db") == 0
+    assert fp8tune(*SWEEP, *SMALL, "--db", "results.db").returncode == 0
     assert git("status", "--porcelain").split() == ["M", "results.db"]
     assert not (checkout / "fp8tune.db").exists()
 
 
-def test_a_tracked_database_is_written_only_if_it_is_named(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracked_database_is_written_only_if_it_is_named(checkout: Path) -> None:
     shutil.copy("results.db", "fp8tune.db")
     git("add", "--force", "fp8tune.db")
     before = (checkout / "fp8tune.db").read_bytes()
-    assert fp8tune(*SWEEP, *SMALL) == 2
-    assert capsys.readouterr().err == (
-        "fp8tune: git tracks fp8tune.db: write into it with --db fp8tune.db, or into another with --db PATH\n"
-    )
+    said = "fp8tune: git tracks fp8tune.db: write into it with --db fp8tune.db, or into another with --db PATH\n"
+    assert fp8tune(*SWEEP, *SMALL) == (2, "", said)
     assert (checkout / "fp8tune.db").read_bytes() == before
     assert database_to_write("fp8tune.db") == "fp8tune.db"
 
 
-def test_commands_that_read_take_ones_own_rows_else_the_committed_ones(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fp8tune("show", "--format", "json") == 0
-    printed = capsys.readouterr()
-    assert (len(json.loads(printed.out)), printed.err) == (1, "")
+def test_commands_that_read_take_ones_own_rows_else_the_committed_ones(checkout: Path) -> None:
+    code, out, error = fp8tune("show", "--format", "json")
+    assert (code, len(json.loads(out)), error) == (0, 1, "")
     Store.open("fp8tune.db", create=True).close()
-    assert fp8tune("show", "--format", "json") == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == []
-    assert printed.err == "rows are those of fp8tune.db; --db results.db reads the committed ones\n"
-    assert fp8tune("export", "--arch", "sm_90", "--output", "t.py", "--db", "results.db") == 0
+    code, out, error = fp8tune("show", "--format", "json")
+    assert (code, json.loads(out)) == (0, [])
+    assert error == "rows are those of fp8tune.db; --db results.db reads the committed ones\n"
+    assert fp8tune("export", "--arch", "sm_90", "--output", "t.py", "--db", "results.db").returncode == 0
 
 
 def test_without_any_database_reading_names_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,12 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
 from places import PLANTED, ROOT
 
-from fp8tune import cli
 from fp8tune.store.results import Store
 
 HOSTILE = f"{PLANTED / 'hostile.py'}:SPEC"
@@ -34,14 +33,6 @@ def ended(*arguments: object, **options: object) -> tuple[int, bytes, bytes]:
     process = started(*arguments, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
     out, error = process.communicate(timeout=120)
     return process.returncode, out or b"", error or b""
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """The same in this process."""
-    with mock.patch.object(sys, "argv", ["fp8tune", *map(str, arguments)]), pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(stopped.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +130,10 @@ def test_what_cannot_be_done_is_one_line_and_code_2(
     says: str,
     filled: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     if "--db" not in arguments and arguments[0] in ("show", "export", "compare"):
         arguments = [*arguments, "--db", str(filled)]
-    code, out, error = run(capsys, *arguments)
+    code, out, error = fp8tune(*arguments, cwd=tmp_path)
     said = [line for line in error.splitlines() if line.startswith("fp8tune: ")]
     assert (code, out, len(said)) == (2, "", 1), error
     assert says in said[0]
@@ -153,7 +141,7 @@ def test_what_cannot_be_done_is_one_line_and_code_2(
 
 
 def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_kernel(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     db, shapes = tmp_path / "r.db", tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
@@ -171,21 +159,21 @@ def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_k
         assert b"hostile: " + said in error
     assert b"\x1b" not in error + out
 
-    code, _, error = run(capsys, *wish)  # answered from the database
+    code, _, error = fp8tune(*wish)  # answered from the database
     assert code == 1
     assert "planted-hostile: no config is right on 1 of 1 problems" in error
     assert f"fp8tune show --failed --kernel planted-hostile --arch interpreter --db {db}" in error
-    code, out, _ = run(capsys, "show", "--arch", "interpreter", "--kernel", HOSTILE, "--db", db)
+    code, out, _ = fp8tune("show", "--arch", "interpreter", "--kernel", HOSTILE, "--db", db)
     assert code == 0
     assert "planted-hostile  interpreter  interpreter" in out
-    told = json.loads(run(capsys, "show", "--failed", "--format", "json", "--db", db)[1])
+    told = json.loads(fp8tune("show", "--failed", "--format", "json", "--db", db).stdout)
     assert [(one["configs"], one["ok"], one["wrong"], one["other"], one["status"]) for one in told] == [
         (2, 0, 1, 1, "wrong")
     ]
 
 
 def test_a_text_that_a_spreadsheet_would_calculate_is_quoted_and_read_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     source, db, again = tmp_path / "figures.csv", tmp_path / "r.db", tmp_path / "again.db"
     header = (
@@ -196,10 +184,10 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_quoted_and_read_back(
     source.write_text("\n".join([header, *lines]) + "\n")
     with Store.open(str(db), create=True):
         pass
-    assert run(capsys, "import", source, "--db", db)[0] == 0
-    _, out, _ = run(capsys, "show", "--op", "grouped-mm", "--format", "csv", "--db", db)
+    assert fp8tune("import", source, "--db", db).returncode == 0
+    _, out, _ = fp8tune("show", "--op", "grouped-mm", "--format", "csv", "--db", db)
     assert not [cell for line in out.splitlines() for cell in line.split(",") if cell[:1] in ("=", "+", "-", "@")]
     source.write_text(out)
-    assert run(capsys, "import", source, "--db", again)[0] == 0
+    assert fp8tune("import", source, "--db", again).returncode == 0
     kept = "select note, source from published_operations order by id"
     assert sqlite3.connect(again).execute(kept).fetchall() == sqlite3.connect(db).execute(kept).fetchall()

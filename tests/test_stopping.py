@@ -108,8 +108,7 @@ def many_rows(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "number"), list(zip(COMMANDS, 2 * [signal.SIGTERM, signal.SIGHUP], strict=True)))
 def test_a_command_that_is_told_to_end(
     command: str, number: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

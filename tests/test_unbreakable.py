@@ -40,7 +40,7 @@ from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning
-from fp8tune.sweep.planning import Options
+from fp8tune.sweep.options import Options
 
 assert measure, scipy.stats  # imported here once, instead of in every worker
 

@@ -6,6 +6,7 @@ Every check is a function from what was read to findings; :func:`diagnose` reads
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import itertools
 import os
@@ -277,7 +278,8 @@ def check_sources(timed: Mapping[str, Collection[str]], hashes: Mapping[str, str
             )
 
 
-def current_hashes() -> dict[str, str]:
+@functools.cache  # no code changes under a running process
+def current_hashes() -> Mapping[str, str]:
     """Kernel -> the hash of its timed code as installed."""
     return {kernel: source.source_hash(kernel, source.installed(kernel)) for kernel in KERNELS}
 

@@ -1,4 +1,4 @@
-"""What a device's own noise makes of the protocol: measured values in, numbers to measure by out. Pure formulas.
+"""How much to measure on a device, from its own noise. Pure formulas.
 
 ``fp8tune calibrate`` stores the values of :data:`MEASURED`; a sweep derives its numbers from the newest of its device.
 """
@@ -32,11 +32,11 @@ TICK_SHARE = 0.0025
 """A timer's tick may be this share of a time, no more: else two configs apart by half the tie band look the same."""
 
 SPARE = 0.8
-"""Share of the keep band that the bound between two equal configs may take up at the first look."""
+"""Share of the keep band that the bound between two equal configs may take up at the first decision."""
 
 PROCESSES = (4, 12)
 MORE = (2, 4, 8)
-"""The later looks have as many times the processes of the first."""
+"""The later decisions have as many times the processes of the first."""
 ROUNDS = (4, 6)
 
 
@@ -46,17 +46,17 @@ def is_calibrated(measured: Mapping[str, float]) -> bool:
 
 
 def measuring_plan_of(measured: Mapping[str, float], standard: MeasuringPlan = MeasuringPlan()) -> MeasuringPlan:
-    """The protocol for a device; ``standard`` where it was not calibrated.
+    """The plan for a device; ``standard`` where it was not calibrated.
 
     With ``p`` and ``b`` the spreads of a config from process to process and from block to block, as shares:
 
     - *rounds*: 4 to 6, so many that blocks add at most a quarter to the variance of a process, ``b^2 / R <= p^2 / 4``;
     - *processes*: 4 to 12, the fewest with which two equal configs are told to be within the keep band at the first
-      look. Their difference has the standard deviation ``d = sqrt(2 (p^2 + b^2 / R))`` in one process, and its
-      one-sided bound over ``n`` of them is ``t(n - 1) d / sqrt(n)`` at alpha / (challengers x looks): it may be 4/5 of
-      the band;
-    - *bands*: where all the processes of the last look do not get there, the keep band is what they do reach, and the
-      tie band keeps its proportion to it; the screen's band is at least 4 standard deviations of a difference there.
+      decision. Their difference has the standard deviation ``d = sqrt(2 (p^2 + b^2 / R))`` in one process, and its
+      one-sided bound over ``n`` of them is ``t(n - 1) d / sqrt(n)`` at alpha / (challengers x decisions). It may be 4/5
+      of the band;
+    - *bands*: where the most processes do not get there, the keep band is what they do reach, and the tie band keeps
+      its proportion to it; the screen's band is at least 4 standard deviations of a difference there.
     """
     if not is_calibrated(measured):
         return standard
@@ -88,6 +88,6 @@ def floor_us(measured: Mapping[str, float], tick_us: float | None) -> float:
     return max(0.0, by_host, min(ticks, default=0.0) / TICK_SHARE)
 
 
-def _bound(one_process: float, processes: int, protocol: MeasuringPlan) -> float:
-    alpha = protocol.alpha / ((protocol.finalists - 1) * protocol.looks)
+def _bound(one_process: float, processes: int, plan: MeasuringPlan) -> float:
+    alpha = plan.alpha / ((plan.finalists - 1) * plan.decisions)
     return t_quantile(1 - alpha, processes - 1) * one_process / math.sqrt(processes)

@@ -36,7 +36,7 @@ class MeasuringPlan:
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
     """How many processes a row gets in all while it is ambiguous or contested. On the simulated GPU two sweeps from
-    scratch agree on 89 % of 800 rows where 24 are the last look, on 91.5 % of 20,000 with 48; a row takes 12.7 and 16.3
+    scratch agree on 89 % of 800 rows where 24 are the most, on 91.5 % of 20,000 with 48; a row takes 12.7 and 16.3
     on average (``test_pick_targets``)."""
     tie_band: float = 0.01
     keep_band: float = 0.015
@@ -50,8 +50,8 @@ class MeasuringPlan:
     """So many standard errors from the edge of the tie band, the next sweep might find a config on its other side."""
 
     @property
-    def looks(self) -> int:
-        """How often a row may be judged: each look is a chance to be wrong, and is paid for."""
+    def decisions(self) -> int:
+        """How often a row may be decided. Each time is a chance to be wrong, so ``alpha`` is shared out."""
         return 1 + len(self.more_processes)
 
 
@@ -61,11 +61,12 @@ class PickVerdict(StrEnum):
     CERTIFIED = "certified"
     """Proven faster than every other finalist."""
     NEAR_TIE = "near-tie"
-    """Proven to lose at most the keep band to any finalist; the first in canonical order of those that tie."""
+    """At most the keep band slower than the fastest. Of the configs that tie with that (1 %) it is the default, else
+    the first in canonical order."""
     AMBIGUOUS = "ambiguous"
     """It may lose more than the keep band: measured too little, or too noisy."""
     KEPT_INCUMBENT = "kept-incumbent"
-    """A new table would hold another config, which is not proven faster by more than the keep band."""
+    """The committed config: another is preferred, but not proven faster by more than the keep band."""
     UNRESOLVABLE = "unresolvable"
     """Too short for the timer or the host to tell configs apart, or timed from a cache."""
     QUICK = "quick"
@@ -135,27 +136,27 @@ def decide(
     incumbent: NamedInts | None,
     default: NamedInts | None,
     axes: Axes,
-    looks: int | None = None,
-    protocol: MeasuringPlan = MeasuringPlan(),
+    decisions: int | None = None,
+    plan: MeasuringPlan = MeasuringPlan(),
 ) -> Decision:
     """The pick from one value a process and config (:func:`process_values`), and how sure it is.
 
     The incumbent (the committed table's entry, or None) stays unless another config is proven to be faster by more than
-    the keep band, at ``alpha / (challengers x looks)``: the finals both choose the challenger and test it. Otherwise
-    the first within the tie band of the best, the default before all others and those in canonical order; and nothing
-    replaces the default that is not proven faster. What has gaps, such as a config that failed in a process, is left
-    out: the largest block of configs times processes counts. ``looks``: how often the row may be judged; None for as
-    often as the protocol allows.
+    the keep band, at ``alpha / (challengers x decisions)``: the finals both choose the challenger and test it.
+    Otherwise the pick is the first within the tie band of the fastest: the default, then the others in canonical order.
+    Nothing replaces the default that is not proven faster. Configs with gaps, such as one that failed in a process, are
+    left out: the largest block of configs times processes counts. ``decisions``: how often the row may be decided; None
+    for as often as the plan allows.
 
     Raises ValueError for no values.
     """
-    finals = _Finals.of(values, default, axes, protocol.alpha / (looks or protocol.looks))
+    finals = _Finals.of(values, default, axes, plan.alpha / (decisions or plan.decisions))
     place = {config: number for number, config in enumerate(finals.configs)}
-    tie, keep = math.log1p(protocol.tie_band), math.log1p(protocol.keep_band)
+    tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
     fresh = finals.first_tied(tie, None if default is None else place.get(default))
     if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
         return finals.decision(place[incumbent], keep, is_fresh=place[incumbent] == fresh)
-    contested = finals.is_contested(fresh, tie, protocol.edge_sigmas)
+    contested = finals.is_contested(fresh, tie, plan.edge_sigmas)
     return replace(finals.decision(fresh, keep, is_fresh=True), contested=contested)
 
 

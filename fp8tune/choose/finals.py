@@ -21,12 +21,12 @@ def decide_finals(
 
     Where times are too short to tell configs apart here, whatever was there stays: the incumbent, else the default.
     """
-    runs = [one.session for of_config in times.values() for one in of_config]
+    runs = [one.run for of_config in times.values() for one in of_config]
     if not runs:
         raise ValueError("no finals")
     plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
     values = process_values(_blocks(times))
-    decision = decide(values, incumbent=incumbent, default=default, axes=axes, protocol=plan)
+    decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
     decision = replace(decision, times_us={config: _typical_us(of.values()) for config, of in values.items()})
     if decision.time_us >= max(run.floor_us for run in runs):
         return decision
@@ -68,7 +68,7 @@ def _typical_us(logs: Iterable[float]) -> float:
 
 def _blocks(times: FinalsTimes) -> list[Block]:
     return [
-        Block(f"{one.session.sweep} {one.process}", round, config, time_us)
+        Block(f"{one.run.sweep} {one.process}", round, config, time_us)
         for config, of_config in times.items()
         for one in of_config
         for round, time_us in one.blocks

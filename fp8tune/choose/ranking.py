@@ -84,10 +84,11 @@ class Losses:
     def shared(self, problems: NDArray[np.bool_] | None = None) -> list[Shared]:
         """The configs with a time on every problem of a mask; None for all."""
         chosen = slice(None) if problems is None else problems
-        worst, logs = self.slowdowns[:, chosen].max(axis=1), self._logs[:, chosen]  # nan where one is
+        worst = self.slowdowns[:, chosen].max(axis=1)  # nan where one is
+        covering = np.flatnonzero(~np.isnan(worst))
         return [
-            Shared(self.configs[place], math.exp(math.fsum(logs[place]) / logs.shape[1]), float(worst[place]))
-            for place in np.flatnonzero(~np.isnan(worst))
+            Shared(self.configs[place], math.exp(math.fsum(logs) / len(logs)), float(worst[place]))
+            for place, logs in zip(covering, self._logs[covering][:, chosen].tolist(), strict=True)
         ]
 
 

@@ -19,39 +19,39 @@ def finalists(
     screen_us: Mapping[NamedInts, Sequence[float]],
     axes: Axes,
     always: Sequence[NamedInts] = (),
-    protocol: MeasuringPlan = MeasuringPlan(),
+    plan: MeasuringPlan = MeasuringPlan(),
 ) -> tuple[NamedInts, ...]:
     """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two,
     those likeliest to be the first in canonical order within the tie band, and where places are left the next fastest.
-    A fast config is no pick where an earlier one ties with it: the fastest alone would leave out what the next sweep
-    picks.
+    The pick is the first config in canonical order inside the tie band, not the fastest: the fastest alone may leave it
+    out.
 
     ``screen_us`` holds each config's block values in microseconds, one a round, the rounds in order; a config that was
-    left out of later rounds has fewer. At most ``protocol.finalists``, and more only if ``always`` alone has more.
+    left out of later rounds has fewer. At most ``plan.finalists``, and more only if ``always`` alone has more.
     """
     if not screen_us:
         return ()
     ordered = sorted(screen_us, key=lambda config: canonical_order(config, axes))
     logs = _round_centred([screen_us[config] for config in ordered])
     slowdowns = logs - logs.min()
-    band = max(math.log1p(protocol.screen_band), protocol.screen_sigmas * _screen_sigma(screen_us.values()))
+    band = max(math.log1p(plan.screen_band), plan.screen_sigmas * _screen_sigma(screen_us.values()))
     fastest = [place for place in np.argsort(slowdowns, kind="stable") if slowdowns[place] <= band]
-    chances = _chances(slowdowns, protocol)
+    chances = _chances(slowdowns, plan)
     likely = [place for place in np.argsort(-chances, kind="stable") if chances[place] > LEAST_CHANCE]
     kept = {place for place, config in enumerate(ordered) if config in always}
-    for place in (*fastest[: protocol.fastest], *likely, *fastest):
-        if len(kept) < protocol.finalists:
+    for place in (*fastest[: plan.fastest], *likely, *fastest):
+        if len(kept) < plan.finalists:
             kept.add(int(place))
     return tuple(ordered[place] for place in sorted(kept))
 
 
-def _chances(slowdowns: NDArray[np.float64], protocol: MeasuringPlan) -> NDArray[np.float64]:
+def _chances(slowdowns: NDArray[np.float64], plan: MeasuringPlan) -> NDArray[np.float64]:
     """For configs in canonical order with these screened log slowdowns: each one's chance to be within the tie band
     while none before it is.
     """
     from scipy.special import ndtr
 
-    tied = ndtr((math.log1p(protocol.tie_band) - slowdowns) / protocol.screen_error)
+    tied = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
     none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
     chances: NDArray[np.float64] = tied * none_before
     return chances

@@ -51,14 +51,15 @@ def _bench_kernels(options: BenchOptions, backend: Backend, notices: Iterable[st
     render.notice(f"{len(plan)} problems of {len(plan.problems)} kernels; compiling comes first")
     kernels, done = [], 0
     try:
-        for event in benchmark.run(backend, plan, options.time_budget_s):
-            if isinstance(event, benchmark.Row):
-                done += 1
-                render_bench.show_row(event, done, len(plan))
-            elif isinstance(event, benchmark.Kernel):
-                kernels.append(event)
-            else:
-                render_bench.show_compiled(event)
+        with render_bench.BenchProgress() as progress:
+            for event in benchmark.run(backend, plan, options.time_budget_s):
+                if isinstance(event, benchmark.Row):
+                    done += 1
+                    progress.timed(render_bench.row_line(event), done, len(plan))
+                elif isinstance(event, benchmark.Kernel):
+                    kernels.append(event)
+                else:
+                    progress.compiled(event)
     finally:  # who stops it gets what it has
         if done < len(plan):
             render.notice(f"{len(plan) - done} problems left out")
@@ -84,14 +85,15 @@ def _bench_operation(options: BenchOptions, op: OperationName, backend: Backend,
     published = [row for row in store_published.read(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
     rows: list[benchmark.Row] = []
     try:
-        for event in benchmark.run(
-            backend, problems, with_torchao=not options.alone, time_budget_s=options.time_budget_s
-        ):
-            if isinstance(event, benchmark.Row):
-                rows.append(event)
-                render_grouped.show_row(event, len(rows), len(problems))
-            else:
-                render_bench.show_compiled(event)
+        with render_bench.BenchProgress() as progress:
+            for event in benchmark.run(
+                backend, problems, with_torchao=not options.alone, time_budget_s=options.time_budget_s
+            ):
+                if isinstance(event, benchmark.Row):
+                    rows.append(event)
+                    progress.timed(render_grouped.row_line(event), len(rows), len(problems))
+                else:
+                    progress.compiled(event)
     finally:  # who stops it gets what it has
         if len(rows) < len(problems):
             render.notice(f"{len(problems) - len(rows)} problems left out")

@@ -53,7 +53,7 @@ def _compared(evidence: Iterable[Evidence], both: Sides) -> Comparison:
     timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
     rows = [row for kernel in both.kernels for row in _kernel_rows(kernel, timed, both)]
     tested = sum(row.verdict is ChangeVerdict.INCONCLUSIVE and row.effect is not None for row in rows)
-    return Comparison(both.before, both.after, tuple(_judged(row, tested) for row in rows))
+    return Comparison(both.before, both.after, tuple(_decided(row, tested) for row in rows))
 
 
 def _kernel_rows(kernel: Kernel, evidence: Sequence[Evidence], both: Sides) -> list[ComparedRow]:
@@ -108,13 +108,13 @@ def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -
     return replace(row, n=n, effect=effect)
 
 
-def _judged(row: ComparedRow, tested: int) -> ComparedRow:
+def _decided(row: ComparedRow, tested: int) -> ComparedRow:
     """A row whose code changed with its verdict; ``tested`` rows are decided together."""
     if row.verdict is not ChangeVerdict.INCONCLUSIVE:
         return row
     if row.effect is None:
         return replace(row, reason="one process a side says nothing of the noise: compare on a GPU, or sweep again")
-    return replace(row, verdict=verdicts.judge(row.effect, tested), tested=tested)
+    return replace(row, verdict=verdicts.decide(row.effect, tested), tested=tested)
 
 
 def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, both: Sides) -> str:

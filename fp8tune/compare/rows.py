@@ -18,10 +18,11 @@ from fp8tune.compare.comparison import ComparedRow
 from fp8tune.compare.options import CompareOptions, Configs
 from fp8tune.compare.retuning import CONFIGS, retuned
 from fp8tune.compare.sides import Kernel, Sides
-from fp8tune.compare.tree import Declared, last_line
+from fp8tune.compare.tree import Declared
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.trees import Tree, within
@@ -105,6 +106,8 @@ class Row:
 
 def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
     """The problems that both sides have, each with its configs; and the rows that one side alone has."""
+    if None in kernel.hashes:
+        return [], [ComparedRow(kernel.name, kernel.verdict or ChangeVerdict.NO_ROWS)]
     yield Step(f"reading {kernel.name}")
     before, after = (
         tree.ask(of, tree.declared, plan.reference(kernel, side), plan.options, plan.rows, plan.device)
@@ -146,17 +149,29 @@ def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step,
 # Identical code
 
 
-def same_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[bool | str]]:
-    """For each row, whether both sides run the same; a text if the first side does not compile.
+def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[Row], list[ComparedRow]]]:
+    """Rows whose code differs, those where both sides run the same, and NEW ones, which do not compile before.
 
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
-    if not plan.compiles:
-        same_text = {kernel.name for kernel in plan.sides.kernels if kernel.verdict is ChangeVerdict.SAME_CODE}
-        return [row.problem.kernel in same_text and row.before.config == row.after.config for row in rows]
+    changed: list[Row] = []
+    same: list[Row] = []
+    ended: list[ComparedRow] = []
     arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
-    codes = yield from _on_all_cores(plan, arms, launched_code, "compiling")
-    return [_same(plan, row, old, new) for row, old, new in zip(rows, codes[::2], codes[1::2], strict=True)]
+    codes: list[str | Exception] = []
+    if plan.compiles:
+        codes = yield from _on_all_cores(plan, arms, launched_code, "compiling")
+    else:
+        texts = {kernel.name: kernel.hashes for kernel in plan.sides.kernels}
+        codes = [f"{texts[arm.problem.kernel][plan.trees.index(of)]} {arm.config}" for of, arm in arms]
+    for row, old, new in zip(rows, codes[::2], codes[1::2], strict=True):
+        if isinstance(new, Exception):
+            raise _cannot_be_built(plan, row, str(new))
+        if isinstance(old, Exception):
+            ended.append(row.ended(plan.device, ChangeVerdict.NEW, f"does not compile before: {old}"))
+        else:
+            (same if old == new and not plan.options.blind else changed).append(row)
+    return changed, same, ended
 
 
 def _on_all_cores(
@@ -178,18 +193,12 @@ def _on_all_cores(
             error = future.exception()
             if error is not None and not isinstance(error, WorkerDied | RemoteError):
                 raise error
-            answers.append(future.result() if error is None else RuntimeError(last_line(error)))
+            answers.append(future.result() if error is None else RuntimeError(outcome_of(error).reason))
             yield Step(text, number, len(futures))
         return answers
     finally:
         for pool in pools.values():
             pool.close()
-
-
-def _same(plan: Plan, row: Row, old: str | Exception, new: str | Exception) -> bool | str:
-    if isinstance(new, Exception):
-        raise _cannot_be_built(plan, row, str(new))
-    return f"does not compile before: {old}" if isinstance(old, Exception) else old == new
 
 
 def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
@@ -199,27 +208,38 @@ def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
 # Bytes
 
 
-def wrong_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, list[ComparedRow | None]]:
-    """For each row what it ends as, or None if both sides give the right bytes.
+def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
+    """Rows whose bytes are right on both sides, and what the others end as.
 
     Each side is compared with its own reference, on the problem and on every edge that it declares. What edges launch
     is compiled first, on all cores. Raises UsageError if the second side cannot be launched, which is no matter of
     bytes.
     """
+    if plan.backend.kind is Kind.SIMULATED:  # no kernel runs, and so none is wrong
+        return [*rows], []
     if plan.compiles:
         arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
         yield from _on_all_cores(plan, arms, compile_edges, "compiling edges")
     outcomes: list[list[Outcome]] = []
-    for number, of in enumerate(plan.trees):
+    for side, of in enumerate(plan.trees):
         worker = plan.backend.worker(of)
         try:
             outcomes.append([])
             for row in rows:
-                outcomes[-1].append(worker.check(row.arms[number]))
-                yield Step("checking bytes", len(outcomes[-1]) + number * len(rows), 2 * len(rows))
+                outcomes[-1].append(worker.check(row.arms[side]))
+                yield Step("checking bytes", len(outcomes[-1]) + side * len(rows), 2 * len(rows))
         finally:
             worker.close()
-    return [_ended(plan, row, *both) for row, *both in zip(rows, *outcomes, strict=True)]
+    ended = [_ended(plan, row, *both) for row, *both in zip(rows, *outcomes, strict=True)]
+    right = [row for row, each in zip(rows, ended, strict=True) if each is None]
+    return right, [each for each in ended if each is not None]
+
+
+def with_right_edges(plan: Plan, same: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
+    """The same of rows that launch the same code, if their kernel was edited: an edge may have a binary of its own."""
+    edited = {kernel.name for kernel in plan.sides.kernels if kernel.verdict is None}
+    right, ended = yield from with_right_bytes(plan, [row for row in same if row.problem.kernel in edited])
+    return [row for row in same if row.problem.kernel not in edited or row in right], ended
 
 
 def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow | None:

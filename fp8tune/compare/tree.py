@@ -17,6 +17,7 @@ from fp8tune.compare.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
@@ -49,14 +50,9 @@ def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     except UsageError as error:
         raise UsageError(f"{tree.name}: {error}") from None
     except (WorkerDied, RemoteError) as error:
-        raise UsageError(f"{tree.name} cannot be built: {last_line(error)}") from None
+        raise UsageError(f"{tree.name} cannot be built: {outcome_of(error).reason}") from None
     finally:
         worker.kill()
-
-
-def last_line(error: BaseException) -> str:
-    """Of a remote traceback: what was raised."""
-    return str(error).strip().splitlines()[-1][:300]
 
 
 # In the worker
@@ -83,8 +79,8 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     found = []
     for arm in arms:
         grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
-        configs = [config for config, pruned in grid.items() if not pruned]  # the default is the first
-        chosen = random.Random(arm.problem.seed).sample(configs[1:], min(len(configs), count) - 1)
+        others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
+        chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
         found.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
     return found

@@ -86,7 +86,7 @@ def is_open(change: Estimate) -> bool:
     return abs(change.mean) > SLOWDOWN or change.upper(ERROR) >= HARMLESS
 
 
-def judge(change: Estimate, tested: int = 1) -> ChangeVerdict:
+def decide(change: Estimate, tested: int = 1) -> ChangeVerdict:
     """The verdict on one of ``tested`` rows that are decided together (Bonferroni)."""
     if change.lower(ERROR / tested) > SLOWDOWN:
         return ChangeVerdict.REGRESSION
@@ -103,7 +103,7 @@ def smallest_detectable(change: Estimate, tested: int = 1) -> float:
 def is_stable(control: Estimate, tested: int = 1) -> bool:
     """Whether a control arm stayed within +-0.5 %, or moved by no more than chance; False: it drifted.
 
-    ``tested``: how many control arms are judged together.
+    ``tested``: how many control arms are considered together.
     """
     by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
     return abs(control.mean) <= SLOWDOWN or by_chance

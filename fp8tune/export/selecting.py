@@ -1,13 +1,13 @@
 """Which rows the table of an arch has, and why the others are left out.
 
 Measured problems that were swept to the end give one row a lookup key, from the device of the arch with the most
-problems; another device gets a row of its own only where that one loses more than 2 % on it. The row for any other
-shape is the robust config; where it loses more on shapes held out than the row of the nearest key does, the kernel is
-named as one whose lookups take the nearest key first. What the committed table has of all this stays until it is beaten
-by the keep band. A published config timed another implementation of the contract: it is taken only for keys that nobody
-measured, and only where our kernel was compiled with it for that arch and spilled nothing. What was only compiled comes
-last (:mod:`fp8tune.choose.untimed`): it gives the row for any other shape of a kernel that nobody measured on the arch,
-and only where no publication does.
+problems. Another device gets a row of its own only where that one loses more than 2 % on it. The *fallback row*, for
+any other shape, is the robust config. Where it loses more on shapes held out than the row of the nearest key does, the
+kernel is named as one whose lookups take the nearest key first. What the committed table has of all this stays until it
+is beaten by the keep band. A published config timed another implementation of the contract: it is taken only for keys
+that nobody measured, and only where our kernel was compiled with it for that arch and spilled nothing. What was only
+compiled comes last (:mod:`fp8tune.choose.untimed`): it gives the fallback row of a kernel that nobody measured or
+published on the arch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TableRow:
     elsewhere: float | None = None
     """Of a row that was only compiled: its mean slowdown on :data:`fp8tune.choose.untimed.TIMED_ON`."""
     held_out: HeldOut | None = None
-    """Of a row for any other shape: what lookups lose on each measured shape without it, by this row or the nearest."""
+    """Of a fallback row: what lookups lose on each measured shape without it, by this row or the nearest."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Selection:
     """Kernel -> what its rows rest on."""
     notices: tuple[str, ...]
     nearest: tuple[str, ...]
-    """Kernels whose nearest row loses less on shapes held out than the row for any other shape."""
+    """Kernels whose nearest row loses less on shapes held out than the fallback row."""
 
 
 def evidence_for(store: Store, arch: str) -> list[Evidence]:
@@ -147,7 +147,7 @@ class _Builder:
         if published:
             self._add_published(published)
         if devices:
-            self._add_robust(devices)  # held out against all rows that have a key
+            self._add_fallback(devices)  # held out against all rows that have a key
         if not measured and all(row.key is not None for row in self.rows):
             self._add_static()
 
@@ -204,7 +204,7 @@ class _Builder:
             self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
         return shared.config if shared else found[0].pick.config or NamedInts()
 
-    def _add_robust(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
+    def _add_fallback(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
         (_, first), *others = devices.items()
         best = self._robust(first, Device(self.arch))
         if best is None:

@@ -73,11 +73,11 @@ class Table:
     entries: tuple[Entry, ...]
     """The rows, in the order of the module."""
     nearest: tuple[str, ...] = ()
-    """Kernels that take the row of the nearest key before that for any other shape."""
+    """Kernels that take the row of the nearest key before the fallback row."""
     notices: tuple[str, ...] = ()
     """One line each: what was left out and why."""
     robust: tuple[TableRow, ...] = ()
-    """The rows for any other shape, with the regret on held-out shapes."""
+    """The fallback rows, with the regret on held-out shapes."""
     comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Kernel -> what its rows rest on."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)

@@ -48,36 +48,13 @@ _RUNTIMES = (("cuda", "cuda"), ("hip", "rocm"))
 def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs: Path = Path("/sys")) -> Device | None:
     """The first GPU that ``CUDA_VISIBLE_DEVICES`` (AMD: ``HIP_VISIBLE_DEVICES``) shows, or None.
 
-    NVML numbers devices by bus address, CUDA by speed: they differ only on a machine with unlike GPUs, where
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes them agree. :func:`complete_in_worker` corrects name and identity either way.
-    """
+    XX"""
     handle = _nvidia_handle(environment, nvml)
     found = rocm.probe(environment, sysfs) if handle is None else _nvidia_device(handle, nvml)
     if found is None:
         return None
     installed = software()
     return replace(found, runtime=installed.runtime, torch=installed.torch, triton=installed.triton)
-
-
-def complete_in_worker(device: Device) -> Device:
-    """The device as torch sees it, for a process that owns a GPU context anyway: its name, identity and SM/CU count."""
-    import torch
-
-    if device.arch in ("interpreter", "simulated") or not torch.cuda.is_available():
-        return device
-    return _completed(device, torch.cuda.get_device_properties(torch.cuda.current_device()), torch.version.hip)
-
-
-def _completed(device: Device, properties: Any, hip: str | None) -> Device:
-    seen = replace(device, name=properties.name, multiprocessors=properties.multi_processor_count)
-    if hip:
-        return replace(seen, arch=rocm.arch_of_name(properties.gcnArchName))
-    uuid = str(getattr(properties, "uuid", ""))
-    return replace(
-        seen,
-        arch=f"sm_{properties.major}{properties.minor}",
-        uuid_hash=hash_uuid(uuid) if uuid else device.uuid_hash,
-    )
 
 
 def limits(device: Device) -> DeviceLimits | None:

@@ -96,10 +96,6 @@ class Backend(Protocol):
         """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next."""
         ...
 
-    def compiled(self, arm: KernelArm) -> Outcome:
-        """What became of an arm that was queued, once it is known; ok where none was."""
-        ...
-
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place]
     ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:

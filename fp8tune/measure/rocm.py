@@ -46,11 +46,6 @@ def arch_of_version(gfx_target_version: int) -> str:
     return f"gfx{major}{minor:x}{stepping:x}"
 
 
-def arch_of_name(gcn_arch_name: str) -> str:
-    """PyTorch's ``gcnArchName`` without its feature flags: ``gfx942:sramecc+:xnack-`` -> ``gfx942``."""
-    return gcn_arch_name.partition(":")[0]
-
-
 def telemetry(amdsmi: Any, handle: Any) -> Telemetry:
     """The device's state now through ``amdsmi``; a field it cannot read is None."""
     clock, temperature = amdsmi.AmdSmiClkType, amdsmi.AmdSmiTemperatureType

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fp8tune.records import Progress
 from fp8tune.render import contracts
+from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import microseconds, notice, print_json, rate, share, times
+from fp8tune.render.terminal import microseconds, print_json, rate, share, times
 
 if TYPE_CHECKING:
     from fp8tune.bench.cells import Timing
@@ -29,19 +31,26 @@ def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format:
         print_parts([_report(kernel, rivals, ceiling), *below, ""], output_format)
 
 
-def show_row(row: Row, done: int, total: int) -> None:
-    """A line of progress on stderr, with every output that is wrong."""
+class BenchProgress(Display):
+    """A line a problem, with every output that is wrong, and the bar; before that what is compiled."""
+
+    def compiled(self, event: Compiled) -> None:
+        """One more thing is compiled."""
+        self.update("compiling", event.done, event.total, event.left_s, phase="compiling")
+        self._begun = self._clock()
+
+    def timed(self, text: str, done: int, total: int) -> None:
+        """One more problem is timed."""
+        self.line(f"[{done}/{total}] {text}")
+        self.update(text, done, total, Progress(done, total, self._clock() - self._begun).left_s)
+
+
+def row_line(row: Row) -> str:
+    """One problem in a line, with every output that is wrong."""
     ours = row.timings["fp8tune"]
     said = f"{microseconds(ours.time_us)} us" if ours.time_us else ours.reason
     wrong = [f"{name} {timing.reason}" for name, timing in row.timings.items() if timing.time_us and timing.reason]
-    notice(f"[{done}/{total}] {row.problem.kernel} {_shape(row)}: {', '.join([said, *wrong])}")
-
-
-def show_compiled(compiled: Compiled) -> None:
-    """A line at each quarter of what is compiled before anything is timed."""
-    done, total = compiled.done, compiled.total
-    if 4 * done // total > 4 * (done - 1) // total:
-        notice(f"compiling {done}/{total}, ETA {compiled.left_s:.0f} s")
+    return f"{row.problem.kernel} {_shape(row)}: {', '.join([said, *wrong])}"
 
 
 def _report(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Report[Row]:

@@ -10,7 +10,7 @@ from fp8tune.render import contracts
 from fp8tune.render.bench import reasons
 from fp8tune.render.published import print_published
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import microseconds, notice, print_json, share, times
+from fp8tune.render.terminal import microseconds, print_json, share, times
 
 if TYPE_CHECKING:
     from fp8tune.bench.grouped import Row
@@ -34,12 +34,12 @@ def print_grouped(rows: Sequence[Row], published: Sequence[Published], output_fo
         print_published(published, output_format)
 
 
-def show_row(row: Row, done: int, total: int) -> None:
-    """A line of progress on stderr."""
+def row_line(row: Row) -> str:
+    """One problem in a line, with every contender that is wrong."""
     ours = row.steps[row.operation.ours, BOTH]
     said = f"{microseconds(ours.time_us)} us, {times(row.speedup(BOTH))} of bf16" if ours.valid_us else ours.reason
     wrong = [f"{who} {reason}" for who, reason in row.wrong.items() if who != row.operation.ours]
-    notice(f"[{done}/{total}] {row.problem.shape}: {', '.join([said, *wrong])}")
+    return f"{row.problem.shape}: {', '.join([said, *wrong])}"
 
 
 def _title(row: Row) -> str:

@@ -28,11 +28,12 @@ P = TypeVar("P", bound="Display")
 class Display:
     """What is being done, how much of it is done, and how long the rest takes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
         self._task: Any = None
-        self._clock, self._last_line, self._phase = clock, clock(), ""
+        self._clock, self._phase = clock, ""
+        self._begun = self._last_line = clock()
 
     def __enter__(self: P) -> P:
         if self._console.is_terminal:
@@ -92,7 +93,7 @@ class SweepProgress(Display):
         self._total = self._done = self._failed = self._timed = 0
         self._first_timed = 0.0
         self._best: dict[object, tuple[float, str]] = {}
-        self._begun: set[object] = set()
+        self._problems: set[object] = set()
 
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
@@ -136,9 +137,9 @@ class SweepProgress(Display):
         if failed and not from_database:
             self.line(f"  {outcome.status}: {problem.kernel} {row.config}: {outcome.reason}")
         said = f"  best {microseconds(best[0])} us  {best[1]}" if best else ""
-        is_first = not from_database and problem not in self._begun
+        is_first = not from_database and problem not in self._problems
         if is_first:
-            self._begun.add(problem)
+            self._problems.add(problem)
         self._update(f"{problem.kernel} {problem.shape}{said}", str(problem) if is_first else "")
 
     def _update(self, text: str, phase: str) -> None:

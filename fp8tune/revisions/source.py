@@ -15,7 +15,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fp8tune import errors
@@ -26,7 +26,7 @@ from fp8tune_kernels import catalog
 TIMED = ("launch", "outputs")
 """The fields of a spec that run inside the clock, or decide the memory it runs on."""
 
-JUDGED = ("inputs", "reference", "edges")
+CHECKED = ("inputs", "reference", "edges")
 """The fields of a spec that say which bytes are right, and on what."""
 
 NOT_TIMED = frozenset(
@@ -34,7 +34,7 @@ NOT_TIMED = frozenset(
 )
 """Modules of our own that a kernel file uses around the timed path only."""
 
-ROOM = "fp8tune_kernels.quantize."
+FOLDER = "fp8tune_kernels.quantize."
 """Where the kernels of this package lie; before November 2026 they lay beside ``spec.py``."""
 
 SOURCE_ROOTS = ("kernels", "src", "")
@@ -42,7 +42,7 @@ SOURCE_ROOTS = ("kernels", "src", "")
 
 
 class NoSuchKernel(errors.UsageError):
-    """The code looked at declares no such kernel."""
+    """The code declares no such kernel."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def source_hash(kernel: str, read: Read) -> str:
 def reference_hash(kernel: str, read: Read) -> str:
     """Likewise of the code that says which bytes are right: the reference, the inputs and the edges of a spec.
 
-    What was judged by another reference is judged anew. Raises as :func:`source_hash` does.
+    What was checked by another reference is checked anew. Raises as :func:`source_hash` does.
     """
-    return _hash(kernel, read, JUDGED, "reference")
+    return _hash(kernel, read, CHECKED, "reference")
 
 
 def folder_hash(kernel: str) -> str:
@@ -105,8 +105,7 @@ def folder_hash(kernel: str) -> str:
 
 def kernel_name(kernel: str, read: Read) -> str:
     """The ``name=`` a referenced spec declares, read from its text. Raises as :func:`source_hash` does."""
-    reference = parse_reference(kernel)
-    _, spec = _declaration(_walk(reference, read), reference)
+    _, _, spec = _declared(kernel, read)
     for keyword in spec.keywords if isinstance(spec, ast.Call) else ():
         if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
             return str(keyword.value.value)
@@ -115,8 +114,7 @@ def kernel_name(kernel: str, read: Read) -> str:
 
 def installed(kernel: str) -> Read:
     """Reads the code that would run here, without importing any of it."""
-    reference = parse_reference(kernel)
-    return in_folder(reference.root or _import_root(reference.package))
+    return in_folder(_root(kernel))
 
 
 def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
@@ -144,13 +142,12 @@ def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
 
 
 def kernel_file(kernel: str) -> Path:
-    """The file that declares an installed kernel. Raises NoSuchKernel where there is none."""
-    reference = parse_reference(kernel)
-    root = reference.root or _import_root(reference.package)
-    for path in candidates(reference.module):
+    """The file that declares an installed kernel. Raises NoSuchKernel if there is none."""
+    root, files = _root(kernel), candidates(parse_reference(kernel).module)
+    for path in files:
         if (root / path).is_file():
             return root / path
-    raise NoSuchKernel(f"{kernel} is not installed: there is no {candidates(reference.module)[0]} below {root}")
+    raise NoSuchKernel(f"{kernel} is not installed: there is no {files[0]} below {root}")
 
 
 def _file_reference(file: Path, attribute: str) -> Reference:
@@ -161,8 +158,12 @@ def _file_reference(file: Path, attribute: str) -> Reference:
     return Reference(".".join(parts), attribute, root)
 
 
-def _import_root(package: str) -> Path:
-    """The folder a package is imported from, the current one last, as when its spec is loaded."""
+def _root(kernel: str) -> Path:
+    """The folder an installed kernel's imports start from, the current one last, as when its spec is loaded."""
+    reference = parse_reference(kernel)
+    if reference.root is not None:
+        return reference.root
+    package = reference.package
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # __main__, and whatever a program put into sys.modules by hand
@@ -176,31 +177,27 @@ def _import_root(package: str) -> Path:
     return Path(spec.origin or ".").parent
 
 
-def _walk(reference: Reference, read: Read) -> Walk:
-    """A loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it."""
-    return Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
-
-
-def _declaration(walk: Walk, reference: Reference) -> tuple[Module, ast.expr]:
-    """The module and the expression a spec is assigned from, through re-exports."""
-    name, attribute, seen = reference.module, reference.attribute, set[str]()
+def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr]:
+    """A walk through the kernel's code, and the module and the expression that its spec is assigned from."""
+    reference = parse_reference(kernel)
+    # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
+    walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
+    old = reference.module.replace(FOLDER, "fp8tune_kernels.", 1)
+    name = reference.module if walk.module(reference.module) else old
+    attribute, seen = reference.attribute, set[str]()
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
         for statement in module.statements.get(attribute, ()):
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-                return module, statement.value
+                return walk, module, statement.value
         if attribute not in module.imports:
             raise NoSuchKernel(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
-        name, _, attribute = module.imports[attribute].rpartition(".")
-    if name.startswith(ROOM):  # a revision from before the kernels had rooms
-        return _declaration(walk, replace(reference, module=name.replace(ROOM, "fp8tune_kernels.", 1)))
+        name, _, attribute = module.imports[attribute].rpartition(".")  # a spec may be re-exported
     raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 
 def _hash(kernel: str, read: Read, names: tuple[str, ...], needed: str) -> str:
-    reference = parse_reference(kernel)
-    walk = _walk(reference, read)
-    module, spec = _declaration(walk, reference)
+    walk, module, spec = _declared(kernel, read)
     for expression in _expressions(spec, names, needed):
         walk.enter(module, expression)
     return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]

@@ -285,9 +285,10 @@ class KeyNames(_AsText):
     cache_ok = True
 
     def _text(self, value: Sequence[str] | None) -> str:
-        if any(" " in name for name in value or ()):
-            raise DatabaseError(f"refused {_start_of(value)}: a key name holds a blank")
-        return " ".join(value or ())
+        text = " ".join(value or ())
+        if tuple(text.split()) != tuple(value or ()):
+            raise DatabaseError(f"refused {_start_of(text)}: a key name holds a blank")
+        return text
 
     def _value(self, text: Any) -> tuple[str, ...]:
         names = tuple(text.split()) if isinstance(text, str) else ("",)

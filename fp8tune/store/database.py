@@ -98,8 +98,11 @@ class EmptyDatabaseError(DatabaseError):
     """There is a database, and nothing in it yet."""
 
 
-def connect(url: str, *, create: bool, writable: bool) -> Connection:
-    """One connection to a plain path or a database URL. Raises DatabaseError for whatever stands in the way."""
+def connect(url: str, *, create: bool, writable: bool, patience_s: float = BUSY_TIMEOUT_S) -> Connection:
+    """One connection to a plain path or a database URL. Raises DatabaseError for whatever stands in the way.
+
+    ``patience_s``: how long it waits for another process's commit.
+    """
     parsed = _parse(url)
     path = sqlite_path(parsed)
     options: dict[str, Any]
@@ -107,7 +110,7 @@ def connect(url: str, *, create: bool, writable: bool) -> Connection:
         _check_path(path, create=create and writable, writable=writable)
         parsed = _sqlite_url(path, create=create, writable=writable)
     if _is_sqlite(parsed):
-        options = {"timeout": BUSY_TIMEOUT_S, "isolation_level": None}
+        options = {"timeout": patience_s, "isolation_level": None}
     else:
         options = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "fp8tune"}
         options = {name: value for name, value in options.items() if name not in parsed.query}
@@ -117,6 +120,7 @@ def connect(url: str, *, create: bool, writable: bool) -> Connection:
         raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
     _map_errors(engine, label(url), passwords(url))
     connection = engine.connect()
+    connection.info[_PATIENCE] = patience_s
     if path is not None:
         connection.info[_OPENED] = logs.Opened.at(path)
     if connection.dialect.name == "sqlite":
@@ -212,7 +216,7 @@ def transaction(connection: Connection, *, write: bool = False) -> Iterator[Conn
         _check_still_there(connection)
     with connection.begin():
         for statement in _BEGIN[connection.dialect.name, write]:
-            connection.exec_driver_sql(statement)
+            connection.exec_driver_sql(statement.format(patience_s=connection.info.get(_PATIENCE)))
         yield connection
 
 
@@ -221,13 +225,14 @@ _BEGIN = {
     ("sqlite", True): ("BEGIN IMMEDIATE",),
     ("postgresql", False): ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",),
     ("postgresql", True): (
-        f"SET LOCAL lock_timeout = '{BUSY_TIMEOUT_S:g}s'",
+        "SET LOCAL lock_timeout = '{patience_s:g}s'",
         f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})",
     ),
 }
 """(dialect, whether it writes) -> what begins a transaction."""
 
 _OPENED = "fp8tune: the file that was opened"
+_PATIENCE = "fp8tune: seconds to wait for another process's commit"
 
 
 def _check_still_there(connection: Connection) -> None:

@@ -25,7 +25,7 @@ RENAMED_HASHES = Path(__file__).with_name("renamed_hashes.txt")
 
 def create(connection: Connection) -> None:
     """Make all tables in an empty database."""
-    METADATA.create_all(connection)
+    METADATA.create_all(connection, checkfirst=False)
     _record(connection, MIGRATIONS)
 
 

@@ -102,7 +102,7 @@ class Finals:
         configs = _configs(group)
         if not configs or not set(configs) <= set(times):
             return not configs
-        has_own = any(one.session.sweep == self._uid for entry in stored for one in entry.finals)
+        has_own = any(one.run.sweep == self._uid for entry in stored for one in entry.finals)
         if self.plan.options.again and not has_own:
             return False
         was_cut_short = has_own and len(group.processes) < self._last and needs_more(self._decided(group, times))

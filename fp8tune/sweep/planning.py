@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,7 +84,7 @@ class Plan:
     """Of all shape sets."""
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
-    commit: str = field(default="")
+    commit: str = ""
 
     def subject(self, of: ProblemPlan) -> Subject:
         """What the database knows a problem of this sweep by."""

@@ -193,8 +193,8 @@ class KernelSpec:
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
             given = getattr(self, name)
-            if given is None or getattr(given, "func", None) is derive:  # a copy by dataclasses.replace derives anew
-                object.__setattr__(self, name, functools.partial(derive, self))
+            if given is None or isinstance(given, _Derived):  # a copy by dataclasses.replace derives anew
+                object.__setattr__(self, name, _Derived(functools.partial(derive, self)))
 
     def lookup_key(self, problem: Problem) -> NamedInts:
         """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
@@ -206,6 +206,16 @@ class KernelSpec:
         if name.endswith("_bucket"):
             return bucket(problem.shape[name.removesuffix("_bucket")])
         return problem.shape[name]
+
+
+class _Derived:
+    """A function of a shape or a problem that a spec did not give. Remembers: ``inputs`` may take its time on meta."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = functools.cache(function)
+
+    def __call__(self, given: Any) -> Any:
+        return self._function(given if isinstance(given, Problem) else NamedInts(given))
 
 
 def _bytes_moved(spec: KernelSpec, shape: Mapping[str, int]) -> int:

@@ -492,11 +492,18 @@ def test_contenders_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Pa
     assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
 
 
-def test_compiling_is_shown_at_each_quarter(capsys: pytest.CaptureFixture[str]) -> None:
-    for done in range(1, 9):
-        render_bench.show_compiled(warming.Compiled(done, 8, seconds=2.0 * done))
-    said = ["compiling 2/8, ETA 12 s", "compiling 4/8, ETA 8 s", "compiling 6/8, ETA 4 s", "compiling 8/8, ETA 0 s"]
-    assert capsys.readouterr().err.splitlines() == said
+def test_progress_is_a_line_a_problem_after_what_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    with render_bench.BenchProgress(clock=lambda: 0.0) as progress:
+        for done in range(1, 9):
+            progress.compiled(warming.Compiled(done, 8, seconds=2.0 * done))
+        for done in (1, 2):
+            progress.timed("colwise M=8: 2.00 us", done, 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/8, ETA 14 s] compiling",
+        "[8/8, ETA 0 s] compiling",
+        "[1/2] colwise M=8: 2.00 us",
+        "[2/2] colwise M=8: 2.00 us",
+    ]
 
 
 # What a cell does, without a GPU

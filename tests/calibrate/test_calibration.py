@@ -56,7 +56,7 @@ def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(proces
     assert 4 <= protocol.processes <= 12
     last = protocol.more_processes[-1]
     sd = math.sqrt(2 * (process**2 + block**2 / protocol.rounds))
-    bound = t.isf(protocol.alpha / (7 * protocol.looks), last - 1) * sd / math.sqrt(last)
+    bound = t.isf(protocol.alpha / (7 * protocol.decisions), last - 1) * sd / math.sqrt(last)
     assert bound <= protocol.keep_band
 
 

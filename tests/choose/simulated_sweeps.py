@@ -98,7 +98,7 @@ def sweep(
         while (number := len(blocks) // (plan.rounds * len(chosen))) < processes:
             blocks.extend(finals(problem, chosen, str(number), random, plan))
         values = process_values(blocks)
-        decision = decide(values, incumbent=incumbent, default=problem.default, axes=AXES, protocol=plan)
+        decision = decide(values, incumbent=incumbent, default=problem.default, axes=AXES, plan=plan)
         if not needs_more(decision):
             break
     return decision

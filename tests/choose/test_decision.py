@@ -117,7 +117,7 @@ def test_a_lone_finalist_is_the_pick():
 
 def test_the_bound_is_the_paired_t_of_processes_shared_out_over_rivals_and_looks():
     timed = values(processes=8, first=0.0, second=0.02, third=0.03)
-    decision = decided(timed, looks=3)
+    decision = decided(timed, decisions=3)
     rivals = {
         rival: stats.ttest_rel(list(timed[FIRST].values()), list(timed[rival].values())).confidence_interval(
             1 - 2 * 0.025 / (2 * 3)
@@ -246,7 +246,7 @@ def test_a_noisy_screen_has_a_wider_band():
     generator = random.Random(0)
     noisy = {item: [100 * math.exp(generator.gauss(0, 0.05)) for _ in range(3)] for item in CONFIGS}
     best = min(math.prod(times) for times in noisy.values())
-    chosen = finalists(noisy, AXES, protocol=MeasuringPlan(finalists=12, screen_error=0.05))
+    chosen = finalists(noisy, AXES, plan=MeasuringPlan(finalists=12, screen_error=0.05))
     assert any(math.prod(noisy[item]) > best * 1.04**3 for item in chosen)
 
 
@@ -256,7 +256,7 @@ def test_of_many_ties_those_that_may_be_picked_are_finalists():
     ordered = sorted(CONFIGS, key=lambda item: canonical_order(item, AXES))
     times_us = {item: [100 * generator.uniform(1.002, 1.006)] * 3 for item in ordered}
     times_us[ordered[-1]] = [100.0] * 3
-    chosen = finalists(times_us, AXES, protocol=MeasuringPlan(finalists=4))
+    chosen = finalists(times_us, AXES, plan=MeasuringPlan(finalists=4))
     assert len(chosen) == 4
     assert {ordered[0], ordered[1], ordered[-1]} <= set(chosen)
 

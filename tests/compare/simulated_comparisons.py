@@ -59,7 +59,7 @@ def run(random: Generator, noise: Noise, changes: Floats, common: Common = Commo
     second = Rounds(random, noise, bimodal[left_open], changes[left_open], arms, common.places).draw(numbers)
     final = dict(zip(left_open, [verdicts.paired(logs) for logs in second[0]], strict=True))
     ended = [
-        verdicts.judge(final[row], len(left_open)) if row in final else verdicts.judge(effect)
+        verdicts.decide(final[row], len(left_open)) if row in final else verdicts.decide(effect)
         for row, effect in enumerate(effects)
     ]
     cleared = [[logs for row, logs in enumerate(rows) if row not in final] for rows in first]

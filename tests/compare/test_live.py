@@ -19,7 +19,7 @@ from places import PLANTED, hear_interrupts
 from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
 from fp8tune.compare.options import CompareOptions, Configs
-from fp8tune.compare.rows import Plan, Row, Step, wrong_bytes
+from fp8tune.compare.rows import Plan, Row, Step, with_right_bytes, with_right_edges
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError, UsageError
@@ -215,14 +215,14 @@ def drained(steps: Any) -> tuple[list[Any], Any]:
 
 def test_bytes_are_checked_on_both_sides(plan: Plan) -> None:
     rows = [row(plan, kernel) for kernel in ("wrong", "mended", "both", "right")]
-    steps, ended = drained(wrong_bytes(plan, rows))
+    steps, (right, ended) = drained(with_right_bytes(plan, rows))
     assert [step.done for step in steps] == list(range(1, 9))
-    assert [end and end.verdict for end in ended] == [
+    assert [end.verdict for end in ended] == [
         ChangeVerdict.NEWLY_WRONG,
         ChangeVerdict.NEW,
         ChangeVerdict.INCONCLUSIVE,
-        None,
     ]
+    assert right == rows[3:]
     assert "64 of 64 elements differ" in ended[0].reason
 
 
@@ -249,13 +249,13 @@ def test_each_side_is_held_to_the_edges_it_declares(plan: Plan) -> None:
     for name, texts in versions.items():
         for of, text in zip(plan.trees, texts, strict=True):
             (of.folder / f"{name}.py").write_text(text)
-    _, ended = drained(wrong_bytes(plan, [row(plan, name, M=64) for name in versions]))
-    assert [end and end.verdict for end in ended] == [
+    _, (right, ended) = drained(with_right_bytes(plan, [row(plan, name, M=64) for name in versions]))
+    assert [end.verdict for end in ended] == [
         ChangeVerdict.NEWLY_WRONG,
         ChangeVerdict.NEW,
-        None,
         ChangeVerdict.INCONCLUSIVE,
     ]
+    assert [each.problem.kernel for each in right] == ["declared"]
     assert "8 of 264 elements differ" in ended[0].reason
     assert "a block and one more" in ended[0].reason
 
@@ -266,10 +266,9 @@ def test_a_fault_in_the_binary_of_an_edge_alone_is_found(plan: Plan) -> None:
         for of, is_partial in zip(plan.trees, (False, True), strict=True):
             (of.folder / f"{name}.py").write_text(edged(name, partial=is_partial))
     same = [row(plan, name, M=64) for name in ("edited", "untouched")]
-    run = live.Run(plan)
-    _, left = drained(run.with_right_edges(same))
+    _, (left, ended) = drained(with_right_edges(plan, same))
     assert left == same[1:]
-    assert [ended.verdict for ended in run.ended] == [ChangeVerdict.NEWLY_WRONG]
+    assert [each.verdict for each in ended] == [ChangeVerdict.NEWLY_WRONG]
 
 
 def test_a_worker_has_the_kernels_of_one_side(plan: Plan) -> None:

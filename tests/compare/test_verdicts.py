@@ -43,7 +43,7 @@ def test_two_stalled_rounds_decide_nothing() -> None:
     """On an H100 two rows that were 2 % slower ended INCONCLUSIVE, with intervals of +-3 and +-6 %."""
     rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.STAGE_TWO_ROUNDS)]
     for stall in (0.7, -0.7):
-        assert verdicts.judge(verdicts.paired([*rounds[2:], stall, stall])) is ChangeVerdict.REGRESSION
+        assert verdicts.decide(verdicts.paired([*rounds[2:], stall, stall])) is ChangeVerdict.REGRESSION
 
 
 @pytest.mark.parametrize("count", [4, 25])
@@ -57,30 +57,30 @@ def test_an_unpaired_effect_is_welchs_and_yuens(count: int) -> None:
 
 
 def test_the_words() -> None:
-    assert verdicts.judge(Estimate(math.log(1.02), 0.001, 11)) is ChangeVerdict.REGRESSION
-    assert verdicts.judge(Estimate(-math.log(1.02), 0.001, 11)) is ChangeVerdict.IMPROVEMENT
-    assert verdicts.judge(Estimate(0.0, 0.001, 4)) is ChangeVerdict.CLEAR
-    assert verdicts.judge(Estimate(0.0, 0.02, 4)) is ChangeVerdict.INCONCLUSIVE
-    assert verdicts.judge(Estimate(math.log(1.004), 0.0, 4)) is ChangeVerdict.CLEAR
+    assert verdicts.decide(Estimate(math.log(1.02), 0.001, 11)) is ChangeVerdict.REGRESSION
+    assert verdicts.decide(Estimate(-math.log(1.02), 0.001, 11)) is ChangeVerdict.IMPROVEMENT
+    assert verdicts.decide(Estimate(0.0, 0.001, 4)) is ChangeVerdict.CLEAR
+    assert verdicts.decide(Estimate(0.0, 0.02, 4)) is ChangeVerdict.INCONCLUSIVE
+    assert verdicts.decide(Estimate(math.log(1.004), 0.0, 4)) is ChangeVerdict.CLEAR
 
 
 def test_more_rows_decided_together_need_more_proof() -> None:
     effect = Estimate(math.log(1.013), 0.003, 11)
-    assert verdicts.judge(effect) is ChangeVerdict.REGRESSION
-    assert verdicts.judge(effect, tested=20) is not ChangeVerdict.REGRESSION
+    assert verdicts.decide(effect) is ChangeVerdict.REGRESSION
+    assert verdicts.decide(effect, tested=20) is not ChangeVerdict.REGRESSION
 
 
 @given(st.floats(-0.05, 0.05), st.floats(0, 0.03), st.integers(1, 30))
 def test_no_row_is_faster_and_slower_and_what_is_not_open_is_clear(mean: float, error: float, tested: int) -> None:
     effect = Estimate(mean, error, 4)
-    assert verdicts.is_open(effect) or verdicts.judge(effect) is ChangeVerdict.CLEAR
+    assert verdicts.is_open(effect) or verdicts.decide(effect) is ChangeVerdict.CLEAR
     mirrored = {
         ChangeVerdict.REGRESSION: ChangeVerdict.IMPROVEMENT,
         ChangeVerdict.IMPROVEMENT: ChangeVerdict.REGRESSION,
     }
-    verdict = verdicts.judge(effect, tested)
+    verdict = verdicts.decide(effect, tested)
     if verdict in mirrored:
-        assert verdicts.judge(Estimate(-mean, error, 4), tested) is mirrored[verdict]
+        assert verdicts.decide(Estimate(-mean, error, 4), tested) is mirrored[verdict]
 
 
 def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
@@ -88,7 +88,7 @@ def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
     error = sd / math.sqrt(rounds)
     true = math.log(verdicts.smallest_detectable(Estimate(0.0, error, rounds - 1), tested))
     found = sum(
-        verdicts.judge(verdicts.paired(list(true + sd * random.standard_normal(rounds))), tested)
+        verdicts.decide(verdicts.paired(list(true + sd * random.standard_normal(rounds))), tested)
         is ChangeVerdict.REGRESSION
         for _ in range(1000)
     )
@@ -99,7 +99,7 @@ def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
 def test_a_slowdown_at_the_threshold_is_called_a_regression_in_5_percent_at_most() -> None:
     random, sd, rounds = np.random.default_rng(7), 0.008, 12
     called = sum(
-        verdicts.judge(verdicts.paired(list(verdicts.SLOWDOWN + sd * random.standard_normal(rounds))))
+        verdicts.decide(verdicts.paired(list(verdicts.SLOWDOWN + sd * random.standard_normal(rounds))))
         is ChangeVerdict.REGRESSION
         for _ in range(2000)
     )

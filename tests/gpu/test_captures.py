@@ -9,7 +9,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from fp8tune.bench.kernel_contenders import public_wrapper
-from fp8tune.measure.trial import difference
+from fp8tune.measure.checking import difference
 from fp8tune_kernels import catalog, interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.quantize.rowwise_2d import rowwise_2d_kernel

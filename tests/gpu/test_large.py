@@ -12,7 +12,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fp8tune.measure.trial import difference
+from fp8tune.measure.checking import difference
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.runtime.lookup import config_for, running_arch

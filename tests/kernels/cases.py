@@ -117,12 +117,10 @@ CUT = {
 """Kernel -> the dims of its problems that an axis cuts into blocks."""
 
 
-def round_shape(kernel: str, config: NamedInts, blocks: int = 2) -> NamedInts:
-    """A shape as a sweep times them, but small: two groups or experts, nothing left over of any block."""
-    counts = {"G": 2, "E": 2}
-    spec = catalog.load(kernel)
-    dims = next(spec.problems({"M": 2, "K": 2, "N": 2, "E": 2}))
-    return NamedInts([(dim, counts.get(dim) or blocks * config[CUT[kernel][dim]]) for dim in dims])
+def round_shape(kernel: str, config: NamedInts) -> NamedInts:
+    """A shape as a sweep times them, but small: two of each block, nothing left over of any."""
+    dims = next(catalog.load(kernel).problems({"M": 1, "K": 1, "N": 1, "E": 1}))
+    return NamedInts([(dim, 2 * config[CUT[kernel][dim]] if dim in CUT[kernel] else 2) for dim in dims])
 
 
 def problem(spec: KernelSpec, rows: str, config: NamedInts, **fields: Any) -> Problem:

@@ -1,6 +1,8 @@
 """``quantize_rowwise_colwise`` and ``quantize_colwise_transpose_3d``: two kernels' bytes each, and turns."""
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,20 +21,23 @@ from fp8tune_kernels import (
     quantize_transpose_3d_reduction,
 )
 from fp8tune_kernels.quantize import both_ways, weights
-from fp8tune_kernels.runtime import ops
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.spec import NamedInts, Problem
 
 M, K, N, E = 50, 24, 20, 3
 
 
 @pytest.fixture(autouse=True)
-def short_lead(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lead(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The interpreter takes ten milliseconds a turn, and the default waits with hundreds that have nothing to do."""
     if device == "cpu":
-        leads = {"LEAD": SHORT_LEAD}
-        monkeypatch.setattr(
-            ops, "config_for", lambda spec, *_: {**spec.default, **(leads if spec.default.get("LEAD") else {})}
-        )
+        waiting = [kernel for kernel in catalog.KERNELS if catalog.load(kernel).default.get("LEAD")]
+        rows = tuple((kernel, "", None, (("LEAD", SHORT_LEAD),)) for kernel in waiting)
+        (tmp_path / "interpreter.py").write_text(f"ROWS: tuple[object, ...] = {rows!r}\n")
+        monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
+        lookup.forget()
+    yield
+    lookup.forget()
 
 
 @pytest.fixture
@@ -183,6 +188,6 @@ def test_many_groups_of_any_size(routing: str, lead: int, device: str, monkeypat
 
     ends = [*inputs[1].tolist(), 700]
     starts = [end // 16 * 16 for end in (0, *ends)]
-    pieces = [max(1, -(-(end - start) // 128)) for start, end in zip(starts, ends, strict=False)]
+    pieces = [max(1, -(-(end - start) // config["BLOCK_SIZE_ITER"])) for start, end in zip(starts, ends, strict=False)]
     turns = begins(pieces)[-1] + 2 * pieces[-1] + lead
     assert int(made[0][0]) == turns + both_ways.programs(config, 700, 20, 131, inputs[0].device)

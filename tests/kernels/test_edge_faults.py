@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import leads
+from cases import leads, round_shape
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
 
@@ -21,23 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_edges.py compiles them side by side"),
 ]
-
-ROUND = {
-    "colwise": NamedInts(M=256, K=128, G=2),
-    "colwise-3d": NamedInts(E=2, N=4, K=2048),
-    "colwise-dual": NamedInts(M=256, N=128, K=64, G=2),
-    "colwise-transpose-3d": NamedInts(E=2, N=128, K=128),
-    "mxfp8-dim0": NamedInts(M=8, K=256),
-    "mxfp8-dim1": NamedInts(M=128, K=128),
-    "mxfp8-dim1-3d": NamedInts(E=2, N=128, K=128),
-    "mxfp8-dim1-3d-via-2d": NamedInts(E=2, N=128, K=128),
-    "rowwise": NamedInts(N=32, M=512, G=2),
-    "rowwise-2d": NamedInts(M=8, K=2048),
-    "rowwise-colwise": NamedInts(M=256, K=128, G=2),
-    "transpose-3d-atomic": NamedInts(E=2, N=128, K=128),
-    "transpose-3d-reduction": NamedInts(E=2, N=256, K=64),
-}
-"""Problems as a sweep times them: nothing is left over of any block."""
 
 BLOCKS = {
     "colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128},
@@ -60,8 +43,9 @@ BLOCKS = {
 def checked(planted: Planted, layout: str, device: str) -> Outcome:
     spec = catalog.load(planted.kernel)
     routing = "balanced" if spec.routed else "none"
-    problem = Problem(planted.name, ROUND[planted.kernel], routing, layout, scale_mode=spec.scale_modes[0])
     config = NamedInts({**spec.default, **BLOCKS[planted.kernel], **leads(spec)[0]})
+    shape = round_shape(planted.kernel, config)
+    problem = Problem(planted.name, shape, routing, layout, scale_mode=spec.scale_modes[0])
     return checked_block(KernelArm(planted.edges_alone, problem, config), device, 0, times=False)
 
 

@@ -3,7 +3,9 @@
 import itertools
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
 from fp8tune_kernels.quantize import both_ways, panels
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.spec import ROUTINGS, KernelSpec, NamedInts, Problem
 
 ROW = {"M": 16640, "K": 5120, "N": 8192, "E": 16}
@@ -55,19 +58,30 @@ def test_the_lookup_key_never_holds_the_exact_number_of_rows(spec: KernelSpec, p
         assert spec.lookup_key(problem) == spec.lookup_key(other)
 
 
+@pytest.mark.parametrize("right", [True, False])
 def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
-    spec: KernelSpec, problem: Problem, monkeypatch: pytest.MonkeyPatch, device: str
+    spec: KernelSpec, problem: Problem, right: bool, monkeypatch: pytest.MonkeyPatch, device: str, tmp_path: Path
 ) -> None:
-    from fp8tune_kernels.runtime import ops
-
+    """In a table that has the default for this key, and for all others tiles that Triton refuses."""
     problem = spec.scaled_down(problem)
-    seen = []
-    monkeypatch.setattr(ops, "config_for", lambda spec, key, device: seen.append(key) or spec.default)
+    key = spec.lookup_key(problem) if right else dict.fromkeys(spec.key, 1)
+    refused = tuple((name, 3) for name in spec.axes if name.startswith("BLOCK"))
+    short_lead = (("LEAD", 1),) if spec.default.get("LEAD") else ()
+    rows = ((spec.name, "", tuple(sorted(key.items())), short_lead), (spec.name, "", None, refused))
+    (tmp_path / f"{lookup.running_arch(torch.device(device))}.py").write_text(f"ROWS: tuple[object, ...] = {rows!r}")
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
+    lookup.forget()
     inputs = spec.inputs(problem, device)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     operator = getattr(torch.ops.fp8tune, f"quantize_{spec.name.replace('-', '_')}")
-    operator(*tensors, None, inputs[-1])  # how scales are rounded comes last
-    assert seen == [tuple(spec.lookup_key(problem).values())]
+    expected = (
+        nullcontext() if right else pytest.raises(Exception, match=r"power of 2|at \d+:\d+")
+    )  # interpreted, compiled
+    try:
+        with expected:
+            operator(*tensors, None, inputs[-1])  # how scales are rounded comes last
+    finally:
+        lookup.forget()
 
 
 def test_inputs_are_seeded_and_never_constant(spec: KernelSpec, problem: Problem, device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,3 +213,13 @@ def test_the_simulated_gpu_needs_no_process() -> None:
     assert [block.outcome.samples_us for block in again.blocks] == [block.outcome.samples_us for block in one.blocks]
     logs = [math.log(block.outcome.time_us or 0) for block in (*one.blocks, *two.blocks) if block.arm.name == "b"]
     assert max(logs) - min(logs) < 0.2
+
+
+def test_the_worker_that_screened_is_ended_before_another_times() -> None:
+    """Its context and what it holds of the device's memory would disturb the clock."""
+    backend = GpuBackend(Device("sm_90"), None, "cpu")
+    screening = backend.runners.submit(60, os.getpid).result()
+    os.kill(screening, 0)
+    backend.worker().close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(screening, 0)

@@ -9,6 +9,7 @@ import pytest
 from database_rows import H100, begin, config, row
 
 from fp8tune.errors import DatabaseError
+from fp8tune.store import database
 from fp8tune.store.results import Store
 
 
@@ -174,9 +175,10 @@ def test_hostile_content_is_named_and_left_out(path, table, column, value, caplo
         assert len(store.evidence()) == 1 + (table == "calibrations")
 
 
-def test_a_locked_database_is_one_line(path, monkeypatch):
-    monkeypatch.setattr("fp8tune.store.database.BUSY_TIMEOUT_S", 0.05)
-    with Store.open(str(path), create=True) as store:
+def test_a_locked_database_is_one_line(path):
+    Store.open(str(path), create=True).close()
+    impatient = database.connect(str(path), create=False, writable=True, patience_s=0.05)
+    with Store(impatient, writable=True) as store:
         sweep = begin(store)
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 
@@ -49,9 +50,9 @@ def check_rows(store: Store, number: int) -> None:
     assert measured[FIRST].times_us == ((100.0,) if number < 2 else (98.0,))  # of the sweep that started last
     assert {row.stage for row in store.rows()} == ({"screen"} if number < 2 else {"screen", "final", "duplicate"})
     if number >= 2:
-        assert [(one.session.sweep, one.time_us) for one in default.duplicate] == [("bbbb", 108.5)]
+        assert [(one.run.sweep, one.time_us) for one in default.duplicate] == [("bbbb", 108.5)]
         (static,) = store.evidence(kinds=[Kind.STATIC])
-        assert (static.facts.code.passes, static.facts.code.tile_bytes) == (2, 4096)
+        assert (static.facts.code.resident_warps, static.facts.code.fp8_conversions) == (64, 8)
     assert [row.note for row in store.published()] == (["before"] if number >= 3 else [])
     finished = store.finished_sweep("request", measured[FIRST].device)
     assert len(finished or []) == (1 if number < 2 else 0)  # the newest finished sweep completed nothing
@@ -141,9 +142,10 @@ def test_a_hash_whose_new_one_has_rows_already_stays(tmp_path: Path) -> None:
         assert store.timed_sources() == {"colwise": {"8b6c5121011a684a"}}
 
 
-def test_no_hash_is_renamed_twice() -> None:
-    for section in ("source hashes without names",):
-        renamed = migrations.renamed_hashes(section)
-        assert renamed
-        assert len({(kernel, old) for kernel, old, _ in renamed}) == len(renamed)
-        assert not {(kernel, old) for kernel, old, _ in renamed} & {(kernel, new) for kernel, _, new in renamed}
+@pytest.mark.parametrize("section", re.findall(r"^\[(.*)\]$", migrations.RENAMED_HASHES.read_text(), re.MULTILINE))
+def test_renamed_hashes_belong_to_a_migration_and_name_each_once(section: str) -> None:
+    renamed = migrations.renamed_hashes(section)
+    assert renamed
+    assert section in migrations.MIGRATIONS
+    assert len({(kernel, old) for kernel, old, _ in renamed}) == len(renamed)
+    assert not {(kernel, old) for kernel, old, _ in renamed} & {(kernel, new) for kernel, _, new in renamed}

@@ -19,6 +19,7 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 
 from fp8tune.check import doctor
 from fp8tune.errors import DatabaseError
+from fp8tune.store import database
 from fp8tune.store.results import Store
 
 INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
@@ -215,17 +216,13 @@ def test_a_lost_connection_is_one_line_and_what_was_stored_is_kept(url: str) -> 
         assert [found.process for found in store.rows()] == ["w1"]
 
 
-def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str) -> None:
     import psycopg
 
-    from fp8tune.store import database
-
-    with Store.open(url, create=True) as store, contextlib.closing(psycopg.connect(url)) as other:
+    Store.open(url, create=True).close()
+    impatient = database.connect(url, create=False, writable=True, patience_s=0.05)
+    with Store(impatient, writable=True) as store, contextlib.closing(psycopg.connect(url)) as other:
         other.execute(f"SELECT pg_advisory_xact_lock({database._WRITERS_LOCK})")
-        begun = dict(database._BEGIN) | {
-            ("postgresql", True): ("SET LOCAL lock_timeout = '50ms'", *database._BEGIN["postgresql", True][1:])
-        }
-        monkeypatch.setattr(database, "_BEGIN", begun)
         with pytest.raises(DatabaseError, match="is locked by another process"):
             begin(store)
         with Store.open(url, writable=False) as reader:

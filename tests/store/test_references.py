@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.records import Status
-from fp8tune.store import references, writing
+from fp8tune.store import references
 from fp8tune.store.references import Ended, last_status
 from fp8tune.store.results import Store
 
@@ -21,9 +20,7 @@ OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    ticks = count(1)
-    monkeypatch.setattr(writing.time, "time", lambda: float(next(ticks)))
+def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(str(tmp_path / "results.db"), create=True) as opened:
         yield opened
 

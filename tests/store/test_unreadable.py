@@ -54,7 +54,7 @@ def rows(draw: st.DrawFn) -> Row:
     return made
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(rows())
 def test_what_the_writer_takes_the_reader_reads(given: Row) -> None:
     with Store.open("sqlite://", create=True) as store:

@@ -102,13 +102,14 @@ class ProcessBackend:
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
         """See :class:`fp8tune.measure.engine.Backend`, as of all that follows."""
+        self._end_runners()  # what they hold of the device's memory, and their context, would disturb the clock
         return ProcessWorker(self._torch_device, tree, self.trial_timeout_s)
 
     def close(self) -> None:  # noqa: D102
-        for pool in (self._compilers, self._runners):
-            if pool is not None:
-                pool.close()
-        self._compilers = self._runners = None
+        self._end_runners()
+        if self._compilers is not None:
+            self._compilers.close()
+        self._compilers = None
         self._compiling.clear()
         self._compiling_edges.clear()
 
@@ -126,7 +127,8 @@ class ProcessBackend:
                 if self._runner_count:
                     self._compiling_edges[arm] = self._compilers.submit(COMPILE_TIMEOUT_S, compile_edges, *spec)
 
-    def compiled(self, arm: KernelArm) -> Outcome:  # noqa: D102
+    def _compiled(self, arm: KernelArm) -> Outcome:
+        """What became of an arm that was queued; ok where none was."""
         future = self._compiling.get(arm)
         if future is None:
             return Outcome(Status.OK)
@@ -154,7 +156,7 @@ class ProcessBackend:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in [future for future in compiling if future in done]:
                 number = compiling.pop(future)
-                compiled = self.compiled(arms[number])
+                compiled = self._compiled(arms[number])
                 if compiled.status is not Status.OK or not self._runner_count:
                     yield number, compiled
                 else:
@@ -164,7 +166,7 @@ class ProcessBackend:
                 running[self._submit(arms[number], places[number])] = number
             for ran in [ran for ran in running if ran in done]:
                 number = running.pop(ran)
-                yield number, replace(_answer(ran), facts=self.compiled(arms[number]).facts)
+                yield number, replace(_answer(ran), facts=self._compiled(arms[number]).facts)
             if compiling:
                 yield CompileProgress(arms[0].problem, total - len(compiling), total)
 
@@ -172,6 +174,11 @@ class ProcessBackend:
         """All that is ready is queued at once, so that the GPU waits for neither Python nor the database."""
         ask, device, round = trial.checked_block, self._torch_device, place.round
         return self.runners.submit(self.trial_timeout_s, ask, arm, device, round, times=self.times)
+
+    def _end_runners(self) -> None:
+        if self._runners is not None:
+            self._runners.close()
+        self._runners = None
 
     @property
     def runners(self) -> WorkerPool:

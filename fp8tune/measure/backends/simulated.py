@@ -55,9 +55,6 @@ class SimulatedBackend:
     def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
         pass
 
-    def compiled(self, arm: KernelArm) -> Outcome:  # noqa: D102
-        return OK
-
     def screen(  # noqa: D102
         self, arms: Sequence[KernelArm], places: Sequence[Place]
     ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:

@@ -10,24 +10,24 @@
     out   (M, N), bfloat16
 
 Each operand of each of the three GEMMs is quantized along the dim that is contracted, with power-of-two scales. All of
-it is operators of ``torch.library``, so that ``torch.compile(fullgraph=True)`` traces it, and none waits for the
-device, so that CUDA graphs capture it. What is kept for the backward pass is A and B_t as they were given, or, by
-``keep_fp8``, the codes that the backward pass multiplies: then an operand is quantized both ways in one read, and grad
-as well where A is kept. Bytes moved for an element of bfloat16 in a step, and held between the passes:
+it is operators of ``torch.library``, which ``torch.compile(fullgraph=True)`` traces. None waits for the device, so that
+CUDA graphs capture it.
+
+For the backward pass A and B_t are held as they were given, or by ``keep_fp8`` as the codes that the pass multiplies.
+Then one read quantizes an operand both ways, and grad as well where A is kept. Bytes that move in a step for an element
+of bfloat16, and bytes held between the passes:
 
              by default                      where kept                  held by default, where kept
     A        3 rowwise-2d + 3 colwise        4 rowwise-colwise           2, 1
     grad     3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)    0, 0
     B_t      3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d      0 as it is the parameter, 1
 
-``transpose-3d`` is the one of panels, ``transpose-3d-atomic``. On an H100 the other takes 88 us for 67 at one expert of
-8192 x 5120, 1,131 for 801 at 16, 173 for 153 at eight of 2048 x 7168, and 247 for 254 at 64 of 1408 x 2048.
+The counts hold where L2 (about 32 MiB on an H100) has what one scale needs until it is read again: for both ways a
+whole group or expert, which is 4 MiB at 1,024 x 2,048, 16 at 1,040 x 8,192 and 224 at 16,384 x 7,168. Where it has not,
+6 bytes move either way. Keeping A then still halves what A takes between the passes.
 
-All of these kernels but the first of each sum read their input again, from L2 where that holds what one scale needs:
-of ``colwise`` and ``transpose-3d`` some columns of a group, which it always can, in one read for both ways a whole
-group or expert. One of 1,024 x 2,048 is 4 MiB, of 1,040 x 8,192 16, of 16,384 x 7,168 224, and an H100 has about 32 to
-give. Where it cannot, 6 bytes move either way, and what is left of keeping A is half of the memory it takes until the
-backward pass; keeping B_t takes memory: a byte more a weight.
+``transpose-3d`` is ``transpose-3d-atomic``. On an H100 ``transpose-3d-reduction`` takes 88 us instead of 67 at one
+expert of 8192 x 5120, 1,131 / 801 at 16, 173 / 153 at eight of 2048 x 7168, and 247 / 254 at 64 of 1408 x 2048.
 """
 
 from __future__ import annotations
@@ -66,21 +66,19 @@ def fp8_grouped_mm(
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
 ) -> torch.Tensor:
-    """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable in A and B_t.
+    """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
-    ``pad_token_groups``: group sizes may be anything, zero included. Each group is padded to a positive multiple of 16
-    rows on the device and the output's padding taken out again, without waiting for it; rows past ``offs[-1]`` come out
-    as zeros. Without it the weight gradient wants sizes that are such multiples already (a GPU asserts it on the
-    device), and rows past ``offs[-1]`` hold what they hold after ``torch._grouped_mm``: nothing specified, in out and
-    in A's gradient.
+    ``pad_token_groups``: pad each group to a positive multiple of 16 rows on the device, and take the padding out of
+    the result; rows past ``offs[-1]`` come out as zeros. Without it the weight gradient wants groups of such sizes (a
+    GPU asserts it on the device). Rows past ``offs[-1]`` are then unspecified in out and in A's gradient, as after
+    ``torch._grouped_mm``.
 
-    ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to quantize for both passes at once, in the forward pass, and to keep
-    in FP8 until the backward pass, as the module's docstring counts it. The results are the same bytes. Nothing is kept
-    that no gradient asks for.
+    ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 until the backward pass, see the module's docstring. The
+    results are the same bytes. Nothing is kept that no gradient asks for.
 
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
-    are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same FP8 codes. ``bias`` and
-    ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second derivative.
+    are cast to its dtype first. ``bias`` and ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype
+    bfloat16. On a CPU the GEMMs are a loop over groups on the same codes.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
