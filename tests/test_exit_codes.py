@@ -77,9 +77,9 @@ def test_a_full_or_closed_stdout_is_one_line(filled: Path) -> None:
 
 
 def test_ctrl_c_is_130_and_a_line(tmp_path: Path) -> None:
-    wish = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1", "--db", tmp_path / "r.db")
+    sweep = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1", "--db", tmp_path / "r.db")
     process = started(
-        *wish,
+        *sweep,
         "--json",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -145,8 +145,8 @@ def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_k
 ) -> None:
     db, shapes = tmp_path / "r.db", tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
-    wish = ("sweep", "--kernel", HOSTILE, "--shapes", shapes, "--db", db)
-    code, out, error = ended(*wish, "--json")
+    sweep = ("sweep", "--kernel", HOSTILE, "--shapes", shapes, "--db", db)
+    code, out, error = ended(*sweep, "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     if rows[0]["kind"] == "measured":
         pytest.skip("there is a GPU here")
@@ -159,7 +159,7 @@ def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_k
         assert b"hostile: " + said in error
     assert b"\x1b" not in error + out
 
-    code, _, error = fp8tune(*wish)  # answered from the database
+    code, _, error = fp8tune(*sweep)  # answered from the database
     assert code == 1
     assert "planted-hostile: no config is right on 1 of 1 problems" in error
     assert f"fp8tune show --failed --kernel planted-hostile --arch interpreter --db {db}" in error

@@ -90,7 +90,6 @@ def run(*arguments: str) -> Callable[[], None]:
 
 COMMANDS = {
     "sweep": SWEEP,
-    "calibrate": ("calibrate", "--timer", "simulated:3"),
     "lint": ("lint", "colwise", "--timer", "simulated:3", "--shapes", "tiny"),
     "import": ("import",),
 }
@@ -108,7 +107,9 @@ def many_rows(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("command", "number"), list(zip(COMMANDS, 2 * [signal.SIGTERM, signal.SIGHUP], strict=True)))
+@pytest.mark.parametrize(
+    ("command", "number"), list(zip(COMMANDS, [signal.SIGTERM, signal.SIGHUP, signal.SIGTERM], strict=True))
+)
 def test_a_command_that_is_told_to_end(
     command: str, number: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

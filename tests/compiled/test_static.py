@@ -14,6 +14,7 @@ from fp8tune.compiled import facts
 from fp8tune.export import table as export
 from fp8tune.export.selecting import Basis, evidence_for, select
 from fp8tune.records import Code, Device, Facts, Kind, Status
+from fp8tune.render import contracts
 from fp8tune.store.results import Store
 
 GFX950 = Device("gfx950", triton="3.7.1")
@@ -126,7 +127,9 @@ def test_the_version_that_was_compiled_last_is_reported():
     rows = [replace(entry, newest=2.0) for entry in rows]
     (found,) = compiled([*rows, static(512, version=older, newest=1.0)], {"colwise": TIMES})
     assert (found.kernel, found.arch, found.spilling, found.failed) == ("colwise", "gfx950", 1, 1)
-    assert found.as_json()["mean_slowdown"] == 1.0
+    assert contracts.compiled(found)["mean_slowdown"] == 1.0
+    assert found.choice is not None
+    assert (found.choice.config, found.choice.slowdown) == (config(32), 1.0)
 
 
 # The table
