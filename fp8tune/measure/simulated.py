@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.random import Generator
@@ -156,6 +156,7 @@ class SimulatedClock:
         self.noise = noise
         self._gpu_seed = str(seed)
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
+        self._constants = cache(self._true_us_and_process_log)  # a generator takes longer to make than to ask
 
     def true_time_us(self, work: Work) -> float:
         """The time of a launch in microseconds without noise: the same in every process and round."""
@@ -170,8 +171,8 @@ class SimulatedClock:
 
     def block(self, work: Work, place: Place) -> Samples:
         """The samples of one block: the same for the same seed, work and place."""
-        logs = self._in_process(work, place) + self._in_block(work, place)
-        block_us = self.true_time_us(work) * math.exp(logs)
+        true_us, in_process = self._constants(work, place.process)
+        block_us = true_us * math.exp(in_process + self._in_block(work, place))
         tries = itertools.count()
         samples_us, stalled = first_steady(lambda: self._samples_us(work, place, block_us, next(tries)))
         return Samples(samples_us, self.noise.tick_us, stalled)
@@ -182,15 +183,18 @@ class SimulatedClock:
         stall = self.noise.stall(self._scattered("stall", *names))
         return self.noise.samples_us(self._scattered("samples", *names), block_us * np.exp(stall))
 
-    def _in_process(self, work: Work, place: Place) -> float:
-        """What this process adds to this config, in every block alike; 0 on average over processes."""
-        random = self._scattered("process", str(place.process), work.identity)
+    def _true_us_and_process_log(self, work: Work, process: int) -> tuple[float, float]:
+        return self.true_time_us(work), self._in_process(work, process)
+
+    def _in_process(self, work: Work, process: int) -> float:
+        """What a process adds to this config, in every block alike; 0 on average over processes."""
+        random = self._scattered("process", str(process), work.identity)
         bimodal = np.array([self._is_bimodal(work)])
         effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
         own = float((effect - self.noise.mean_mode(bimodal))[0])
         if not self.noise.worker_sd:
             return own
-        return own + self.noise.worker_sd * float(self._scattered("worker", str(place.process)).standard_normal())
+        return own + self.noise.worker_sd * float(self._scattered("worker", str(process)).standard_normal())
 
     def _in_block(self, work: Work, place: Place) -> float:
         """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""

@@ -24,7 +24,16 @@ from fp8tune.bench import kernels as bench
 from fp8tune.bench.cells import Cells, Contender, Timing
 from fp8tune.bench.checking import Checked, Part
 from fp8tune.bench.counterparts import COUNTERPARTS
-from fp8tune.bench.kernel_contenders import HOST_ROW, OURS, TORCH_COMPILE, TORCHAO, KernelContender, public_wrapper
+from fp8tune.bench.kernel_contenders import (
+    HOST_ROW,
+    OURS,
+    TORCH_ADD,
+    TORCH_COMPILE,
+    TORCHAO,
+    HostCall,
+    KernelContender,
+    public_wrapper,
+)
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
 from fp8tune.bench.options import BenchOptions
 from fp8tune.errors import MachineError, UsageError
@@ -531,6 +540,14 @@ def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -
     outputs = public_wrapper(spec)(*tensors)
     for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
         assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+def test_host_calls_launch_once_on_a_small_input(torchao: TorchAo) -> None:
+    torchao("rowwise-2d", load_spec("rowwise-2d").reference)
+    calls = {name: HostCall(name, "rowwise-2d", "rowwise-2d").launcher("cpu") for name in bench.HOSTS}
+    (ours, _), (theirs, _) = calls[OURS](), calls[TORCHAO]()
+    assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    assert calls[TORCH_ADD]().shape == (64, 64)
 
 
 def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:

@@ -100,8 +100,9 @@ class Rounds:
         drift = noise.wall(random)(noise.block_s * np.arange(turns.size)).reshape(turns.shape)
         sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
         sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
-        blocks = drift + sd * random.standard_normal(turns.shape) + noise.stalls(random, turns.shape)
-        blocks += self.places
+        blocks = drift + sd * random.standard_normal(turns.shape)
+        stalls = random.random(turns.shape) < noise.stall_share
+        blocks += np.where(stalls, np.log(random.uniform(1.5, 4, turns.shape)), 0.0) + self.places
         for arm in (BEFORE, AFTER, CONTROL):
             logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
         return logs

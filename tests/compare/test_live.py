@@ -300,7 +300,7 @@ def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hear_interrupts)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("timing"):
+        if "timing" in line:
             break
     yield process
     process.kill()

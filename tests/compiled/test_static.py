@@ -128,6 +128,8 @@ def test_the_version_that_was_compiled_last_is_reported():
     (found,) = compiled([*rows, static(512, version=older, newest=1.0)], {"colwise": TIMES})
     assert (found.kernel, found.arch, found.spilling, found.failed) == ("colwise", "gfx950", 1, 1)
     assert contracts.compiled(found)["mean_slowdown"] == 1.0
+    assert found.choice is not None
+    assert (found.choice.config, found.choice.slowdown) == (config(32), 1.0)
 
 
 # The table

@@ -24,6 +24,7 @@ from fp8tune_kernels import catalog
 
 sys.path.append(str(ROOT / "tests" / "kernels"))
 
+from cases import leads
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
 
@@ -120,9 +121,10 @@ def test_every_fault_of_an_edge_is_found(pool: WorkerPool, tmp_path: Path) -> No
         folder = tmp_path / str(number)
         folder.mkdir()
         planted = plant_foreign(title, fault, folder)
-        default = catalog.load(planted.kernel).default
+        spec = catalog.load(planted.kernel)
+        default = spec.default
         problem = round_problem(planted.kernel, planted.name, layout_of(title, planted))
-        configs = (default, NamedInts({**default, **OTHER_BLOCKS[planted.kernel]}))
+        configs = (default, NamedInts({**default, **OTHER_BLOCKS[planted.kernel], **leads(spec)[0]}))
         arms = [KernelArm(planted.reference, problem, config) for config in configs]
         asked[title] = [pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False) for arm in arms]
     answers = {title: [answer(future) for future in futures] for title, futures in asked.items()}
