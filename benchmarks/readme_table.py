@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fp8tune.choose import ranking
-from fp8tune.choose.ranking import Winner
+from fp8tune.choose.candidates import Winner
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.store.results import Store

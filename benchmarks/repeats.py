@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.choose.calibration import is_calibrated
-from fp8tune.choose.incumbents import NO_INCUMBENTS, Held, Incumbents
-from fp8tune.choose.ranking import Candidates, all_candidates, usable
+from fp8tune.choose.candidates import Candidates
+from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
+from fp8tune.choose.ranking import all_candidates, usable
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.export import selecting
 from fp8tune.export import table as exporting
@@ -118,8 +119,7 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
     first = list(sweeps("from scratch", given.scratch, NO_INCUMBENTS))
     same = again = 0
     if first:
-        held = Held(first[0].table)
-        for outcome in sweeps("re-sweep", given.resweeps, Incumbents(lambda arch: held)):
+        for outcome in sweeps("re-sweep", given.resweeps, Incumbents(lambda arch: first[0].table)):
             again, same = again + 1, same + (outcome.module == first[0].module)
             for line in changed(first[0].module, outcome.module):
                 notice(f"  {line}")

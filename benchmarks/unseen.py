@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from fp8tune.choose import ranking
-from fp8tune.choose.ranking import Candidates, all_candidates, usable
+from fp8tune.choose.candidates import Candidates
+from fp8tune.choose.ranking import all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Column, Report
 from fp8tune.render.terminal import microseconds, notice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8tune.choose.incumbents import Held, Incumbents
+from fp8tune.choose.incumbents import Incumbents
 from fp8tune.records import (
     Device,
     Evidence,
@@ -31,8 +31,7 @@ KERNEL = KernelVersion("colwise", "aaaa", NamedInts(BLOCK_SIZE=64, num_warps=4, 
 
 def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> Incumbents:
     """The incumbents of a table with these rows."""
-    held = Held(Table(rows, nearest))
-    return Incumbents(lambda arch: held)
+    return Incumbents(lambda arch: Table(rows, nearest))
 
 
 def config(block: int = 32, warps: int = 4, stages: int = 1) -> NamedInts:

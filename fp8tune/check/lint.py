@@ -14,8 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from fp8tune import scratch
+from fp8tune.choose.candidates import TIE_BAND, Candidates
 from fp8tune.choose.decision import Block, process_values
-from fp8tune.choose.ranking import TIE_BAND, Candidates, all_candidates, usable
+from fp8tune.choose.ranking import all_candidates, usable
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from fp8tune.choose.ranking import value_us
+from fp8tune.choose.candidates import value_us
 from fp8tune.records import Evidence, Kind, Problem
 
 AGREEMENT = 1.10

@@ -1,4 +1,4 @@
-"""What a shape loses that nobody measured: each is left out in turn, and what a lookup gives without it is timed there.
+"""What a shape loses that nobody measured: each is left out in turn, and takes what a lookup gives without it.
 
 A lookup can give the row for any shape, or the row of the nearest key: both are tried. Measured problems stand for
 unseen ones, so nothing new is timed. Pure functions.
@@ -13,8 +13,9 @@ from statistics import fmean
 
 import numpy as np
 
+from fp8tune.choose.candidates import KEEP_BAND, Candidates
 from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.choose.ranking import KEEP_BAND, Candidates, Losses, choose, usable
+from fp8tune.choose.ranking import Losses, choose, grouped, usable
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import estimate, geomean
 from fp8tune_kernels.catalog import SPANS
@@ -40,12 +41,12 @@ class Regret:
 
     @property
     def geomean_slowdown(self) -> float | None:
-        """The geometric mean of the slowdowns there are; None where there is none."""
+        """None where no problem has a time."""
         return geomean(self._slowdowns) if self._slowdowns else None
 
     @property
     def worst_slowdown(self) -> float | None:
-        """The largest of the slowdowns there are; None where there is none."""
+        """None where no problem has a time."""
         return max(self._slowdowns, default=None)
 
     @property
@@ -75,25 +76,22 @@ def leave_one_shape_out(
 
     ``all_candidates`` are of one kernel: its row for any shape is chosen on them. ``rows`` are its rows with a key;
     ``others`` are problems of devices that take these rows without a say in the row for any shape. Where no config
-    covers the other shapes, a lookup gives the declared default. None where no shape can
-    be left out: there is nothing to choose from without one.
+    covers the other shapes, a lookup gives the declared default. None where no shape can be left out.
     """
     chosen_from = usable(all_candidates)
-    losses = Losses.of(chosen_from) if chosen_from else None
+    if not chosen_from:
+        return None
+    losses = Losses.of(chosen_from)
     keys = [_key(candidates) for candidates in chosen_from]
-    by_shape: dict[NamedInts, list[Candidates]] = {}
-    for candidates in [*chosen_from, *usable(others)]:
-        by_shape.setdefault(candidates.problem.shape, []).append(candidates)
     pairs: list[tuple[LeftOut, LeftOut]] = []
-    for own in by_shape.values():
+    for own in grouped([*chosen_from, *usable(others)], lambda candidates: candidates.problem.shape).values():
         own_keys = {_key(candidates) for candidates in own}
         rest = np.array([key not in own_keys for key in keys], dtype=bool)
-        if losses is None or not rest.any():
-            continue
-        best = choose(losses.shared(rest))
-        fallback = best.config if best else own[0].default
-        near = [row for row in rows if row[2] not in own_keys]
-        pairs += [(_left_out(each, fallback), _left_out(each, _nearest(each, near) or fallback)) for each in own]
+        if rest.any():
+            best = choose(losses.shared(rest))
+            fallback = best.config if best else own[0].default
+            near = [row for row in rows if row[2] not in own_keys]
+            pairs += [(_left_out(each, fallback), _left_out(each, _nearest(each, near) or fallback)) for each in own]
     if not pairs:
         return None
     robust, nearest = zip(*pairs, strict=True)
@@ -104,16 +102,18 @@ def nearest_loses_less(held_out: Iterable[HeldOut], incumbent: bool | None = Non
     """Whether the nearest key's row loses less in the geometric mean, over the problems that the other has a time on.
 
     It must have a time on all of those. ``held_out`` are all of one kernel: one rule holds for all devices of an arch.
-    ``incumbent`` is what the committed table says, if it says anything: that stays until the other rule is proven to
-    lose less by more than the keep band, the problem being the unit of replication. One problem can fall to a config
-    that is 3 % apart for no more than noise, since what is chosen without it is chosen anew; many do not at once.
+    ``incumbent``: what the committed table says, if anything. That stays until the other rule is proven to lose less
+    by more than the keep band, over problems: noise alone can give one problem a config that is 3 % apart.
     """
-    problems = [pair for found in held_out for pair in zip(found.robust.problems, found.nearest.problems, strict=True)]
-    pairs = [(robust.slowdown, near.slowdown) for robust, near in problems if robust.slowdown is not None]
-    timed = [(robust, near) for robust, near in pairs if near is not None]
-    if not timed or len(timed) < len(pairs):
+    gains = []  # of the nearest key's row
+    for found in held_out:
+        for robust, near in zip(found.robust.problems, found.nearest.problems, strict=True):
+            if robust.slowdown is not None:
+                if near.slowdown is None:
+                    return False
+                gains.append(math.log(robust.slowdown) - math.log(near.slowdown))
+    if not gains:
         return False
-    gains = [math.log(robust) - math.log(near) for robust, near in timed]  # of the nearest key's row
     if incumbent is None:
         return fmean(gains) > 0
     return not _is_proven([-gain for gain in gains]) if incumbent else _is_proven(gains)

@@ -1,8 +1,7 @@
 """Which config is best: pure functions from evidence to picks. The same evidence in any order gives the same picks.
 
-What competes for one problem on one device is a :class:`Candidates`: timed rows of one kernel version and one device
-fingerprint, because rows of two versions, GPUs or drivers are never compared. Interpreter and static rows hold no
-timings and never compete.
+Rows of two kernel versions, GPUs or drivers are never compared. Interpreter and static rows hold no timings and never
+compete.
 """
 
 from __future__ import annotations
@@ -11,39 +10,27 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.choose.candidates import KEEP_BAND, TIE_BAND, Candidates, Winner, value_us
+from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner, value_us
 from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Status
 
-__all__ = [
-    "KEEP_BAND",
-    "TIE_BAND",
-    "Candidates",
-    "Losses",
-    "Shared",
-    "Winner",
-    "all_candidates",
-    "canonical_order",
-    "choose",
-    "competing",
-    "completed",
-    "least_mean_slowdown",
-    "robust",
-    "usable",
-    "value_us",
-    "winners",
-]
+Item = TypeVar("Item")
+Group = TypeVar("Group", bound=Hashable)
 
 ROBUST_SLOWDOWN = 1.05
 """What a config for unseen shapes may lose on any shape that was measured."""
 
 _RANKED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
 """Kinds that carry timings, the better evidence first."""
+
+_REST = attrgetter("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode", "seed")
 
 
 @dataclass(frozen=True)
@@ -97,22 +84,31 @@ def winners(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS
     return [candidates.winner for candidates in all_candidates(evidence, incumbents)]
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """What has the same key together, in the order it comes."""
+    groups: dict[Group, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def competing(pools: Iterable[ComparableRows]) -> list[ComparableRows]:
     """The pools that :func:`all_candidates` would rank, and all that hold no timings."""
-    groups: dict[Hashable, list[ComparableRows]] = {}
-    for pool in pools:
-        ranked = pool.kind in _RANKED and pool.newest
-        groups.setdefault((pool.problem, pool.device.arch, pool.device.name) if ranked else pool, []).append(pool)
-    return [group[0] if len(group) == 1 else _ranked_pool(group) for group in groups.values()]
+
+    def key(pool: ComparableRows) -> Hashable:
+        return _question(pool) if pool.kind in _RANKED and pool.newest else pool
+
+    return [_ranked_pool(group) if len(group) > 1 else group[0] for group in grouped(pools, key).values()]
 
 
 def all_candidates(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INCUMBENTS) -> list[Candidates]:
-    """Evidence sorted into what may be compared; per problem and device the newest complete version only, and of that
-    finals before a screen: one on another machine does not replace them.
+    """Evidence sorted into what may be compared: per problem and device the newest complete version only.
 
-    Published rows compete only where no row of the same arch, kernel, shape and input layout was measured.
+    Finals come before a screen, which on another machine does not replace them. Published rows compete only where no
+    row of the same arch, kernel, shape and input layout was measured.
     """
-    found = [_newest(rows) for rows in _grouped(filter(_is_timed, evidence), _question).values()]
+    timed = (entry for entry in evidence if entry.kind in _RANKED and entry.status is Status.OK and entry.times_us)
+    found = [_newest(rows) for rows in grouped(timed, _question).values()]
     measured = {_subject(candidates) for candidates in found if candidates.kind is not Kind.PUBLISHED}
     kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
     return sorted((_with_incumbent(candidates, incumbents) for candidates in kept), key=_candidates_order)
@@ -122,7 +118,7 @@ def _with_incumbent(candidates: Candidates, incumbents: Incumbents) -> Candidate
     first = candidates.entries[0]
     if first.lookup_key is None:
         return candidates
-    incumbent = incumbents.config(candidates.problem.kernel, candidates.device, first.lookup_key)
+    incumbent = incumbents.config(first.problem.kernel, first.device, first.lookup_key)
     return replace(candidates, incumbent=completed(incumbent, first.version))
 
 
@@ -136,10 +132,9 @@ def robust(
 ) -> Shared | None:
     """The config for shapes nobody measured: of least mean slowdown among those that nowhere lose more than ``bound``.
 
-    Where none qualifies: the least worst slowdown. Only configs with a row for every problem count, only complete
-    problems with a row that names a config; None where nothing is left. ``incumbent`` stays while it is within the keep
-    band of the bound and of the least mean slowdown; others count then only if they are below the bound (or the
-    incumbent's worst slowdown, if that is more) by as much.
+    Where none qualifies: the least worst slowdown. Only configs with a row for every :func:`usable` problem count; None
+    where there is none. ``incumbent`` stays while it is within the keep band of the bound and of the least mean
+    slowdown. Others then count only if they are as far below the bound (or the incumbent's worst, if that is more).
     """
     known = usable(all_candidates)
     if not known:
@@ -180,30 +175,14 @@ def usable(all_candidates: Iterable[Candidates]) -> list[Candidates]:
     return [candidates for candidates in all_candidates if candidates.named and candidates.pick.complete]
 
 
-def _is_timed(entry: Evidence) -> bool:
-    return entry.kind in _RANKED and entry.status is Status.OK and bool(entry.times_us)
-
-
-def _grouped(rows: Iterable[Evidence], key: Callable[[Evidence], Hashable]) -> dict[Hashable, list[Evidence]]:
-    groups: dict[Hashable, list[Evidence]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def _question(entry: Evidence) -> Hashable:
+def _question(entry: Evidence | ComparableRows) -> Hashable:
     """What a user asks about: one problem on one kind of device."""
     return entry.problem, entry.device.arch, entry.device.name
 
 
-def _pool(entry: Evidence) -> Hashable:
-    """What may be compared with what."""
-    return entry.kind, entry.version and entry.version.source_hash, entry.device
-
-
 def _newest(rows: Sequence[Evidence]) -> Candidates:
     """Of one question's rows those that are ranked, in order."""
-    pools = list(_grouped(rows, _pool).values())
+    pools = list(grouped(rows, lambda row: (row.kind, row.version and row.version.source_hash, row.device)).values())
     if len(pools) > 1:
         by_pool = {_pool_of(pool): pool for pool in pools}
         pools = [by_pool[_ranked_pool(list(by_pool))]]
@@ -242,16 +221,7 @@ def _entry_order(entry: Evidence) -> tuple[object, ...]:
 
 def _candidates_order(candidates: Candidates) -> tuple[object, ...]:
     problem, device = candidates.problem, candidates.device
-    shape = sorted(problem.shape.items())
-    rest = (
-        problem.routing,
-        problem.input_layout,
-        problem.in_dtype,
-        problem.fp8_dtype,
-        problem.scale_mode,
-        problem.seed,
-    )
-    return problem.kernel, device.arch, device.name, shape, rest
+    return problem.kernel, device.arch, device.name, sorted(problem.shape.items()), _REST(problem)
 
 
 def _subject(candidates: Candidates) -> Hashable:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.ranking import Candidates, Losses, all_candidates, usable
-from fp8tune.records import Evidence, Facts, KernelVersion, Kind, NamedInts, Status
+from fp8tune.choose.ranking import Losses, all_candidates, grouped, usable
+from fp8tune.records import Evidence, Facts, Kind, NamedInts, Status
 
 TIMED_ON = "sm_90"
 """The arch with measured rows of every kernel."""
@@ -48,15 +48,12 @@ class Fitting:
 
 def timed(evidence: Iterable[Evidence]) -> dict[str, Timed]:
     """Kernel -> what its configs lose, from its problems that were swept to the end."""
-    by_kernel: dict[str, list[Candidates]] = {}
     here = (entry for entry in evidence if entry.device.arch == TIMED_ON and entry.kind is Kind.MEASURED)
-    for candidates in usable(all_candidates(here)):
-        by_kernel.setdefault(candidates.problem.kernel, []).append(candidates)
-    return {kernel: _timed(found) for kernel, found in by_kernel.items()}
-
-
-def _timed(found: Sequence[Candidates]) -> Timed:
-    return Timed({each.config: each.mean_slowdown for each in Losses.of(found).shared()}, len(found))
+    by_kernel = grouped(usable(all_candidates(here)), lambda candidates: candidates.problem.kernel)
+    return {
+        kernel: Timed({each.config: each.mean_slowdown for each in Losses.of(found).shared()}, len(found))
+        for kernel, found in by_kernel.items()
+    }
 
 
 def fitting(static: Iterable[Evidence], times: Timed | None) -> list[Fitting]:
@@ -64,17 +61,15 @@ def fitting(static: Iterable[Evidence], times: Timed | None) -> list[Fitting]:
 
     The least expected slowdown comes first; of those that were not timed, what spills least, then the default.
     """
-    rows: dict[NamedInts, list[Evidence]] = {}
-    for entry in static:
-        if entry.config is not None:
-            rows.setdefault(entry.config, []).append(entry)
-    slowdowns = times.slowdowns if times else {}
-    found = [
-        (Fitting(config, _worst(entries), slowdowns.get(config)), entries[0])
-        for config, entries in rows.items()
-        if all(entry.status is Status.OK for entry in entries)
-    ]
-    return [fits for fits, entry in sorted(found, key=lambda item: _order(*item))]
+    found = []
+    for config, entries in grouped(static, lambda entry: entry.config).items():
+        if config is not None and all(entry.status is Status.OK for entry in entries):
+            worst = max((e.facts for e in entries), key=lambda facts: (facts.spill_bytes or 0, facts.registers or 0))
+            fits = Fitting(config, worst, times.slowdowns.get(config) if times else None)
+            default = entries[0].version.default if entries[0].version else None
+            rank = fits.expected, worst.spill_bytes or 0, config != default, config.canonical
+            found.append((rank, fits))
+    return [fits for _, fits in sorted(found, key=lambda item: item[0])]
 
 
 def choose(static: Sequence[Evidence], times: Timed | None) -> Fitting | None:
@@ -105,25 +100,12 @@ class CompiledKernel:
 
 def compiled(static: Iterable[Evidence], times: Mapping[str, Timed]) -> list[CompiledKernel]:
     """Of each kernel and arch the version that was compiled last, by kernel and arch."""
-    versions: dict[tuple[str, str], dict[KernelVersion, list[Evidence]]] = {}
-    for entry in static:
-        if entry.kind is Kind.STATIC and entry.version is not None and entry.status is not Status.PRUNED:
-            key = entry.problem.kernel, entry.device.arch
-            versions.setdefault(key, {}).setdefault(entry.version, []).append(entry)
+    tried = [row for row in static if row.kind is Kind.STATIC and row.version and row.status is not Status.PRUNED]
     found = []
-    for (kernel, arch), rows in sorted(versions.items(), key=lambda item: item[0]):
-        newest = max(rows.items(), key=lambda item: (max(row.newest for row in item[1]), item[0].source_hash))[1]
+    for (kernel, arch), rows in sorted(grouped(tried, lambda row: (row.problem.kernel, row.device.arch)).items()):
+        latest = max(rows, key=lambda row: (row.newest, row.version.source_hash if row.version else ""))
+        newest = [row for row in rows if row.version == latest.version]
         fits = fitting(newest, times.get(kernel))
         failed = len({row.config for row in newest}) - len(fits)
         found.append(CompiledKernel(kernel, arch, fits, failed, choose(newest, times.get(kernel))))
     return found
-
-
-def _worst(entries: Sequence[Evidence]) -> Facts:
-    """Of several problems' binaries the one that spills most, then that takes most registers."""
-    return max((entry.facts for entry in entries), key=lambda facts: (facts.spill_bytes or 0, facts.registers or 0))
-
-
-def _order(fits: Fitting, entry: Evidence) -> tuple[object, ...]:
-    default = entry.version.default if entry.version else None
-    return fits.expected, fits.facts.spill_bytes or 0, fits.config != default, fits.config.canonical

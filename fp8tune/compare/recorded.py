@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from fp8tune.choose import ranking
+from fp8tune.choose import candidates, ranking
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides, sides
@@ -96,8 +96,8 @@ def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -
     """The row with what each side has of it, and with the change's error if both have several processes."""
     row = replace(
         row,
-        before_us=ranking.value_us(before) if before else None,
-        after_us=ranking.value_us(after) if after else None,
+        before_us=candidates.value_us(before) if before else None,
+        after_us=candidates.value_us(after) if after else None,
         before_config=before.config if before else None,
         after_config=after.config if after else None,
     )

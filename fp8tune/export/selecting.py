@@ -2,12 +2,11 @@
 
 Measured problems that were swept to the end give one row a lookup key, from the device of the arch with the most
 problems. Another device gets a row of its own only where that one loses more than 2 % on it. The *fallback row*, for
-any other shape, is the robust config. Where it loses more on shapes held out than the row of the nearest key does, the
-kernel is named as one whose lookups take the nearest key first. What the committed table has of all this stays until it
-is beaten by the keep band. A published config timed another implementation of the contract: it is taken only for keys
-that nobody measured, and only where our kernel was compiled with it for that arch and spilled nothing. What was only
-compiled comes last (:mod:`fp8tune.choose.untimed`): it gives the fallback row of a kernel that nobody measured or
-published on the arch.
+any other shape, is the robust config. Kernels for which the nearest key's row loses less on held-out shapes are named.
+What the committed table has of all this stays until it is beaten by the keep band. A published config timed another
+implementation: it is taken only for keys that nobody measured, and only if our kernel compiles with it there and spills
+nothing. What was only compiled (:mod:`fp8tune.choose.untimed`) gives the fallback row of a kernel without any other
+evidence on the arch.
 """
 
 from __future__ import annotations
@@ -18,19 +17,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from fp8tune.choose import untimed
+from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner
 from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import (
-    KEEP_BAND,
-    Candidates,
-    Shared,
-    Winner,
-    all_candidates,
-    competing,
-    least_mean_slowdown,
-    robust,
-    usable,
-)
+from fp8tune.choose.ranking import all_candidates, competing, grouped, least_mean_slowdown, robust, usable
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
@@ -38,9 +28,6 @@ from fp8tune_kernels import tables
 
 DEVICE_LOSS = 1.02
 """A device of the arch gets its own row where the shared config is slower than its best by more than this."""
-
-_TIMED = {"simulated": (Kind.SIMULATED,)}
-_TIMED_ON_A_GPU = (Kind.MEASURED, Kind.PUBLISHED)
 
 
 class Basis(StrEnum):
@@ -66,9 +53,9 @@ class TableRow:
     key: NamedInts | None
     """None: for every shape that has no row."""
     config: NamedInts
-    problems: tuple[tuple[Winner, float], ...]
+    problems: tuple[tuple[Winner, float], ...] = ()
     """The problems it was chosen on: the best there, and this config's own time in microseconds."""
-    worst_slowdown: float | None
+    worst_slowdown: float | None = None
     """None where nothing was timed."""
     other_implementation: bool = False
     basis: Basis = Basis.MEASURED
@@ -76,6 +63,12 @@ class TableRow:
     """Of a row that was only compiled: its mean slowdown on :data:`fp8tune.choose.untimed.TIMED_ON`."""
     held_out: HeldOut | None = None
     """Of a fallback row: what lookups lose on each measured shape without it, by this row or the nearest."""
+
+    @property
+    def plain(self) -> tables.Row:
+        """As a lookup reads it."""
+        key = None if self.key is None else tuple(sorted(self.key.items()))
+        return self.kernel, self.device, key, tuple(self.config.items())
 
 
 @dataclass(frozen=True)
@@ -103,18 +96,17 @@ def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_
     the times of :data:`fp8tune.choose.untimed.TIMED_ON`, for kernels that were timed nowhere else."""
     evidence = list(evidence)
     of_arch = [item for item in evidence if item.device.arch == arch]
-    kinds = _TIMED.get(arch, _TIMED_ON_A_GPU)
-    static = [item for item in of_arch if item.kind is Kind.STATIC]
-    by_kernel: dict[str, list[Candidates]] = {item.problem.kernel: [] for item in static}
+    kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
+    static = grouped((item for item in of_arch if item.kind is Kind.STATIC), lambda item: item.problem.kernel)
     elsewhere = untimed.timed(evidence) if static and arch != untimed.TIMED_ON else {}
-    for candidates in all_candidates((item for item in of_arch if item.kind in kinds), incumbents):
-        by_kernel.setdefault(candidates.problem.kernel, []).append(candidates)
-    builders = []
-    for kernel, found in sorted(by_kernel.items()):
-        own = [item for item in static if item.problem.kernel == kernel]
-        builder = _Builder(kernel, arch, found, own, elsewhere.get(kernel), incumbents)
+    timed = all_candidates((item for item in of_arch if item.kind in kinds), incumbents)
+    by_kernel = grouped(timed, lambda candidates: candidates.problem.kernel)
+    builders = [
+        _Builder(kernel, arch, by_kernel.get(kernel, []), static.get(kernel, []), elsewhere.get(kernel), incumbents)
+        for kernel in sorted({*static, *by_kernel})
+    ]
+    for builder in builders:
         builder.build()
-        builders.append(builder)
     return Selection(
         rows=tuple(row for builder in builders for row in builder.rows),
         comments={builder.kernel: tuple(builder.comments) for builder in builders},
@@ -141,7 +133,8 @@ class _Builder:
         """Fill rows, comments and notices."""
         published = [candidates for candidates in self.all_candidates if candidates.kind is Kind.PUBLISHED]
         measured = [candidates for candidates in self.all_candidates if candidates.kind is not Kind.PUBLISHED]
-        devices = _by_device(self._exportable(measured))
+        devices = grouped(self._exportable(measured), lambda candidates: candidates.device.name)
+        devices = dict(sorted(devices.items(), key=lambda group: (-len(group[1]), group[0])))  # most problems first
         if devices:
             self._add_measured(devices)
         if published:
@@ -161,7 +154,7 @@ class _Builder:
     # Measured
 
     def _exportable(self, timed: Sequence[Candidates]) -> list[Candidates]:
-        """Complete problems whose config the kernel of today can be launched with."""
+        """What was swept to the end, by a version that the kernel's newest code can be launched like."""
         complete = usable(timed)
         self._notice_left_out(timed, complete, "not swept to the end")
         current = _newest_version([*self.static, *(entry for candidates in timed for entry in candidates.entries)])
@@ -170,8 +163,7 @@ class _Builder:
         return launchable
 
     def _notice_left_out(self, before: Sequence[Candidates], after: Sequence[Candidates], why: str) -> None:
-        stays = {id(candidates) for candidates in after}
-        left_out = [candidates for candidates in before if id(candidates) not in stays]
+        left_out = [candidates for candidates in before if candidates not in after]
         if left_out:
             shape = left_out[0].problem.shape
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
@@ -179,23 +171,16 @@ class _Builder:
 
     def _add_measured(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
         timed = [candidates for found in devices.values() for candidates in found]
-        by_key: dict[NamedInts, dict[str, list[Candidates]]] = {}
-        for name, found in devices.items():
-            for candidates in found:
-                by_key.setdefault(_key(candidates), {}).setdefault(name, []).append(candidates)
-        for key, holders in sorted(by_key.items(), key=lambda item: item[0].canonical):
-            self._add_key(key, holders)
+        for key, of_key in sorted(grouped(timed, _key).items(), key=lambda item: item[0].canonical):
+            shared: NamedInts | None = None
+            for name, found in grouped(of_key, lambda candidates: candidates.device.name).items():
+                if shared is None:
+                    shared = self._config_for(found)
+                    self.rows.append(_row(self.kernel, "", key, shared, found))
+                elif _loses(shared, found, self._device_loss(found[0].device, key)):
+                    self.rows.append(_row(self.kernel, name, key, self._config_for(found), found))
         word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
         self.comments.append(f"{word} on {', '.join(devices)}")
-
-    def _add_key(self, key: NamedInts, holders: Mapping[str, Sequence[Candidates]]) -> None:
-        shared: NamedInts | None = None
-        for name, found in holders.items():
-            if shared is None:
-                shared = self._config_for(found)
-                self.rows.append(_row(self.kernel, "", key, shared, found))
-            elif _loses(shared, found, self._device_loss(found[0].device, key)):
-                self.rows.append(_row(self.kernel, name, key, self._config_for(found), found))
 
     def _config_for(self, found: Sequence[Candidates]) -> NamedInts:
         """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
@@ -206,15 +191,16 @@ class _Builder:
 
     def _add_fallback(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
         (_, first), *others = devices.items()
-        best = self._robust(first, Device(self.arch))
+        best = robust(first, incumbent=self.incumbents.config(self.kernel, Device(self.arch), None))
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
         keyed = _with_key(self.rows)
         served: list[Candidates] = []
         for name, found in others:
-            own = self._robust(found, found[0].device)
-            bound = self._device_loss(found[0].device, None)
+            device = found[0].device
+            own = robust(found, incumbent=self.incumbents.config(self.kernel, device, None))
+            bound = self._device_loss(device, None)
             if own is not None and _loses(best.config, found, bound * own.mean_slowdown):
                 row = _row(self.kernel, name, None, own.config, found)
                 self.rows.append(replace(row, held_out=leave_one_shape_out(found, keyed)))
@@ -228,26 +214,21 @@ class _Builder:
         has_one = self.incumbents.own_config(self.kernel, device, key) is not None
         return DEVICE_LOSS / (1 + KEEP_BAND) if has_one else DEVICE_LOSS
 
-    def _robust(self, found: Sequence[Candidates], device: Device) -> Shared | None:
-        return robust(found, incumbent=self.incumbents.config(self.kernel, device, None))
-
     # Published
 
     def _add_published(self, published: Sequence[Candidates]) -> None:
         named = usable(published)
         keyed = [candidates for candidates in named if candidates.pick.lookup_key is not None]
         rows: list[TableRow] = []
-        if not named:
-            outcome = "no config is named, evidence only"
-        elif not keyed:
-            outcome = "the kernel is not declared here, evidence only"
-        else:
+        if keyed:
             rows = self._published_rows(keyed)
             outcome = "compiled without spills" if rows else f"none exported, run {self._compile_command}"
-        if not keyed:
+            entries = [entry for candidates in keyed for entry in candidates.named]
+        else:
+            unnamed = "no config is named, evidence only"
+            outcome = "the kernel is not declared here, evidence only" if named else unnamed
             self.notices.append(f"published rows are not exported: {outcome}")
-        entries = [entry for candidates in keyed for entry in candidates.named]
-        entries = entries or [entry for candidates in published for entry in candidates.entries]
+            entries = [entry for candidates in published for entry in candidates.entries]
         sources = sorted({entry.source for entry in entries})
         self.comments.append(f"published by {', '.join(sources)}, other implementation: {outcome}")
         self.rows += rows
@@ -258,18 +239,15 @@ class _Builder:
 
     def _published_rows(self, keyed: Sequence[Candidates]) -> list[TableRow]:
         taken = {row.key for row in self.rows}
-        groups: dict[NamedInts | None, list[Candidates]] = {}
-        for candidates in keyed:
-            groups.setdefault(candidates.pick.lookup_key, []).append(candidates)
         as_timed: list[TableRow] = []  # without the axes that only ours has
         rows: list[TableRow] = []
-        for key, found in groups.items():
+        for key, found in grouped(keyed, _key).items():
             if key not in taken and (proven := self._proven(key, config := self._config_for(found), found)):
                 as_timed.append(_row(self.kernel, "", key, config, found))
                 rows.append(replace(as_timed[-1], config=proven, other_implementation=True))
         if not taken and (best := robust(keyed)) and (proven := self._proven(None, best.config, keyed)):
             row = _row(self.kernel, "", None, best.config, keyed)
-            held_out = leave_one_shape_out(keyed, _with_key(as_timed))  # what takes longest: only for a row that is
+            held_out = leave_one_shape_out(keyed, _with_key(as_timed))  # slow, so only for a row that is exported
             rows.append(replace(row, config=proven, other_implementation=True, held_out=held_out))
         return rows
 
@@ -277,8 +255,8 @@ class _Builder:
         """The published config with the axes that only ours has, if our kernel compiles with it and spills nothing."""
         version, compiled = self._compiled
         completed = version.complete(config) if version else config
-        facts = compiled.get(completed)
-        if facts is None:
+        facts = [item for item in compiled if (item.config or NamedInts()) == completed]
+        if not facts:
             why = f"was not compiled: run {self._compile_command}"
         elif any(item.status is not Status.OK or item.facts.spill_bytes != 0 for item in facts):
             why = "does not compile or spills"
@@ -290,21 +268,17 @@ class _Builder:
         return None
 
     @cached_property
-    def _compiled(self) -> tuple[KernelVersion | None, Mapping[NamedInts, Sequence[Evidence]]]:
-        """The newest version that was compiled for the arch, and what each of its configs became."""
+    def _compiled(self) -> tuple[KernelVersion | None, Sequence[Evidence]]:
+        """The newest version that was compiled for the arch, and its rows."""
         version = _newest_version(self.static)
-        configs: dict[NamedInts, list[Evidence]] = {}
-        for item in self.static:
-            if item.version == version:
-                configs.setdefault(item.config or NamedInts(), []).append(item)
-        return version, configs
+        return version, [item for item in self.static if item.version == version]
 
     # Static
 
     def _add_static(self) -> None:
         """A row for any shape: machine code depends on no size but on what divides it, and tells shapes not apart."""
-        version, times = _newest_version(self.static), self.elsewhere
-        choice = untimed.choose([item for item in self.static if item.version == version], times)
+        (version, compiled), times = self._compiled, self.elsewhere
+        choice = untimed.choose(compiled, times)
         if choice is None:
             if self.static:
                 self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
@@ -315,7 +289,7 @@ class _Builder:
             basis, why = Basis.STATIC, f"on the {times.problems} problems timed on {untimed.TIMED_ON} {loss}"
         self.comments.append(f"{basis}, compiled and not run: {why}")
         config = _in_declared_order(choice.config, version)
-        self.rows.append(TableRow(self.kernel, "", None, config, (), None, basis=basis, elsewhere=choice.slowdown))
+        self.rows.append(TableRow(self.kernel, "", None, config, basis=basis, elsewhere=choice.slowdown))
 
 
 def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> TableRow:
@@ -332,26 +306,13 @@ def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, fou
 
 
 def _with_key(rows: Iterable[TableRow]) -> list[tables.Row]:
-    """As a lookup reads them."""
-    return [
-        (row.kernel, row.device, tuple(sorted(row.key.items())), tuple(row.config.items()))
-        for row in rows
-        if row.key is not None
-    ]
+    return [row.plain for row in rows if row.key is not None]
 
 
 def _in_declared_order(config: NamedInts, version: KernelVersion | None) -> NamedInts:
     declared = [name for name, _ in version.axes] if version else []
     names = [*(name for name in declared if name in config), *sorted(set(config) - set(declared))]
     return NamedInts([(name, config[name]) for name in names])
-
-
-def _by_device(timed: Sequence[Candidates]) -> dict[str, list[Candidates]]:
-    """Devices of the arch, the one with the most problems first, then by name."""
-    groups: dict[str, list[Candidates]] = {}
-    for candidates in timed:
-        groups.setdefault(candidates.device.name, []).append(candidates)
-    return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
 
 
 def _loses(config: NamedInts, found: Sequence[Candidates], bound: float) -> bool:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fp8tune.calibrate.record import Calibration
     from fp8tune.check.doctor import Finding
     from fp8tune.check.lint import VariationResult
+    from fp8tune.choose.candidates import Winner
     from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.ranking import Winner
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.store.tallies import Tally
@@ -108,7 +108,7 @@ def tally(found: Tally) -> Object:
 
 def conflict(found: Conflict) -> Object:
     """Published rows of one problem that contradict each other, ``show --conflicts``: the best row of each source."""
-    from fp8tune.choose.ranking import value_us
+    from fp8tune.choose.candidates import value_us
 
     return {
         "kernel": found.problem.kernel,

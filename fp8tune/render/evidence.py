@@ -11,8 +11,9 @@ from fp8tune.render.report import Column, Report, left, print_parts, print_repor
 from fp8tune.render.terminal import microseconds, print_json, slower, visible
 
 if TYPE_CHECKING:
+    from fp8tune.choose.candidates import Candidates
     from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.ranking import Candidates, Shared
+    from fp8tune.choose.ranking import Shared
     from fp8tune.choose.untimed import CompiledKernel, Fitting
 
 LISTED = 10
@@ -53,7 +54,7 @@ def _transposed(row: Candidates) -> str:
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     """Every conflict with the best row of each source: a table, or JSON."""
-    from fp8tune.choose.ranking import value_us
+    from fp8tune.choose.candidates import value_us
 
     if output_format == "json":
         print_report(conflicts, contracts.conflict, (), output_format)

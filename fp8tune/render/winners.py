@@ -12,7 +12,7 @@ from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import microseconds, rate, share, slower
 
 if TYPE_CHECKING:
-    from fp8tune.choose.ranking import Winner
+    from fp8tune.choose.candidates import Winner
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""

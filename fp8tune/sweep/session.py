@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.ranking import Winner
+from fp8tune.choose.candidates import Winner
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind, Problem, Row

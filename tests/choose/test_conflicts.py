@@ -5,8 +5,9 @@ from dataclasses import replace
 from database_rows import config, evidence, problem
 from places import PUBLISHED
 
+from fp8tune.choose.candidates import value_us
 from fp8tune.choose.conflicts import conflicts
-from fp8tune.choose.ranking import all_candidates, robust, value_us
+from fp8tune.choose.ranking import all_candidates, robust
 from fp8tune.records import Device, Kind, NamedInts
 from fp8tune.store import importing
 from fp8tune.store.results import Store

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
 
-from fp8tune.choose import ranking
+from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.ranking import all_candidates, robust, winners
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.store.importing import import_file
@@ -208,6 +208,6 @@ def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
 
 
 def test_a_config_with_values_nobody_declared_still_has_a_place():
-    order = [ranking.canonical_order(config(block), AXES) for block in (32, 64, 128, 256, 16)]
+    order = [canonical_order(config(block), AXES) for block in (32, 64, 128, 256, 16)]
     assert order[:3] == sorted(order[:3])
     assert max(order[:3]) < min(order[3:])

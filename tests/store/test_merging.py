@@ -12,6 +12,7 @@ import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
 
 from fp8tune.choose import ranking
+from fp8tune.choose.candidates import Winner
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.export import table as export
 from fp8tune.records import Device
@@ -47,7 +48,7 @@ def sweep_with_finals(
     store.finish_sweep(sweep)
 
 
-def winner(store: Store) -> ranking.Winner:
+def winner(store: Store) -> Winner:
     (found,) = ranking.winners(store.evidence(keep=ranking.competing))
     return found
 

@@ -14,8 +14,8 @@ from fake_gpu import Answer, FakeGpu
 from places import PLANTED
 
 from fp8tune.choose.calibration import measuring_plan_of
+from fp8tune.choose.candidates import Winner
 from fp8tune.choose.decision import PickVerdict
-from fp8tune.choose.ranking import Winner
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.store.results import Store
