@@ -52,11 +52,10 @@ class ComparedRow:
     blocks: int = 0
     """Timed in those rounds, on all three arms."""
     stalled: int = 0
-    """Of them, timed again because the machine stalled."""
+    """Of these blocks, those timed again because the machine stalled."""
     throttled: int = 0
-    """Of them, timed while the device ran slower than it should."""
+    """Those timed while the device ran slower than it should, because of ``slowdowns``."""
     slowdowns: tuple[str, ...] = ()
-    """Why it did."""
 
     @property
     def arch(self) -> str:
@@ -108,10 +107,10 @@ class Comparison:
         """Of the ratios of rows whose code changed; 1 if none did; None if nothing could be compared."""
         if self.overall:
             return self.overall.ratio
-        ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != ChangeVerdict.SAME_CODE]
-        if ratios:
+        changed = [row for row in self.rows if row.verdict != ChangeVerdict.SAME_CODE]
+        if ratios := [row.ratio for row in changed if row.ratio]:
             return geometric_mean(ratios)
-        return 1.0 if any(row.verdict == ChangeVerdict.SAME_CODE for row in self.rows) else None
+        return 1.0 if len(changed) < len(self.rows) else None
 
     @property
     def is_stable(self) -> bool | None:

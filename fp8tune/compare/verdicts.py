@@ -1,8 +1,8 @@
 """The statistics of ``compare``: one log ratio a round and row goes in, one verdict a row comes out.
 
-A round is three fresh worker processes and gives each row one log ratio, after over before: the process is the unit of
-replication. Stage 1 times every row. The rows it leaves open are decided on stage 2's fresh rounds alone, so that no
-row is tested on the data that chose it. All thresholds are on ratios of times: above 1 the kernel became slower.
+A round is three fresh worker processes and gives each row one log ratio, after over before (above 0: slower). Stage 1
+times every row. The rows it leaves open are decided on stage 2's rounds alone: no row is tested on the data that chose
+it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def unpaired(before_us: Sequence[float], after_us: Sequence[float]) -> Estimate:
 def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
     """The geometric mean over all rows, from the log ratios of each stage: a list of rows, each a list of rounds.
 
-    Rows timed by the same processes share what those have in common, so rounds are averaged over rows first.
+    Rounds are averaged over rows first, because rows timed by the same processes share what those have in common.
     """
     rows = sum(map(len, stages))
     rounds = [[math.fsum(logs) / len(stage) for logs in zip(*stage, strict=True)] for stage in stages]
@@ -74,9 +74,8 @@ def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
 def all_rows(changes: Sequence[Sequence[Sequence[float]]], controls: Sequence[Sequence[Sequence[float]]]) -> Estimate:
     """The geometric mean of the change over all rows, with an error that counts what the control arm moved by.
 
-    Rounds do not show what an arm has in common in all rounds, for instance where its memory lies. The control arm
-    does: it runs the first side's code and should not move. What it moved by is one more variance, with one degree of
-    freedom.
+    Rounds do not show what an arm has in common in all of them, for instance where its memory lies; the control arm,
+    which should not move, does. What it moved by is one more variance, with one degree of freedom.
     """
     return weighted([(1.0, geomean(changes)), (1.0, Estimate(0.0, abs(geomean(controls).mean), 1.0))])
 
