@@ -1,4 +1,4 @@
-"""Means, and estimates with their error. Imports neither numpy nor scipy, which take longer than a finished sweep does."""
+"""Means, and estimates with their error. Imports neither numpy nor scipy, which take longer than answering a sweep."""
 
 from __future__ import annotations
 

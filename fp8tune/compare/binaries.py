@@ -1,8 +1,8 @@
 """What launching a config makes the device do, as one hash: two sides with the same one run the same code.
 
 Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides), and
-every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``): it puts paths and
-line numbers into binaries, so that a comment would change them.
+every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``), or a comment would
+change binaries.
 """
 
 from __future__ import annotations

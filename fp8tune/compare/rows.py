@@ -5,6 +5,7 @@ Settled here are rows of one side only, identical code and wrong bytes. Code tha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -40,14 +41,12 @@ FINAL_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Step:
-    """Progress of a comparison."""
+    """Progress of a comparison; ``total`` 0: it is one thing. ``left_s``: seconds until it ends, if known."""
 
     text: str
     done: int = 0
     total: int = 0
-    """0: it is one thing."""
     left_s: float | None = None
-    """Seconds until it ends, if known."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Plan:
 
     @property
     def device(self) -> Device:
-        """Where everything runs."""
+        """The backend's."""
         return self.backend.device
 
     @property
@@ -93,9 +92,6 @@ class Row(NamedTuple):
         """The row as it is reported, without times."""
         before, after = (arm.config for arm in self)
         return ComparedRow(self.problem.kernel, verdict, self.problem, device, None, None, reason, before, after)
-
-
-# Problems and configs
 
 
 def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
@@ -132,9 +128,9 @@ def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step,
         arms = [(of, arm) for of, lists in zip(plan.trees, listed, strict=True) for arm in chain.from_iterable(lists)]
         yield from _on_all_cores(plan, arms, launched_code, "compiling")
     tuned: list[list[KernelArm]] = []
-    for number, of in enumerate(plan.trees):
-        yield Step(f"tuning {kernel.name}", number + 1, len(plan.trees))
-        tuned.append(retuned(plan.backend, of, listed[number]))
+    for of, lists in zip(plan.trees, listed, strict=True):
+        yield Step(f"tuning {kernel.name}", len(tuned) + 1, len(plan.trees))
+        tuned.append(retuned(plan.backend, of, lists))
     return [Row(*arms) for arms in zip(*tuned, strict=True)]
 
 
@@ -155,18 +151,13 @@ def retuned(backend: Backend, tree: Tree, listed: Sequence[Sequence[KernelArm]])
     return [(group.arms or arms)[0] for group, arms in zip(groups, listed, strict=True)]
 
 
-# Identical code
-
-
 def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[Row], list[ComparedRow]]]:
     """Rows whose code differs, those where both sides run the same, and NEW ones, which do not compile before.
 
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
-    changed: list[Row] = []
-    same: list[Row] = []
-    ended: list[ComparedRow] = []
-    codes: list[str | Exception] = []
+    changed, same, ended = list[Row](), list[Row](), list[ComparedRow]()
+    codes: list[str | Exception]
     if plan.compiles:
         codes = yield from _on_all_cores(plan, _arms(plan, rows), launched_code, "compiling")
     else:
@@ -217,9 +208,6 @@ def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
     return UsageError(f"{plan.trees[1].name} cannot be built: {row.problem.kernel} {row.problem.shape}: {reason}")
 
 
-# Bytes
-
-
 def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
     """Rows whose bytes are right on both sides, and what the others end as.
 
@@ -230,19 +218,14 @@ def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, t
         return [*rows], []
     if plan.compiles:
         yield from _on_all_cores(plan, _arms(plan, rows), compile_edges, "compiling edges")
-    outcomes: list[list[Outcome]] = []
+    outcomes: list[Outcome] = []
     for side, of in enumerate(plan.trees):
-        worker = plan.backend.worker(of)
-        try:
-            outcomes.append([])
+        with contextlib.closing(plan.backend.worker(of)) as worker:
             for row in rows:
-                outcomes[-1].append(worker.check(row[side]))
-                yield Step("checking bytes", len(outcomes[-1]) + side * len(rows), 2 * len(rows))
-        finally:
-            worker.close()
-    right: list[Row] = []
-    ended: list[ComparedRow] = []
-    for row, before, after in zip(rows, *outcomes, strict=True):
+                outcomes.append(worker.check(row[side]))
+                yield Step("checking bytes", len(outcomes), 2 * len(rows))
+    right, ended = list[Row](), list[ComparedRow]()
+    for row, before, after in zip(rows, outcomes[: len(rows)], outcomes[len(rows) :], strict=True):
         if before.status is Status.OK and after.status is Status.OK:
             right.append(row)
         else:

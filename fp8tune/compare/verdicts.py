@@ -2,7 +2,7 @@
 
 A round is three fresh worker processes and gives each row one log ratio, after over before (above 0: slower). Stage 1
 times every row. The rows it leaves open are decided on stage 2's rounds alone: no row is tested on the data that chose
-it.
+it. Thresholds are on ratios of times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ as long: 8 of 1,449 on one H100. Untrimmed, five of twelve changed rows there ha
 
 STAGE_ONE_ROUNDS = 6
 STAGE_TWO_ROUNDS = 18
-"""Both are multiples of six, the orders in which three arms can take turns: each row has all of them equally often."""
+"""Both are multiples of six, the number of orders of three arms: each row has all of them equally often."""
 
 
 class ChangeVerdict(StrEnum):
@@ -47,7 +47,6 @@ class ChangeVerdict(StrEnum):
     NEW = "NEW"
     REMOVED = "REMOVED"
     NO_ROWS = "no rows"
-    """Nothing recorded to compare with."""
 
 
 def paired(logs: Sequence[float]) -> Estimate:
@@ -100,10 +99,7 @@ def smallest_detectable(change: Estimate, tested: int = 1) -> float:
 
 
 def is_stable(control: Estimate, tested: int = 1) -> bool:
-    """Whether a control arm stayed within +-0.5 %, or moved by no more than chance; False: it drifted.
-
-    ``tested``: how many control arms are considered together.
-    """
+    """Whether one of ``tested`` control arms stayed within +-0.5 %, or moved by no more than chance."""
     by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
     return abs(control.mean) <= SLOWDOWN or by_chance
 
