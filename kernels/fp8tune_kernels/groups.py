@@ -1,8 +1,7 @@
-"""How token rows spread over groups: the six layouts every grouped kernel must be right and is timed on.
+"""How token rows spread over groups: the six layouts that grouped kernels are checked and timed on.
 
 A layout is a list of end rows, one a group: non-decreasing, the last one M; in ``empty`` the rows of the last eighth
-belong to no group, so that a sweep checks padding, too. Pure Python integers from a seeded generator, so the same on
-every platform and independent of any device.
+belong to no group. Python's seeded generator makes them the same on every platform.
 """
 
 from __future__ import annotations

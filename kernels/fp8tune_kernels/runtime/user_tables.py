@@ -1,6 +1,6 @@
 """A user's own launch tables, read before those that are shipped; ``fp8tune export`` writes them outside of a checkout.
 
-A file is called and written like the shipped module of its arch, but it is read, not imported: nothing in it runs.
+A file is named and written like the shipped module of its arch, but is not imported: nothing in it runs.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ def user_table(arch: str) -> Table:
 def parsed(text: str) -> Table:
     """The rows of a generated module, from its text alone. Raises ValueError for any other text."""
     try:
-        statements = ast.parse(text).body
         values = {
             statement.target.id: ast.literal_eval(statement.value)
-            for statement in statements
+            for statement in ast.parse(text).body
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value
         }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
@@ -66,9 +65,8 @@ def parsed(text: str) -> Table:
     rows, nearest = values.get("ROWS"), values.get("NEAREST", ())
     if not isinstance(rows, tuple) or not isinstance(nearest, tuple):
         raise ValueError("it has no ROWS")
-    for row in rows:
-        if not _is_row(row):
-            raise ValueError(f"{str(row)[:80]!r} is no row")
+    if wrong := [row for row in rows if not _is_row(row)]:
+        raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
     if not all(isinstance(kernel, str) for kernel in nearest):
         raise ValueError("NEAREST names no kernels")
     return Table(rows, nearest)
