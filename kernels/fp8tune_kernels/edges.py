@@ -58,7 +58,7 @@ def declared(*edges: Declaration) -> Callable[[Problem], Iterator[Edge]]:
 def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
     """A size past the largest power of two that is below the size of ``dim``: 4097 for 5120 and for 8192.
 
-    It is ``by`` more than a multiple of every shorter tile. Its next power of two, and so its tile, is the timed size's.
+    It is ``by`` more than a multiple of every shorter tile, and has the timed size's next power of two: its own tile.
     """
     return lambda shape: bucket(max(shape[dim] - 1, 0)) + by
 

@@ -142,9 +142,13 @@ class _Fp8GroupedMM(torch.autograd.Function):
             del experts
         del rows  # codes that the other gradient would have beside its own
         if ctx.needs_input_grad[1]:
-            if not ctx.keep_A:
-                columns, kept_A = _quantized_columns(grad, kept_A[0], offs, dtype)
-            (q_grad, scales_grad), (q_A, scales_A) = columns or quantize_colwise(grad, offs, float8_dtype=dtype), kept_A
+            if ctx.keep_A:
+                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
+            elif grad.dtype == kept_A[0].dtype:
+                columns, kept_A = _halves(quantize_colwise_dual(grad, kept_A[0], offs, float8_dtype=dtype))
+            else:  # A in float32 is quantized from float32
+                columns, kept_A = (quantize_colwise(x, offs, float8_dtype=dtype) for x in (grad, kept_A[0]))
+            (q_grad, scales_grad), (q_A, scales_A) = columns, kept_A
             del columns
             grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
             grad_B_t = grad_B.transpose(1, 2).to(ctx.dtypes[1])  # strides (K*N, 1, K), as B_t has them
@@ -157,16 +161,6 @@ _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
 def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
     """Codes and scales by rows, and by columns, of what was quantized in one read."""
     return both_ways[:2], both_ways[2:]
-
-
-def _quantized_columns(
-    grad: Tensor, A: Tensor, offs: Tensor, float8_dtype: torch.dtype | None
-) -> tuple[Quantized, Quantized]:
-    """(M, N) and (M, K) by columns of each group."""
-    if grad.dtype != A.dtype:  # A in float32 is quantized from float32
-        of_grad = quantize_colwise(grad, offs, float8_dtype=float8_dtype)
-        return of_grad, quantize_colwise(A, offs, float8_dtype=float8_dtype)
-    return _halves(quantize_colwise_dual(grad, A, offs, float8_dtype=float8_dtype))
 
 
 def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: Tensor) -> Tensor:

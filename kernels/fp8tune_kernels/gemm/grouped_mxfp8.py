@@ -29,7 +29,7 @@ from fp8tune_kernels.quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.runtime.once import differentiable_once
 
-__all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands_of_groups", "operands_of_rows", "quantize"]
+__all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands", "quantize"]
 
 Tensors = tuple[Tensor, ...]
 
@@ -72,7 +72,7 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         E, K, N = B_t.shape
         q_B, scales_B = quantize(quantize_mxfp8_dim0, B_t.mT.reshape(E * N, K), scale_mode)
         q_A, scales_A = quantize(quantize_mxfp8_dim0, A, scale_mode)
-        return multiply(operands_of_rows(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
+        return multiply(operands(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
 
     @staticmethod
     @differentiable_once("mxfp8_grouped_mm")
@@ -83,12 +83,12 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             q_grad, scales_grad = quantize(quantize_mxfp8_dim0, grad, ctx.scale_mode)
             q_B, scales_B = quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
-            grad_A = multiply(operands_of_rows(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
+            grad_A = multiply(operands(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
         if ctx.needs_input_grad[1]:
             offs = checked_offsets(offs, grad.shape[0], MX_BLOCK)
             q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
             q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
-            grad_B = multiply(operands_of_groups(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
+            grad_B = multiply(operands(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
             grad_B_t = grad_B.transpose(1, 2).to(B_t.dtype)
         return grad_A, grad_B_t, None, None
 
@@ -102,28 +102,27 @@ def quantize(kernel: Any, x: Tensor, scale_mode: str = "rceil") -> tuple[Tensor,
     return codes, scales
 
 
-def operands_of_rows(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor) -> Tensors:
-    """(M, K), scales (M, K/32) by (E, K, N), strides (K*N, 1, K), scales (E, N, K/32) -> for :func:`multiply`."""
-    if mxfp8_path(a.device) == "native":
+def operands(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor) -> Tensors:
+    """What :func:`multiply` takes, of codes and scales.
+
+    Rows (M, K), scales (M, K/32), by experts (E, K, N), strides (K*N, 1, K), scales (E, N, K/32); or, contracted over
+    the rows of groups, (N, M), scales (N, M/32), by (M, K), strides (1, M), scales (K, M/32).
+    """
+    if mxfp8_path(a.device) == "emulated":
+        return _values(a, scale_a), _values(b.mT, scale_b).mT
+    if b.dim() == 3:
         return a, b, mxfp8_blocked.of_row_groups(scale_a, offs), mxfp8_blocked.of_experts(scale_b)
-    return _values(a, scale_a), _values(b.mT, scale_b).mT
+    return a, b, mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
 
 
-def operands_of_groups(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor) -> Tensors:
-    """(N, M), scales (N, M/32) by (M, K), strides (1, M), scales (K, M/32) -> for :func:`multiply`."""
-    if mxfp8_path(a.device) == "native":
-        return a, b, mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
-    return _values(a, scale_a), _values(b.mT, scale_b).mT
-
-
-def multiply(operands: Tensors, offs: Tensor) -> Tensor:
+def multiply(given: Tensors, offs: Tensor) -> Tensor:
     """The GEMM of each group, bfloat16: codes with blocked scales, or the bfloat16 values that stand for them.
 
     Of rows (M, N); of groups, contracted over their rows, (G, N, K).
     """
-    if len(operands) == 2:
-        return torch._grouped_mm(*operands, offs=offs)
-    a, b, scale_a, scale_b = operands
+    if len(given) == 2:
+        return torch._grouped_mm(*given, offs=offs)
+    a, b, scale_a, scale_b = given
     return torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16)
 
 

@@ -206,30 +206,27 @@ def reference_pad(x: Tensor, offs: Tensor, alignment: int) -> tuple[Tensor, Tens
     """:func:`pad` in plain torch; reads ``offs`` on the host."""
     padded, padded_offs = _outputs_of_pad(x, offs, alignment)
     check_ends(offs, len(x))
-    padded.zero_()
-    for (start, end), (first, last) in _copies(offs, padded_offs, alignment):
-        padded[first:last] = x[start:end]
-    return padded, padded_offs
+    places, ends = _places(offs, alignment)
+    padded.zero_()[places] = x[: len(places)]
+    return padded, padded_offs.copy_(ends)
 
 
 def reference_unpad(padded: Tensor, offs: Tensor, M: int, alignment: int) -> Tensor:
     """:func:`unpad` in plain torch; reads ``offs`` on the host."""
     x = _outputs_of_unpad(padded, offs, M, alignment).zero_()
     check_ends(offs, M)
-    for (start, end), (first, last) in _copies(offs, torch.empty_like(offs), alignment):
-        x[start:end] = padded[first:last]
+    places, _ = _places(offs, alignment)
+    x[: len(places)] = padded[places]
     return x
 
 
-def _copies(offs: Tensor, padded_offs: Tensor, alignment: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(rows of a group, where they lie padded) of each group; fills ``padded_offs``."""
-    copies, start, first = [], 0, 0
-    for group, end in enumerate(offs.tolist()):
-        copies.append(((start, end), (first, first + end - start)))
-        first += max(-(-(end - start) // alignment), 1) * alignment
-        padded_offs[group] = first
-        start = end
-    return copies
+def _places(offs: Tensor, alignment: int) -> tuple[Tensor, Tensor]:
+    """The padded row of each row that has a group, and the padded end of each group."""
+    sizes = offs.diff(prepend=offs.new_zeros(1))
+    padded_sizes = ((sizes + alignment - 1) // alignment).clamp(min=1) * alignment
+    padded_ends = padded_sizes.cumsum(0)
+    moved_by = (padded_ends - padded_sizes) - (offs - sizes)
+    return torch.arange(int(offs[-1]), device=offs.device) + moved_by.repeat_interleave(sizes), padded_ends
 
 
 def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -12,8 +12,8 @@
     q_columns       (M, K), strides (1, M rounded up to 16): the column-major operand of one that contracts over rows
     scales_columns  (G*K,), float32, group-major; a GEMM is given the reciprocals
 
-Of A, the first half is what the forward pass of a grouped GEMM multiplies and the second what its weight gradient does;
-of the output's gradient, the halves are for the input's and the weights' gradient. Read once where L2 holds a group.
+Of A, the halves are for the forward pass of a grouped GEMM and its weight gradient; of the output's gradient, for the
+input's and the weights' gradient. Read once where L2 holds a group.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
 
 
 def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False) -> None:
-    """Raise ValueError unless ``matrix`` is two-dimensional, row-major or ``or_transposed``, of a dtype kernels read."""
+    """Raise ValueError unless ``matrix`` is a matrix that kernels read: row-major, or ``or_transposed`` its view."""
     if matrix.dim() != 2:
         raise ValueError(f"{name} has shape {tuple(matrix.shape)}, wanted two dimensions")
     if matrix.dtype not in IN_DTYPES:
@@ -31,8 +31,7 @@ def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False
 
 
 def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False) -> None:
-    """Raise ValueError unless ``w`` is the ``(E, K, N)`` view of ``(E, N, K)`` weights, or ``as_stored`` those themselves,
-    and of a dtype that kernels read."""
+    """Raise ValueError unless kernels read ``w``: ``weights.transpose(1, 2)``, or ``as_stored`` the weights."""
     if w.dim() != 3:
         dims = "(E, N, K)" if as_stored else "(E, K, N)"
         raise ValueError(f"{name} has shape {tuple(w.shape)}, wanted three dimensions {dims}")

@@ -29,9 +29,12 @@ def differentiable_once(name: str) -> Callable[[Backward], Backward]:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return backward(ctx, *gradients)
             with torch.no_grad():
-                found: Any = backward(ctx, *gradients)
-            refuse = torch._C._functions.DelayedError(message.encode(), len(found))
-            return refuse(*(None if gradient is None else gradient.requires_grad_() for gradient in found))
+                found = backward(ctx, *gradients)
+            refuse: Any = torch._C._functions.DelayedError(message.encode(), len(found))
+            refused: Gradients = refuse(
+                *(None if gradient is None else gradient.requires_grad_() for gradient in found)
+            )
+            return refused
 
         return once
 
