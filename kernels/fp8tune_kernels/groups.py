@@ -15,7 +15,7 @@ from fp8tune_kernels.spec import ROUTINGS
 __all__ = ["ALIGNMENT", "group_ends"]
 
 ALIGNMENT = 16
-"""Group sizes of the ``jagged`` layout are multiples of this: what a grouped GEMM asks of its operands."""
+"""Of the ``jagged`` layout's groups: what a grouped GEMM asks of its operands."""
 
 
 def group_ends(routing: str, M: int, G: int, seed: int = 0) -> list[int]:

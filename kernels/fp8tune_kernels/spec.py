@@ -21,7 +21,6 @@ LAYOUT_FLAG = "input_layout_transposed"
 ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
 """Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
 
-
 INTERPRETED_SIZES = {"M": 157, "K": 101, "N": 67, "E": 2, "G": 3}
 """dim -> its largest size on Triton's interpreter, where a spec names no other."""
 

@@ -83,7 +83,7 @@ def blocked_kernel(
 
 
 def reference_tiles(codes: Tensor) -> Tensor:
-    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``, in plain torch."""
+    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``."""
     R, C = codes.shape
     padded = torch.nn.functional.pad(codes, (0, -C % COLUMNS, 0, -R % ROWS))
     tiles = padded.view(-(-R // ROWS), 4, 32, -(-C // COLUMNS), COLUMNS)  # (down, r // 32, r % 32, across, c)
@@ -138,8 +138,7 @@ def _define(
 
 def row_groups(codes: Tensor, offs: Tensor) -> list[Tensor]:
     """The codes of each group of rows; reads ``offs`` on the host."""
-    ends = offs.tolist()
-    return [codes[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return list(codes.tensor_split(offs.tolist())[:-1])
 
 
 def column_groups(codes: Tensor, offs: Tensor) -> list[Tensor]:

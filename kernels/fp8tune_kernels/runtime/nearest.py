@@ -11,8 +11,7 @@ from fp8tune_kernels.tables import Key, Row
 
 __all__ = ["distance", "nearest"]
 
-ROWS, GROUPS = "M_bucket", "G"
-"""The names in a lookup key of the rows of all groups, and of how many groups there are."""
+ROWS, GROUPS = "M_bucket", "G"  # in a lookup key: the rows of all groups, and how many groups there are
 
 NO_AXES: Mapping[str, int] = NamedInts()
 

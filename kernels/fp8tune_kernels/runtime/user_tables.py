@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from fp8tune_kernels.spec import KernelSpec
@@ -76,14 +75,14 @@ def _is_row(row: object) -> bool:
     if not (isinstance(row, tuple) and len(row) == 4):
         return False
     kernel, device, key, config = row
-    named = isinstance(kernel, str) and isinstance(device, str)
-    return named and (key is None or _are_pairs(key)) and _are_pairs(config)
+    return (
+        isinstance(kernel, str) and isinstance(device, str) and (key is None or _are_pairs(key)) and _are_pairs(config)
+    )
 
 
 def _are_pairs(items: object) -> bool:
     return isinstance(items, tuple) and all(
-        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int
-        for item in items
+        isinstance(item, tuple) and [type(value) for value in item] == [str, int] for item in items
     )
 
 
@@ -106,17 +105,17 @@ def installed(arch: str) -> Table:
 
 def of_kernel(spec: KernelSpec, own: Table) -> Table:
     """The rows of a kernel that it can be launched with: the user's table may be older than the kernel."""
+
+    def fits(row: Row) -> bool:
+        sizes = set(spec.key) if row[2] is None else {name for name, _ in row[2]}
+        return {name for name, _ in row[3]} <= set(spec.axes) and sizes == set(spec.key)
+
     rows = [row for row in own.rows if row[0] == spec.name]
-    usable = tuple(row for row in rows if _fits(spec, row))
-    if len(usable) < len(rows):
+    usable = tuple(filter(fits, rows))
+    if left_out := len(rows) - len(usable):
         warnings.warn(
-            f"{len(rows) - len(usable)} rows of {spec.name} in {folder()} are of another version of the kernel and are "
+            f"{left_out} rows of {spec.name} in {folder()} are of another version of the kernel and are "
             "left out: run fp8tune sweep and fp8tune export again",
             stacklevel=2,
         )
     return Table(usable, own.nearest)
-
-
-def _fits(spec: KernelSpec, row: Row) -> bool:
-    sizes: Mapping[str, int] = dict(row[2] or ())
-    return {name for name, _ in row[3]} <= set(spec.axes) and (row[2] is None or set(sizes) == set(spec.key))
