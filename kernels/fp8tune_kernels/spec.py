@@ -143,7 +143,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Everything fp8tune needs to check, time and export a kernel. Tensors are torch tensors."""
+    """Everything fp8tune needs to check, time and export a kernel."""
 
     name: str
     axes: Mapping[str, tuple[int, ...]]
@@ -201,7 +201,7 @@ class KernelSpec:
 
 
 class _Derived:
-    """A function of a shape or a problem that a spec did not give. Remembers: ``inputs`` may take its time on meta."""
+    """A function of a shape or a problem that a spec did not give; remembers, as ``inputs`` may take long on meta."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = functools.cache(function)

@@ -147,7 +147,8 @@ class _Fp8GroupedMM(torch.autograd.Function):
             elif grad.dtype == kept_A[0].dtype:
                 columns, kept_A = _halves(quantize_colwise_dual(grad, kept_A[0], offs, float8_dtype=dtype))
             else:  # A in float32 is quantized from float32
-                columns, kept_A = (quantize_colwise(x, offs, float8_dtype=dtype) for x in (grad, kept_A[0]))
+                columns = quantize_colwise(grad, offs, float8_dtype=dtype)
+                kept_A = quantize_colwise(kept_A[0], offs, float8_dtype=dtype)
             (q_grad, scales_grad), (q_A, scales_A) = columns, kept_A
             del columns
             grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
@@ -164,7 +165,7 @@ def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
 
 
 def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: Tensor) -> Tensor:
-    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N), strides (K*N, 1, K) -> (M, N)."""
+    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N) -> (M, N)."""
     (q_A, scales_A), (q_B, scales_B) = of_A, of_B
     return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
 

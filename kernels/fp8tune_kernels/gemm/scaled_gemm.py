@@ -30,9 +30,6 @@ __all__ = ["GROUP_ALIGNMENT", "checked_offsets", "multiply", "scaled_grouped_gem
 GROUP_ALIGNMENT = 16
 """Rows: the groups of a contraction start at 16 bytes of FP8."""
 
-FAST_ACCUMULATION = True
-"""Hopper's tensor cores keep partial sums in their own, shorter format; the errors are far below those of FP8 codes."""
-
 
 def _out(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
     offs = others[-1]
@@ -54,8 +51,9 @@ def multiply(a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, offs: T
     if b.dim() == 2:  # whole groups end at a multiple of 16 rows, which the GEMM wants to see in the shape
         rows = b.shape[0] // GROUP_ALIGNMENT * GROUP_ALIGNMENT
         a, b = a[:, :rows], b[:rows]
+    # fast: Hopper's partial sums stay in a shorter format, with errors far below those of FP8 codes
     return torch._scaled_grouped_mm(
-        a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=FAST_ACCUMULATION
+        a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 

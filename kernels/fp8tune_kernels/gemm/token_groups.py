@@ -42,12 +42,7 @@ def padded_size(size: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr) -
 
 @triton.jit
 def group_of_row(
-    offs_ptr: tl.tensor,
-    G: tl.tensor,
-    row: tl.tensor,
-    ALIGNMENT: tl.constexpr,
-    LEAST: tl.constexpr,
-    UNIT: tl.constexpr,
+    offs_ptr: tl.tensor, G: tl.tensor, row: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr, UNIT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Of the group that owns padded ``row``, a multiple of ALIGNMENT: its start and end, and its padded start and end.
 

@@ -75,10 +75,7 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) ->
 
 def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q``, ``scales``, ``q_transposed`` and ``scales_transposed``."""
-    return (
-        *colwise_3d.outputs(w, float8_dtype, power_of_two),
-        *transpose_3d.outputs(w, float8_dtype, power_of_two),
-    )
+    return (*colwise_3d.outputs(w, float8_dtype, power_of_two), *transpose_3d.outputs(w, float8_dtype, power_of_two))
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:

@@ -84,10 +84,7 @@ def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, po
 
 def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
-    return (
-        *rowwise_2d.outputs(x, float8_dtype, power_of_two),
-        *colwise.outputs(x, offs, float8_dtype, power_of_two),
-    )
+    return (*rowwise_2d.outputs(x, float8_dtype, power_of_two), *colwise.outputs(x, offs, float8_dtype, power_of_two))
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
