@@ -7,7 +7,7 @@ blocks each allow so many blocks, and the least decides. The limits and their so
 
 from __future__ import annotations
 
-from fp8tune_kernels.arches import SIMDS, Arch
+from fp8tune_kernels.arches import REGISTER_UNIT, SIMDS, Arch
 
 SCALAR_REGISTERS = 800
 """Of a SIMD of gfx90a, gfx942 and gfx950, given to waves by 16."""
@@ -35,7 +35,7 @@ def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int
 def _warps_by_registers(arch: Arch, registers: int) -> int:
     """Warps that the registers of one SIMD hold."""
     of_simd = arch.registers_per_block // SIMDS // arch.warp_size
-    return of_simd // max(_rounded_up(registers, arch.register_unit), arch.register_unit)
+    return of_simd // max(_rounded_up(registers, REGISTER_UNIT), REGISTER_UNIT)
 
 
 def _rounded_up(value: int, unit: int) -> int:
