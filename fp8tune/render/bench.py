@@ -79,12 +79,11 @@ def _ratio(name: str) -> Callable[[Row], str]:
 
 def _invalid(timing: Timing) -> str:
     """Why a time counts for nothing: ``wrong: 84 % of codes, 31 % of scales``."""
-    return timing.reason if timing.time_us is not None else ""
+    return "" if timing.time_us is None else timing.reason
 
 
 def _shape(row: Row) -> str:
-    layout = row.problem.input_layout
-    return str(row.problem.shape) + ("" if layout == "contiguous" else f" {layout}")
+    return f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
 
 
 def _below(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Iterator[str]:

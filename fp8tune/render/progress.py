@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a line within one phase at most this often."""
 
-P = TypeVar("P", bound="Display")
-
 
 class Display:
     """What is being done, how much of it is done, and how long the rest takes."""
@@ -35,7 +33,7 @@ class Display:
         self._clock, self._phase = clock, ""
         self._begun = self._last_line = clock()
 
-    def __enter__(self: P) -> P:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             # the text comes last and is cut, so that a long one leaves the bar and the ETA in 80 columns
             self._bar = Progress(
@@ -75,7 +73,7 @@ class Display:
         """A line that stays, above the bar."""
         self._last_line, text = self._clock(), visible(text)
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
