@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from fp8tune.choose.conflicts import Conflict
+from fp8tune.choose.ranking import Candidates, Shared, robust, usable, value_us
+from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
 from fp8tune.records import Code, Evidence, Kind, Published
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
 from fp8tune.render.terminal import microseconds, print_csv, print_json, slower, times
-
-if TYPE_CHECKING:
-    from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.ranking import Candidates, Shared
-    from fp8tune.choose.untimed import CompiledKernel, Fitting
 
 LISTED = 10
 """Configs of a kernel that was only compiled that are printed; JSON has all."""
@@ -21,8 +18,6 @@ LISTED = 10
 
 def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
     """The one config for all problems of each kernel on each device, with what it loses on each of them."""
-    from fp8tune.choose.ranking import robust, usable
-
     groups: dict[tuple[str, str, str], list[Candidates]] = {}
     for candidates in usable(all_candidates):
         device = candidates.device
@@ -48,7 +43,6 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     """Every conflict with the best row of each source: a table, or JSON."""
-    from fp8tune.choose.ranking import value_us
 
     def of_first(text: Callable[[Conflict], str]) -> Callable[[tuple[Conflict, Evidence]], str]:
         """A conflict is named in its first line alone."""
@@ -100,8 +94,6 @@ def _published(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
 
 def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
     """What was compiled for each arch, and the config that suits it best."""
-    from fp8tune.choose.untimed import TIMED_ON
-
     columns: list[Column[CompiledKernel]] = [
         left("kernel", lambda row: row.kernel),
         left("arch", lambda row: row.arch),
@@ -124,8 +116,6 @@ def print_fitting(rows: Sequence[CompiledKernel], output_format: str) -> None:
 
 
 def _fitting(row: CompiledKernel) -> Report[Fitting]:
-    from fp8tune.choose.untimed import TIMED_ON
-
     def code(each: Fitting) -> Code:
         return each.facts.code or Code()
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fp8tune.bench.grouped import Row
 from fp8tune.records import Published
 from fp8tune.render import contracts
 from fp8tune.render.bench import reasons
 from fp8tune.render.evidence import print_published
 from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import microseconds, print_json, share, times
-
-if TYPE_CHECKING:
-    from fp8tune.bench.grouped import Row
 
 FORWARD, BOTH, GRAPH = "fwd", "fwd+bwd", "fwd+bwd in a CUDA graph"
 

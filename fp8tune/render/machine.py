@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fp8tune.calibrate.record import Calibration
+from fp8tune.check.doctor import Finding
+from fp8tune.choose.calibration import MEASURED
 from fp8tune.redaction import redacted
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, right
 from fp8tune.render.terminal import print_json, share
 from fp8tune.text import visible
 
-if TYPE_CHECKING:
-    from fp8tune.calibrate.record import Calibration
-    from fp8tune.check.doctor import Finding
-
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def print_calibration(calibration: Calibration, output_format: str) -> None:
     """What was measured, and the numbers that finals on this device go by from now on."""
-    from fp8tune.choose.calibration import MEASURED
-
     if output_format == "json":
         print_json(contracts.calibration(calibration))
         return

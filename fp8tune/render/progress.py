@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,11 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fp8tune import records
+from fp8tune.measure.engine import CompileProgress
 from fp8tune.render.terminal import microseconds
+from fp8tune.sweep import events
 from fp8tune.text import visible
-
-if TYPE_CHECKING:
-    from fp8tune.sweep.events import Event
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a line within one phase at most this often."""
@@ -93,11 +92,8 @@ class SweepProgress(Display):
         self._best: dict[object, tuple[float, str]] = {}
         self._problems: set[object] = set()
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
-        from fp8tune.measure.engine import CompileProgress
-        from fp8tune.sweep import events
-
         match event:
             case events.Started(device, planned, stored):
                 self._total += planned

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
+from fp8tune.choose.ranking import Winner
 from fp8tune.records import NamedInts
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import microseconds, rate, share, slower
-
-if TYPE_CHECKING:
-    from fp8tune.choose.ranking import Winner
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
