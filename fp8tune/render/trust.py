@@ -63,11 +63,11 @@ def export_losses(merged: Merged) -> list[str]:
 
 
 MOST_ALIKE = 5
-"""So many notices of one kernel are printed one by one."""
+"""More notices of one kernel are cut."""
 
 
 def export_notices(notices: Sequence[str], verbose: bool) -> list[str]:
-    """What was left out and why; of a kernel with many such lines the first and how many there are, unless verbose."""
+    """What was left out and why. Many lines of one kernel are cut to the first and their number, unless verbose."""
     by_kernel: dict[str, list[str]] = {}
     for line in notices:
         by_kernel.setdefault(line.partition(":")[0], []).append(line)
