@@ -142,7 +142,7 @@ th, td {{ padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; 
 
 
 def page(comparison: Comparison) -> str:
-    """One self-contained page: a table a device, each with the line that says where it comes from."""
+    """The same as one self-contained page."""
     tables = [
         f"{report.html(lambda row: str(row.verdict))}\n<p>{html_text(_provenance(comparison, report.title))}</p>"
         for report in _reports(comparison)

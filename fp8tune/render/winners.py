@@ -36,7 +36,7 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         left("routing", lambda winner: winner.problem.routing),
         *(right(name, _axis(name)) for name in axes),
         right("us", lambda winner: microseconds(winner.time_us)),
-        right("GB/s", lambda winner: rate(_gb_per_s(winner))),
+        right("GB/s", _gb_per_s),
         right("of ceiling", lambda winner: share(winner.ceiling_share)),
         right("next best", lambda winner: slower(winner.ratio)),
         right("noise", lambda winner: share(winner.noise_floor, 2)),
@@ -81,6 +81,6 @@ def _origin(winner: Winner) -> str:
     return (evidence.source or evidence.kind) + ("" if evidence.complete else " (unfinished)")
 
 
-def _gb_per_s(winner: Winner) -> float | None:
+def _gb_per_s(winner: Winner) -> str:
     moved = winner.evidence.bytes_moved
-    return moved / winner.time_us / 1e3 if moved and winner.time_us else None
+    return rate(moved / winner.time_us / 1e3 if moved and winner.time_us else None)
