@@ -26,7 +26,6 @@ from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions import git, source
-from fp8tune.revisions.checkouts import checkouts
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
@@ -93,7 +92,7 @@ def main() -> int:
     cache = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
     repository = git.toplevel(Path.cwd())
     same, different = {}, 0
-    with checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
+    with git.checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
         specs = {kernel: load_spec(kernel) for kernel in options.kernels}
         for kernel, spec in specs.items():

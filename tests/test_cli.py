@@ -252,6 +252,15 @@ def test_compiling_for_an_arch_compiles_what_was_published_for_it(tmp_path: Path
     assert kinds == {("gfx942", "static", "ok", None)}
 
 
+@pytest.mark.slow
+def test_published_configs_that_import_compiles_are_exported(tmp_path: Path) -> None:
+    db, table = tmp_path / "results.db", tmp_path / "gfx942.py"
+    imported = started("import", "--compile", PUBLISHED, "--db", db)
+    assert imported.returncode == 0, imported.stderr
+    assert fp8tune("export", "--arch", "gfx942", "--db", db, "--output", table).returncode == 0
+    assert '"colwise"' in table.read_text()
+
+
 def test_published_conflicts_are_shown_with_both_sides(database: Path) -> None:
     done = fp8tune("show", "--conflicts", "--db", database)
     assert done.returncode == 0, done.stderr

@@ -11,11 +11,11 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from fp8tune.bench.checking import Checked
 from fp8tune.bench.warming import tune_in_short_blocks
-from fp8tune.errors import MachineError
+from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.measure.arms import Arm, Place
 from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
@@ -23,7 +23,6 @@ from fp8tune.measure.worker import Poisoned, RemoteError, WorkerDied
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.stats import median
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 ROUNDS = 3
@@ -48,7 +47,7 @@ class Timing:
     sqnr_db: Mapping[str, float] | None = None
     """Of a grouped GEMM's results, instead: see :mod:`fp8tune.bench.sqnr`."""
 
-    def judged(self, check: Timing) -> Timing:
+    def with_check(self, check: Timing) -> Timing:
         """This time with what a check found. If the check could not be made, the time does not count either."""
         if self.time_us is None:
             return self
@@ -103,11 +102,8 @@ class Cells:
         """True if the time budget is."""
         return self._clock() > self._deadline
 
-    def checks(self, contenders: Sequence[Contender]) -> list[Timing]:
-        """What a check of each contender's outputs finds; where no kernels run, nothing."""
-        return [self._check(contender) for contender in contenders]
-
-    def _check(self, contender: Contender) -> Timing:
+    def check(self, contender: Contender) -> Timing:
+        """What a check of a contender's outputs finds; where no kernels run, nothing."""
         built = self._worker.build(contender)
         return self.run(checked, contender) or Timing() if built.status is Status.OK else timing_of(built)
 
@@ -117,10 +113,8 @@ class Cells:
         found: dict[Timed, Timing] = {}
         for turn in measure(self.backend, [group], Schedule(range(1), ROUNDS, _rotated), self._worker):
             found |= {block.arm: timing_of(block.outcome) for block in turn.failed}
-            times_us: dict[Timed, list[float]] = {block.arm: [] for block in turn.blocks}
-            for block in turn.blocks:
-                times_us[block.arm].append(block.outcome.time_us or 0.0)
-            found |= {arm: Timing(median(times)) for arm, times in times_us.items()}
+            for arm in dict.fromkeys(block.arm for block in turn.blocks):
+                found[arm] = Timing(median(block.outcome.time_us or 0.0 for block in turn.blocks if block.arm == arm))
         ended = Timing(reason=_said(group.failure))
         return {arm: found.get(arm, ended) for arm in arms}
 
@@ -135,11 +129,11 @@ class Cells:
         except (WorkerDied, RemoteError) as error:  # also one that hung; the next call starts another
             return Timing(reason=_said(outcome_of(error).reason))
 
-    def peak_bytes(self, function: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int | None:
-        """Of a function that says what it allocates; None where it fails or no kernels run."""
+    def peak_bytes(self, function: Callable[[str, Problem], int], name: str, problem: Problem) -> int | None:
+        """What a function says that a contender allocates; None where it fails or no kernels run."""
         try:
-            return self._worker.run(function, *args, **kwargs)
-        except (WorkerDied, RemoteError):  # the step's own cell has the reason
+            return self._worker.run(function, name, problem)
+        except (WorkerDied, RemoteError, Fp8tuneError):  # the step's own cell has the reason
             return None
 
 

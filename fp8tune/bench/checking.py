@@ -1,15 +1,17 @@
-"""What a contender of ``fp8tune bench`` writes, compared byte for byte with our reference, as our own kernels are.
+"""What a contender of ``fp8tune bench`` writes, compared byte for byte with our reference.
 
-A rival with other bytes has done other work, so its time is in no ratio. The share of them stands beside it: a handful
-may be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
+A rival with other bytes has done other work, so its time is in no ratio. Their share stands beside it: a handful may
+be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
+
+from fp8tune.measure.checking import bits
 
 CHUNK_ELEMENTS = 1 << 28
 """Compared at once: what a comparison allocates stays far below the outputs of the largest problems."""
@@ -46,8 +48,8 @@ class Part:
 class Checked:
     """How a contender's outputs compare with the reference's, bit for bit."""
 
-    codes: Part = field(default_factory=Part)
-    scales: Part = field(default_factory=Part)
+    codes: Part = Part()
+    scales: Part = Part()
     mismatch: str = ""
     """A shape or dtype that is not the reference's: nothing was compared then."""
 
@@ -58,8 +60,8 @@ class Checked:
             return f"wrong: {self.mismatch}"
         if not self.codes.wrong and not self.scales.wrong:
             return ""
-        parts = [(self.codes, "codes"), (self.scales, "scales")]
-        return "wrong: " + ", ".join(part.said(name) for part, name in parts if part.total)
+        parts = {"codes": self.codes, "scales": self.scales}
+        return "wrong: " + ", ".join(part.said(name) for name, part in parts.items() if part.total)
 
 
 def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHUNK_ELEMENTS) -> Checked:
@@ -67,6 +69,8 @@ def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHU
 
     E8M0 scales may come as the uint8 they are in memory. Any NaN equals any NaN in float32, as in a sweep's check.
     """
+    import torch
+
     checked = Checked()
     if len(outputs) != len(expected):
         return Checked(mismatch=f"{len(outputs)} outputs, wanted {len(expected)}")
@@ -74,29 +78,23 @@ def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHU
         if said := _mismatch(output, right):
             return Checked(mismatch=f"output {index} {said}")
         part = Part(_unequal(output, right, at_once), right.numel())
-        if _holds_codes(right):
-            checked = Checked(checked.codes + part, checked.scales)
+        if right.itemsize == 1 and right.is_floating_point() and right.dtype != torch.float8_e8m0fnu:
+            checked = replace(checked, codes=checked.codes + part)
         else:
-            checked = Checked(checked.codes, checked.scales + part)
+            checked = replace(checked, scales=checked.scales + part)
     return checked
 
 
 def spoil(outputs: Sequence[Any], expected: Sequence[Any]) -> None:
     """Fill outputs with the complement of what is right: no launch is right because memory held the answer."""
     for output, right in zip(outputs, expected, strict=True):
-        _bits(output).copy_(~_bits(right))
+        bits(output).copy_(~bits(right))
 
 
 def spoil_free_memory(expected: Sequence[Any]) -> None:
     """The same for outputs that a contender allocates: it is likely to be given the memory that is freed here."""
     for right in expected:
-        (~_bits(right)).clone()
-
-
-def _holds_codes(tensor: Any) -> bool:
-    import torch
-
-    return bool(tensor.itemsize == 1 and tensor.is_floating_point() and tensor.dtype != torch.float8_e8m0fnu)
+        (~bits(right)).clone()
 
 
 def _mismatch(output: Any, right: Any) -> str:
@@ -113,21 +111,13 @@ def _unequal(output: Any, right: Any, at_once: int) -> int:
     if not right.numel():
         return 0
     rows = max(1, at_once // (right.numel() // len(right)))
-    pieces = zip(output.split(rows), right.split(rows), strict=True)
-    return sum(int(_differs(piece, of_right).sum()) for piece, of_right in pieces)
+    return sum(int(_differs(*pieces).sum()) for pieces in zip(output.split(rows), right.split(rows), strict=True))
 
 
 def _differs(output: Any, right: Any) -> Any:
     import torch
 
-    unequal = _bits(output) != _bits(right)
+    unequal = bits(output) != bits(right)
     if right.dtype == torch.float32:
         unequal &= ~(output.isnan() & right.isnan())
     return unequal
-
-
-def _bits(tensor: Any) -> Any:
-    """The tensor's bits as integers of the same size: shares its memory, keeps its strides."""
-    import torch
-
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

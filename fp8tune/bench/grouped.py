@@ -5,21 +5,13 @@ Every contender's output and gradients are compared with exact ones before its t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.bench import warming
 from fp8tune.bench.cells import Cells, Timing, check_times
-from fp8tune.bench.grouped_contenders import (
-    OPERATIONS,
-    PartOfStep,
-    Step,
-    needs_padding,
-    operation_of,
-    parts_of,
-    peak_memory,
-)
-from fp8tune.bench.operation import BF16, BOTH, GEMMS, SHAPES, TORCHAO, Operation
+from fp8tune.bench.grouped_contenders import PartOfStep, Step, needs_padding, operation_of, parts_of, peak_memory
+from fp8tune.bench.operation import BF16, BOTH, GEMMS, OPERATIONS, SHAPES, TORCHAO, Operation
 from fp8tune.bench.options import BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.errors import UsageError
@@ -78,8 +70,7 @@ class Row:
     @property
     def gemms_us(self) -> float | None:
         """The three GEMMs of the recipe alone, each on operands quantized before."""
-        times = [self.parts[gemm].time_us for gemm in GEMMS]
-        return None if None in times else sum(time_us for time_us in times if time_us)
+        return _sum([self.parts[gemm] for gemm in GEMMS])
 
     @property
     def bound(self) -> float | None:
@@ -98,10 +89,14 @@ class Row:
     @property
     def rest_us(self) -> float | None:
         """Of our step, what no part explains: launches, reciprocals of scales, and the host where it is slower."""
-        times, whole = [timing.time_us for timing in self.parts.values()], self.ours_us(BOTH)
-        if whole is None or None in times:
-            return None
-        return whole - sum(time_us for time_us in times if time_us)
+        parts_us, whole_us = _sum(self.parts.values()), self.ours_us(BOTH)
+        return None if whole_us is None or parts_us is None else whole_us - parts_us
+
+
+def _sum(timings: Iterable[Timing]) -> float | None:
+    """Microseconds; None where one was not timed."""
+    times = [timing.time_us for timing in timings]
+    return None if None in times else sum(time_us for time_us in times if time_us)
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
@@ -152,14 +147,14 @@ def compiled_first(problems: Sequence[Problem], with_torchao: bool) -> list[Step
 def _row(cells: Cells, problem: Problem, with_torchao: bool) -> Row:
     steps = [Step(who, problem, step) for who, step in operation_of(problem).steps(with_torchao)]
     contenders = {step.name: step for step in steps}
-    checks = dict(zip(contenders, cells.checks(list(contenders.values())), strict=True))
+    checks = {name: cells.check(step) for name, step in contenders.items()}
     timed = cells.in_rounds(steps)
     parts = cells.in_rounds([PartOfStep(part, problem) for part in parts_of(problem)])
     return Row(
         problem=problem,
         device=cells.backend.device,
         padded=needs_padding(problem),
-        steps={(step.name, step.step): timing.judged(checks[step.name]) for step, timing in timed.items()},
+        steps={(step.name, step.step): timing.with_check(checks[step.name]) for step, timing in timed.items()},
         parts={part.part: timing for part, timing in parts.items()},
         peak_bytes={name: cells.peak_bytes(peak_memory, name, problem) for name in contenders},
     )

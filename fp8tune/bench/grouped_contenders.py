@@ -1,19 +1,13 @@
-"""What is timed of a grouped GEMM, as arms: a step of a contender, and each part of ours.
-
-What an operation consists of: :mod:`fp8tune.bench.operation`.
-"""
+"""What is timed of a grouped GEMM, as arms: a step of a contender, and each part of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fp8tune.bench.cells import Contender, Timing
-from fp8tune.bench.fp8_operation import FP8_GROUPED_MM
-from fp8tune.bench.mxfp8_operation import MXFP8_GROUPED_MM
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, Call, Operands, Operation, elements
-from fp8tune.bench.sqnr import Accuracy, accuracy
+from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, OPERATIONS, Call, Operands, Operation, elements
+from fp8tune.bench.sqnr import sqnr_db, wrong
 from fp8tune.measure import memory
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.records import Problem
@@ -22,22 +16,18 @@ from fp8tune_kernels.groups import group_ends
 if TYPE_CHECKING:
     import torch
 
-OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in (FP8_GROUPED_MM, MXFP8_GROUPED_MM)}
-"""What ``--op`` names."""
-
 PADDING = {"pad A": "A", "unpad out": "out", "pad grad": "grad", "unpad grad_A": "grad_A"}
 """Parts of a step whose groups are not all positive multiples of what its operation wants -> what they copy."""
-
 FORWARD_PADDING = ("pad A", "unpad out")
 
 
 def operation_of(problem: Problem) -> Operation:
-    """The operation that a problem is of."""
+    """What a problem is of."""
     return OPERATIONS[problem.kernel]
 
 
 def needs_padding(problem: Problem) -> bool:
-    """True if a group is empty or of no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
+    """True if a group is empty or no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
     ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return any(size <= 0 or size % operation_of(problem).multiple for size in sizes)
@@ -76,8 +66,7 @@ class Step(Contender):
     def check(self) -> Timing:
         """Output and gradients against exact products."""
         memory.give_back()  # no result of another contender is left where this one's will be
-        found = accuracy_of(operation_of(self.problem), self.name, _operands[self.problem])
-        return Timing(reason=found.wrong, sqnr_db=found.sqnr_db)
+        return accuracy_of(operation_of(self.problem), self.name, _operands[self.problem])
 
 
 @dataclass(frozen=True)
@@ -108,48 +97,40 @@ def part_bytes(part: str, problem: Problem) -> int:
     return operation_of(problem).parts[part].least_bytes(problem.shape)
 
 
-def accuracy_of(operation: Operation, contender: str, given: Operands) -> Accuracy:
-    """How far a contender's output and gradients are from the exact ones."""
+def accuracy_of(operation: Operation, contender: str, given: Operands) -> Timing:
+    """How far a contender's output and gradients are from the exact ones; no time."""
     import torch
 
-    out = operation.multiplication(contender)(given)(given.A, given.B_t, given.offs)
+    out = operation.multiplication(contender, given)(given.A, given.B_t, given.offs)
     grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
-    return accuracy(out.detach(), grad_A, grad_B, given)
+    found = sqnr_db(out.detach(), grad_A, grad_B, given)
+    return Timing(reason=wrong(found), sqnr_db=found)
 
 
-def peak_memory(contender: str, problem: Problem) -> int | None:
-    """Bytes that forward and backward allocate at their peak, beyond operands; None where they fail."""
+def peak_memory(contender: str, problem: Problem) -> int:
+    """Bytes that forward and backward allocate at their peak, beyond operands. Raises what they raise."""
     import torch
 
-    try:
-        call = step_call(operation_of(problem), contender, BOTH, operands_of(problem, "cuda"))
-        call()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        return torch.cuda.max_memory_allocated() - before
-    except Exception:  # the step's own cell has the reason
-        return None
+    call = step_call(operation_of(problem), contender, BOTH, operands_of(problem, "cuda"))
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return torch.cuda.max_memory_allocated() - before
 
-
-# Operands and what runs on them
 
 _operands: dict[Problem, Operands] = {}
-"""Of the problem in hand: a large one fills much of a GPU."""
+"""In the worker, of the problem in hand: a large one fills much of a GPU."""
 
 
 def operands_of(problem: Problem, torch_device: str) -> Operands:
     """Seeded random operands, kept until another problem's are made."""
-    if problem not in _operands:
-        _operands.clear()
-        _operands[problem] = _new_operands(problem, torch_device)
-    return _operands[problem]
-
-
-def _new_operands(problem: Problem, torch_device: str) -> Operands:
+    if problem in _operands:
+        return _operands[problem]
     import torch
 
+    _operands.clear()
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
     generator = torch.Generator(torch_device).manual_seed(problem.seed)
 
@@ -157,20 +138,21 @@ def _new_operands(problem: Problem, torch_device: str) -> Operands:
         return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
 
     ends = group_ends(problem.routing, M, G, problem.seed)
-    return Operands(
+    _operands[problem] = Operands(
         A=normal(M, K).requires_grad_(),
         B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
         offs=torch.tensor(ends, dtype=torch.int32, device=torch_device),
         grad=normal(M, N),
         pad=needs_padding(problem),
     )
+    return _operands[problem]
 
 
 def step_call(operation: Operation, contender: str, step: str, given: Operands) -> Call:
-    """What runs one of the steps. Raises MachineError where a contender cannot take the operands."""
+    """What runs a step. Raises MachineError where the contender cannot take the operands."""
     import torch
 
-    multiply = operation.multiplication(contender)(given)
+    multiply = operation.multiplication(contender, given)
     if step == FORWARD:
         A, B_t = given.A.detach(), given.B_t.detach()
         return lambda: multiply(A, B_t, given.offs)
@@ -204,23 +186,14 @@ def part_call(operation: Operation, part: str, given: Operands) -> Call:
     from fp8tune_kernels.gemm import token_groups
 
     multiple, offs = operation.multiple, given.offs
-    if part == "pad A":
-        return lambda: token_groups.pad(given.A.detach(), offs, multiple)
-    if part == "pad grad":
-        return lambda: token_groups.pad(given.grad, offs, multiple)
-    padded = _padded(given, multiple)
+    A, grad = given.A.detach(), given.grad
+    if part in ("pad A", "pad grad"):
+        return lambda: token_groups.pad(A if part == "pad A" else grad, offs, multiple)
+    padded = replace(given, A=A, B_t=given.B_t.detach())  # no gradient is asked of it
+    if given.pad:
+        padded_A, ends = token_groups.pad(A, offs, multiple)
+        padded = replace(padded, A=padded_A, grad=token_groups.pad(grad, offs, multiple)[0], offs=ends)
     if part in PADDING:
         taken_out = padded.grad if part == "unpad out" else padded.A  # out is as large as grad
-        return lambda: token_groups.unpad(taken_out, offs, len(given.A), multiple)
+        return lambda: token_groups.unpad(taken_out, offs, len(A), multiple)
     return operation.parts[part].prepare(padded)
-
-
-def _padded(given: Operands, multiple: int) -> Operands:
-    """What the kernels are launched on: no gradient is asked of it."""
-    from fp8tune_kernels.gemm import token_groups
-
-    A, grad, offs = given.A.detach(), given.grad, given.offs
-    if given.pad:
-        A, offs = token_groups.pad(A, given.offs, multiple)
-        grad, _ = token_groups.pad(grad, given.offs, multiple)
-    return replace(given, A=A, B_t=given.B_t.detach(), grad=grad, offs=offs)

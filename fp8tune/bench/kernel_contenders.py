@@ -1,8 +1,7 @@
-"""What is timed beside each other for a kernel, as arms: ours, ``torch.compile``, torchao, the copy, and host times.
+"""What is timed for a kernel, as arms: ours, ``torch.compile``, torchao, the copy, and host times.
 
 Every contender is timed as callers run it: ours launches its exported config on outputs that are there already, the
-others allocate theirs. What they write is compared with our reference before their time counts
-(:mod:`fp8tune.bench.checking`).
+others allocate theirs.
 """
 
 from __future__ import annotations
@@ -70,10 +69,17 @@ class KernelContender(Contender):
         return Work(f"{self.name} {self.problem}", self.bytes_moved)
 
     def build(self, torch_device: str) -> None:
-        """The problem's inputs, once."""
-        if (self.reference, self.problem) not in _inputs:
-            _forget()
-            _inputs[self.reference, self.problem] = load_spec(self.reference).inputs(self.problem, torch_device)
+        """The problem's inputs, once. Those of another are freed, with what was compiled for its sizes."""
+        import torch
+
+        if (self.reference, self.problem) in _inputs:
+            return
+        _inputs.clear()
+        _made.clear()
+        _expected.clear()
+        torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
+        memory.give_back()
+        _inputs[self.reference, self.problem] = load_spec(self.reference).inputs(self.problem, torch_device)
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Raises MachineError where torchao has nothing, and what ``torch.compile`` raises."""
@@ -101,19 +107,18 @@ class KernelContender(Contender):
 
     def _implementation(self) -> Implementation:
         """Checks and rounds launch what the first of them has made."""
-        if self.name not in _made:
-            _made[self.name] = self._new_implementation()
-        return _made[self.name]
-
-    def _new_implementation(self) -> Implementation:
+        if self.name in _made:
+            return _made[self.name]
         spec, inputs = load_spec(self.reference), self._tensors
         if self.name == TORCHAO:
-            return counterpart(spec.name, inputs)
-        if self.name == TORCH_COMPILE:
+            made = counterpart(spec.name, inputs)
+        elif self.name == TORCH_COMPILE:
             formulas = expression(spec)
-            return Implementation(compiled(lambda: formulas(*inputs)))
-        outputs = spec.outputs(*inputs)
-        return Implementation(lambda: spec.launch(self.config, inputs, outputs), lambda _: outputs)
+            made = Implementation(compiled(lambda: formulas(*inputs)))
+        else:
+            outputs = spec.outputs(*inputs)
+            made = Implementation(lambda: spec.launch(self.config, inputs, outputs), lambda _: outputs)
+        return _made.setdefault(self.name, made)
 
 
 # In the worker, of the problem in hand: a large one fills much of a GPU
@@ -122,17 +127,6 @@ _inputs: dict[tuple[str, Problem], tuple[Any, ...]] = {}
 _made: dict[str, Implementation] = {}
 _expected: list[Any] = []
 """What the reference gives."""
-
-
-def _forget() -> None:
-    """Free a problem's memory and what was compiled for its sizes."""
-    import torch
-
-    _inputs.clear()
-    _made.clear()
-    _expected.clear()
-    torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
-    memory.give_back()
 
 
 def exported_config(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:

@@ -138,16 +138,11 @@ class Plan:
 
     def compiled_first(self, device: Device) -> list[KernelContender]:
         """What is launched once before anything is timed, autotuners first, which take longest."""
-        every = [
-            contender
-            for reference, problems in self.problems.items()
-            for problem in problems
-            for contender in self.contenders(reference, problem, device)
-            if contender.bytes_moved <= WARM_UP_BYTES
-        ]
         distinct: dict[tuple[object, ...], KernelContender] = {}
-        for contender in every:
-            distinct.setdefault(_binaries(contender), contender)
+        for reference, problems in self.problems.items():
+            for contender in (each for problem in problems for each in self.contenders(reference, problem, device)):
+                if contender.bytes_moved <= WARM_UP_BYTES:
+                    distinct.setdefault(_binaries(contender), contender)
         return sorted(distinct.values(), key=lambda contender: contender.name != TORCHAO)
 
 
@@ -222,9 +217,9 @@ def _row(cells: Cells, contenders: Sequence[KernelContender], refused: dict[str,
     ``refused``: contenders that have refused the kernel, which they do whatever its sizes; added to.
     """
     tried = [contender for contender in contenders if contender.name not in refused]
-    checks = cells.checks(tried)
+    checks = [cells.check(each) for each in tried]
     timed = cells.in_rounds(tried)
-    found = {each.name: timed[each].judged(check) for each, check in zip(tried, checks, strict=True)}
+    found = {each.name: timed[each].with_check(check) for each, check in zip(tried, checks, strict=True)}
     theirs = found.get(TORCH_COMPILE)
     if theirs and theirs.time_us is None and "OutOfMemory" not in theirs.reason:
         refused[TORCH_COMPILE] = theirs
@@ -235,5 +230,5 @@ def _row(cells: Cells, contenders: Sequence[KernelContender], refused: dict[str,
         device=cells.backend.device,
         bytes_moved=ours.bytes_moved,
         copy=copy,
-        timings={contender.name: found.get(contender.name) or refused[contender.name] for contender in contenders},
+        timings={each.name: found.get(each.name) or refused[each.name] for each in contenders},
     )

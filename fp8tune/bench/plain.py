@@ -12,8 +12,6 @@ from typing import Any
 
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["expression"]
-
 Tensors = tuple[Any, ...]
 
 
@@ -59,17 +57,20 @@ def _by_group_of_rows(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tens
 
 
 def _colwise_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
-
-    scale = reference_scale(w.abs().amax(1, keepdim=True).float(), dtype, power_of_two)
-    return reference_cast(w, scale, dtype).mT.contiguous().mT, scale
+    codes, scale = _by_experts(w, 1, dtype, power_of_two)
+    return _column_major(codes), scale
 
 
 def _transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    codes, scale = _by_experts(w, 2, dtype, power_of_two)
+    return codes.contiguous().mT, scale.mT
+
+
+def _by_experts(w: Any, reduced: int, dtype: Any, power_of_two: bool) -> Tensors:
     from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
 
-    scale = reference_scale(w.abs().amax(2, keepdim=True).float(), dtype, power_of_two)
-    return reference_cast(w, scale, dtype).contiguous().mT, scale.mT
+    scale = reference_scale(w.abs().amax(reduced, keepdim=True).float(), dtype, power_of_two)
+    return reference_cast(w, scale, dtype), scale
 
 
 def _colwise_transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
@@ -83,22 +84,14 @@ def _mxfp8_dim0(x: Any, dtype: Any, scale_mode: str) -> Tensors:
 
 
 def _mxfp8_dim1(x: Any, dtype: Any, scale_mode: str) -> Tensors:
-    from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
-
-    codes, scales = reference_codes(x.t(), dtype, scale_mode)
-    return _column_major(codes.t()), scales
-
-
-def _mxfp8_dim1_3d(w: Any, dtype: Any, scale_mode: str) -> Tensors:
-    from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
-
-    codes, scales = reference_codes(w.mT, dtype, scale_mode)
-    return codes.contiguous().mT, scales
+    """Of a matrix or of each expert's."""
+    codes, scales = _mxfp8_dim0(x.mT, dtype, scale_mode)
+    return _column_major(codes.mT), scales
 
 
 def _column_major(codes: Any) -> Any:
     """In the layout of a kernel's output wherever M is a multiple of 16; else the columns are not padded."""
-    return codes.t().contiguous().t()
+    return codes.mT.contiguous().mT
 
 
 _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
@@ -112,7 +105,7 @@ _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "colwise-transpose-3d": _colwise_transpose_3d,
     "mxfp8-dim0": _mxfp8_dim0,
     "mxfp8-dim1": _mxfp8_dim1,
-    "mxfp8-dim1-3d": _mxfp8_dim1_3d,
-    "mxfp8-dim1-3d-via-2d": _mxfp8_dim1_3d,
+    "mxfp8-dim1-3d": _mxfp8_dim1,
+    "mxfp8-dim1-3d-via-2d": _mxfp8_dim1,
 }
 """Kernels whose reference has a loop, copies into a layout step by step, or names E8M0."""

@@ -10,9 +10,9 @@ of no group, are not compared: what they hold is not specified.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,48 +22,34 @@ if TYPE_CHECKING:
 
 LEAST_SQNR_DB = 20.0
 """Less is another result, and not FP8's rounding."""
-
 RESULTS = ("out", "grad_A", "grad_B")
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """The SQNR of the worst group of each result, in dB; infinite where every value is exact."""
-
-    sqnr_db: Mapping[str, float]
-
-    @property
-    def wrong(self) -> str:
-        """``wrong: grad_B has an SQNR of 3.1 dB, wanted 20``, or nothing."""
-        name = min(self.sqnr_db, key=lambda name: self.sqnr_db[name])
-        worst = self.sqnr_db[name]
-        if worst >= LEAST_SQNR_DB:
-            return ""
-        return f"wrong: {name} has an SQNR of {worst:.1f} dB, wanted {LEAST_SQNR_DB:.0f}"
+def wrong(sqnr_db: Mapping[str, float]) -> str:
+    """``wrong: grad_B has an SQNR of 3.1 dB, wanted 20``, or nothing."""
+    name, worst = min(sqnr_db.items(), key=lambda item: item[1])
+    return "" if worst >= LEAST_SQNR_DB else f"wrong: {name} has an SQNR of {worst:.1f} dB, wanted {LEAST_SQNR_DB:.0f}"
 
 
-def accuracy(out: torch.Tensor, grad_A: torch.Tensor, grad_B: torch.Tensor, given: Operands) -> Accuracy:
-    """Compare ``(M, N)``, ``(M, K)`` and ``(G, K, N)`` with products of the operands in float32, a group at a time."""
+def sqnr_db(out: torch.Tensor, grad_A: torch.Tensor, grad_B: torch.Tensor, given: Operands) -> dict[str, float]:
+    """Of the worst group of each result, infinite where every value is exact.
+
+    Compares ``(M, N)``, ``(M, K)`` and ``(G, K, N)`` with products of the operands in float32, a group at a time.
+    """
     import torch
 
     worst = dict.fromkeys(RESULTS, math.inf)
     with torch.no_grad():
-        for group, rows in _groups(given.offs):
+        for group, (start, end) in enumerate(itertools.pairwise([0, *given.offs.tolist()])):
+            if end <= start:
+                continue
+            rows = slice(start, end)
             A, grad, B = (x.float() for x in (given.A[rows], given.grad[rows], given.B_t[group]))
             right = (A @ B, grad @ B.t(), A.t() @ grad)
             got = (out[rows], grad_A[rows], grad_B[group])
             for name, wanted, found in zip(RESULTS, right, got, strict=True):
                 worst[name] = min(worst[name], _sqnr_db(found, wanted))
-    return Accuracy(worst)
-
-
-def _groups(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Every group that has rows."""
-    start = 0
-    for group, end in enumerate(offs.tolist()):
-        if end > start:
-            yield group, slice(start, end)
-        start = end
+    return worst
 
 
 def _sqnr_db(got: torch.Tensor, right: torch.Tensor) -> float:

@@ -1,29 +1,29 @@
 """``fp8tune calibrate``: what this device's own noise is, measured as the finals measure, and kept in the database.
 
-Twenty fresh processes time the same few configs of one kernel in permuted rounds. What is left of a config's time
-without the process's level and the config's own is noise. It is split into what stays the same while a process lives
-and what changes from block to block.
+Twenty fresh processes time the same few configs of one kernel in permuted rounds. Noise is what is left of a time
+without the process's level and the config's own: what stays while a process lives, and what changes block by block.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.calibrate.probing import EmptyKernel, idle_values
 from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, TICK_US, measuring_plan_of
 from fp8tune.choose.decision import Block, MeasuringPlan, process_values
 from fp8tune.errors import MachineError
-from fp8tune.measure import device
-from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.measure import device, trial
+from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
+from fp8tune.measure.host import host_us
 from fp8tune.plan import problems as plan
-from fp8tune.records import Device, NamedInts, Outcome, Problem, Status
+from fp8tune.records import Device, NamedInts, Outcome, Problem, Progress, Status
 from fp8tune.revisions.loading import load_spec
+from fp8tune.stats import block_value
 from fp8tune.store.results import Store
 
 PROCESSES = 20
@@ -34,16 +34,6 @@ SHAPE = NamedInts(M=16640, K=2048, G=4)
 
 REQUEST = "calibrate"
 
-Arms = Group[KernelArm, None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """So many of the processes are done."""
-
-    done: int
-    total: int
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -52,6 +42,40 @@ class Calibration:
     device: Device
     values: dict[str, float]
     protocol: MeasuringPlan
+
+
+@dataclass(frozen=True)
+class EmptyKernel(Arm):
+    """A kernel that does nothing."""
+
+    @property
+    def work(self) -> Work:
+        """None, in so many bytes."""
+        return Work("empty kernel", 0)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """One program."""
+        import torch
+        import triton
+
+        @triton.jit
+        def empty(pointer):  # type: ignore[no-untyped-def]  # (1,)
+            pass
+
+        pointer = torch.zeros(1, device=torch_device)
+        return lambda: empty[(1,)](pointer)
+
+
+def idle_values(arm: KernelArm) -> dict[str, float]:
+    """Name -> value of the host (launching ``arm``), the cache's flush and the copy. Needs the GPU."""
+    from triton.runtime import driver
+
+    cache = driver.active.get_empty_cache_for_benchmark()
+    return {
+        "host_enqueue_us": host_us(arm.launcher("cuda")),
+        "cache_flush_us": block_value(trial.timed(lambda: driver.active.clear_cache(cache)).samples_us),
+        "copy_ceiling_gb_per_s": trial.copy_ceiling_gb_per_s(),
+    }
 
 
 def arms_of(backend: Backend) -> list[KernelArm]:
@@ -79,16 +103,18 @@ def calibrate(
     blocks: list[Block] = []
     ticks_us: list[float] = []
     for turn in measure(backend, [Group(None, arms)], Schedule(range(1, PROCESSES + 1), ROUNDS, _order)):
-        for failed in turn.failed:
-            said = f"{failed.outcome.status}, {failed.outcome.reason}"
-            raise MachineError(f"{KERNEL} {failed.arm.config} cannot be timed: {said}")
+        for arm, outcome in ((failed.arm, failed.outcome) for failed in turn.failed):
+            raise MachineError(f"{KERNEL} {arm.config} cannot be timed: {outcome.status}, {outcome.reason}")
         for block in turn.blocks:
             blocks.append(Block(f"{turn.process:02d}", block.place.round, block.arm.config, _time_us(block.outcome)))
             ticks_us += [] if block.outcome.tick_us is None else [block.outcome.tick_us]
-        yield Progress(turn.process, PROCESSES)
+        yield Progress(turn.process, PROCESSES, 0.0)
     values |= {TICK_US: min(ticks_us)} if ticks_us else {}
     values |= spreads(blocks)
-    _keep(store, backend, values, command, commit)
+    sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
+    for name, value in values.items():
+        store.record_calibration(sweep, backend.device, name, value)
+    store.finish_sweep(sweep)
     yield Calibration(backend.device, values, measuring_plan_of(values))
 
 
@@ -107,7 +133,7 @@ def _time_us(outcome: Outcome) -> float:
     return outcome.time_us
 
 
-def _order(group: Arms, process: int, round: int) -> list[KernelArm]:
+def _order(group: Group[KernelArm, None], process: int, round: int) -> list[KernelArm]:
     return random.Random(f"calibrate {process - 1} {round}").sample(group.arms, len(group.arms))
 
 
@@ -134,10 +160,3 @@ def _left_over(logs: NDArray[np.float64]) -> float:
     """The variance in a matrix of log times once the levels of its rows and of its columns are taken away."""
     residuals = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
     return float((residuals**2).sum() / ((logs.shape[0] - 1) * (logs.shape[1] - 1)))
-
-
-def _keep(store: Store, backend: Backend, values: dict[str, float], command: str, commit: str) -> None:
-    sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
-    for name, value in values.items():
-        store.record_calibration(sweep, backend.device, name, value)
-    store.finish_sweep(sweep)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fp8tune.bench.options import BenchOptions
-from fp8tune.options import OperationName
 
 if TYPE_CHECKING:
     from fp8tune.measure.engine import Backend
@@ -30,10 +29,7 @@ def bench(options: BenchOptions) -> None:
     from fp8tune.render import terminal as render
 
     backend, notices = backend_for(None, options.timer, trial_timeout_s=CELL_TIMEOUT_S)
-    if options.op is None:
-        is_wrong = _bench_kernels(options, backend, notices)
-    else:
-        is_wrong = _bench_operation(options, options.op, backend, notices)
+    is_wrong = (_bench_kernels if options.op is None else _bench_operation)(options, backend, notices)
     if is_wrong:
         render.notice("our own output is wrong: see above")
         raise typer.Exit(1)
@@ -46,56 +42,59 @@ def _bench_kernels(options: BenchOptions, backend: Backend, notices: Iterable[st
     from fp8tune.render import terminal as render
 
     plan = benchmark.planned(options, backend)
-    for line in notices:
-        render.notice(line)
-    render.notice(f"{len(plan)} problems of {len(plan.problems)} kernels; compiling comes first")
-    kernels, done = [], 0
+    notices = [*notices, f"{len(plan)} problems of {len(plan.problems)} kernels; compiling comes first"]
+    events = benchmark.run(backend, plan, options.time_budget_s)
+    found: list[benchmark.Row | benchmark.Kernel] = []
     try:
-        with render_bench.BenchProgress() as progress:
-            for event in benchmark.run(backend, plan, options.time_budget_s):
-                if isinstance(event, benchmark.Row):
-                    done += 1
-                    progress.timed(render_bench.row_line(event), done, len(plan))
-                elif isinstance(event, benchmark.Kernel):
-                    kernels.append(event)
-                else:
-                    progress.compiled(event)
+        _show_progress(events, found, len(plan), notices, benchmark.Row, render_bench.row_line)
     finally:  # who stops it gets what it has
-        if done < len(plan):
-            render.notice(f"{len(plan) - done} problems left out")
-        timed = [kernel for kernel in kernels if kernel.rows]
+        timed = [kernel for kernel in found if isinstance(kernel, benchmark.Kernel) and kernel.rows]
         if unclocked := [kernel.name for kernel in timed if not kernel.hosts]:
             render.notice(f"host times left out: {', '.join(unclocked)}")
         render_bench.print_bench(timed, options.rivals, str(options.format))
     return any(row.is_wrong for kernel in timed for row in kernel.rows)
 
 
-def _bench_operation(options: BenchOptions, op: OperationName, backend: Backend, notices: Iterable[str]) -> bool:
+def _bench_operation(options: BenchOptions, backend: Backend, notices: Iterable[str]) -> bool:
     """True if a result of ours is wrong."""
     from fp8tune.bench import grouped as benchmark
     from fp8tune.plan.shapes import sweeps_dir
-    from fp8tune.render import bench as render_bench
     from fp8tune.render import grouped as render_grouped
-    from fp8tune.render import terminal as render
     from fp8tune.store import published as store_published
 
     problems = benchmark.problems_of(options, backend)
-    for line in notices:
-        render.notice(line)
-    published = [row for row in store_published.read(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
+    published = store_published.read(sweeps_dir() / "published" / "grouped_mm.csv")
+    events = benchmark.run(backend, problems, options.time_budget_s, with_torchao=not options.alone)
     rows: list[benchmark.Row] = []
     try:
-        with render_bench.BenchProgress() as progress:
-            for event in benchmark.run(
-                backend, problems, with_torchao=not options.alone, time_budget_s=options.time_budget_s
-            ):
-                if isinstance(event, benchmark.Row):
-                    rows.append(event)
-                    progress.timed(render_grouped.row_line(event), len(rows), len(problems))
-                else:
-                    progress.compiled(event)
+        _show_progress(events, rows, len(problems), notices, benchmark.Row, render_grouped.row_line)
     finally:  # who stops it gets what it has
-        if len(rows) < len(problems):
-            render.notice(f"{len(problems) - len(rows)} problems left out")
-        render_grouped.print_grouped(rows, published, str(options.format))
+        covered = [row for row in published if options.op and options.op.covers(row)]
+        render_grouped.print_grouped(rows, covered, str(options.format))
     return any(row.operation.ours in row.wrong for row in rows)
+
+
+def _show_progress(
+    events: Iterable[Any], found: list[Any], total: int, notices: Iterable[str], row: type, line: Callable[[Any], str]
+) -> None:
+    """Add what is timed to ``found`` as it comes, and say how far it is; at last how many rows are left out."""
+    from fp8tune.bench.warming import Compiled
+    from fp8tune.render import terminal as render
+    from fp8tune.render.bench import BenchProgress
+
+    for notice in notices:
+        render.notice(notice)
+    done = 0
+    try:
+        with BenchProgress() as progress:
+            for event in events:
+                if isinstance(event, Compiled):
+                    progress.compiled(event)
+                    continue
+                found.append(event)
+                if isinstance(event, row):
+                    done += 1
+                    progress.timed(line(event), done, total)
+    finally:
+        if done < total:
+            render.notice(f"{total - done} problems left out")

@@ -34,7 +34,7 @@ def calibrate(
     planning.make_ready(backend)
     with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
-            if isinstance(event, calibrating.Progress):
+            if not isinstance(event, calibrating.Calibration):
                 display.update("calibrating, processes", event.done, event.total, phase="processes")
     assert isinstance(event, calibrating.Calibration)  # the last one is
     render_calibration.print_calibration(event, "json" if json else "table")

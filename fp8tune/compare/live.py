@@ -25,8 +25,7 @@ from fp8tune.measure.engine import Backend
 from fp8tune.measure.trees import Tree
 from fp8tune.measure.worker import start_server
 from fp8tune.plan import shapes
-from fp8tune.revisions import source
-from fp8tune.revisions.checkouts import checkouts
+from fp8tune.revisions import git, source
 
 FREE_CONTROLS = 3
 """Rows of identical code that are timed along: unlike the control arm they use both checkouts and both caches."""
@@ -48,7 +47,7 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
     yield Step(f"checking out {both.before} and {both.after}")
     revisions = (both.before, both.after)
     commits = [None if revision.name == WORKTREE else revision.commit for revision in revisions]
-    with checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
+    with git.checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
         before, after = (
             Tree(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
             for number, (revision, folder) in enumerate(zip(revisions, folders, strict=True))

@@ -20,24 +20,15 @@ from typing import Any
 from fp8tune.compiled import facts
 from fp8tune.errors import in_spec
 from fp8tune.measure import edges, machine
-from fp8tune.records import Facts, NamedInts, Problem, Status
+from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import Edge
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What compiling one config gave. ``status`` is ``ok``, ``compile_error`` or ``out_of_resources``."""
-
-    status: Status
-    reason: str = ""
-    facts: Facts = Facts()
-
-
 def compile_config(
     reference: str, problem: Problem, config: NamedInts, arch: str, shared_limit: int, *, read_code: bool = False
-) -> Compiled:
+) -> Outcome:
     """Compile every kernel that launching ``config`` on ``problem`` would launch on ``arch``.
 
     ``shared_limit``: bytes of shared memory (LDS) a block may have there. Facts are the worst over the kernels;
@@ -53,11 +44,11 @@ def compile_config(
             worst = replace(worst, code=facts.code(kernels, found, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
         machine.raise_if_machine(error)
-        return Compiled(Status.COMPILE_ERROR, one_line(error))
+        return Outcome(Status.COMPILE_ERROR, reason=one_line(error))
     if worst.shared_bytes is not None and worst.shared_bytes > shared_limit:
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"
-        return Compiled(Status.OUT_OF_RESOURCES, reason, worst)
-    return Compiled(Status.OK, facts=worst)
+        return Outcome(Status.OUT_OF_RESOURCES, reason=reason, facts=worst)
+    return Outcome(Status.OK, facts=worst)
 
 
 def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fp8tune.records import Device, NamedInts, Problem, Published, Row, Status
+from fp8tune.records import Device, NamedInts, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.candidates import Winner
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.untimed import CompiledKernel, Fitting
-    from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
+    from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.store.tallies import Tally
 
 Object = Mapping[str, object]
@@ -34,20 +34,26 @@ Object = Mapping[str, object]
 DTYPES = ("in_dtype", "fp8_dtype", "scale_mode")
 
 
+def _fields(found: object, *names: str) -> Object:
+    """Attributes under their own names."""
+    return {name: getattr(found, name) for name in names}
+
+
 def _config(config: NamedInts | None) -> object:
     return None if config is None else dict(config)
 
 
-def _where(problem: Problem, device: Device, kind: str | None = None) -> dict[str, object]:
-    """The kernel, the device and, if ``kind`` is given, where the knowledge comes from."""
-    kinds = {} if kind is None else {"kind": str(kind)}
-    return {"kernel": problem.kernel, "arch": device.arch, "device": device.name, **kinds}
+def _device(device: Device, *versions: str) -> Object:
+    return {"arch": device.arch, "device": device.name, **_fields(device, *versions)}
 
 
-def _problem(problem: Problem, *more: str) -> dict[str, object]:
-    """The shape, and the arguments of the problem named by ``more``."""
-    said: dict[str, object] = {"shape": dict(problem.shape), "routing": problem.routing}
-    return {**said, "input_layout": problem.input_layout, **{name: getattr(problem, name) for name in more}}
+def _problem(problem: Problem, *more: str) -> Object:
+    return {"shape": dict(problem.shape), **_fields(problem, "routing", "input_layout", *more)}
+
+
+def _subject(found: Row | Winner | Subject, *more: str) -> Object:
+    kernel, kind = found.problem.kernel, str(found.kind)
+    return {"kernel": kernel, **_device(found.device), "kind": kind, **_problem(found.problem, *more)}
 
 
 # sweep --json, show
@@ -57,14 +63,11 @@ def trial(row: Row) -> Object:
     """One trial, a line of ``sweep --json``. ``status`` is one of :class:`fp8tune.records.Status`; ``reason`` says why
     it is not ``ok``."""
     return {
-        **_where(row.problem, row.device, row.kind),
-        **_problem(row.problem, *DTYPES),
+        **_subject(row, *DTYPES),
         "config": _config(row.config),
         "status": str(row.outcome.status),
-        "time_us": row.outcome.time_us,
-        "reason": row.outcome.reason,
-        "stage": row.stage,
-        "round": row.round,
+        **_fields(row.outcome, "time_us", "reason"),
+        **_fields(row, "stage", "round"),
     }
 
 
@@ -72,17 +75,14 @@ def winner(pick: Winner) -> Object:
     """The pick of one problem, ``show``: the fields of a trial, and what ranking adds. ``n`` is the number of processes
     or blocks that its time rests on, ``noise_floor`` a share of it."""
     return {
-        **_where(pick.problem, pick.device, pick.kind),
-        **_problem(pick.problem, *DTYPES),
+        **_subject(pick, *DTYPES),
         "config": _config(pick.config),
         "status": "ok",
         "time_us": pick.time_us,
         "reason": "",
-        "ceiling_share": pick.ceiling_share,
-        "n": pick.n,
+        **_fields(pick, "ceiling_share", "n"),
         "source": pick.evidence.source or None,
-        "verdict": pick.verdict,
-        "noise_floor": pick.noise_floor,
+        **_fields(pick, "verdict", "noise_floor"),
         "runner_up": _config(pick.runner_up),
         "runner_up_us": pick.runner_up_us,
     }
@@ -91,12 +91,10 @@ def winner(pick: Winner) -> Object:
 def tally(found: Tally) -> Object:
     """The configs of one problem counted by outcome, ``show --failed``. ``status``, ``reason`` and ``config`` are those
     of the first that failed, wrong bytes before all else."""
-    subject, counts = found.subject, found.counts
     config, failure = next(iter(found.failures.items()), (None, None))
-    ok, wrong, pruned = (counts[status] for status in (Status.OK, Status.WRONG, Status.PRUNED))
+    ok, wrong, pruned = (found.counts[status] for status in (Status.OK, Status.WRONG, Status.PRUNED))
     return {
-        **_where(subject.problem, subject.device, subject.kind),
-        **_problem(subject.problem, "fp8_dtype", "scale_mode"),
+        **_subject(found.subject, "fp8_dtype", "scale_mode"),
         "configs": len(found.outcomes),
         "ok": ok,
         "wrong": wrong,
@@ -113,7 +111,8 @@ def conflict(found: Conflict) -> Object:
     from fp8tune.choose.candidates import value_us
 
     return {
-        **_where(found.problem, found.rows[0].device),
+        "kernel": found.problem.kernel,
+        **_device(found.rows[0].device),
         "shape": dict(found.problem.shape),
         "input_layout": found.problem.input_layout,
         "ratio": found.ratio,
@@ -128,19 +127,14 @@ def published(row: Published) -> Object:
     """What others published of one operation, ``show --op`` and ``bench --op``."""
     return {
         "row": "published",
-        "operation": row.operation,
-        "source": row.source,
+        **_fields(row, "operation", "source"),
         "device": row.device.name,
         "arch": row.device.arch,
         "recipe": row.recipe,
         "shape": dict(row.shape),
-        "bf16_fwd_us": row.bf16_fwd_us,
-        "scaled_fwd_us": row.scaled_fwd_us,
-        "bf16_fwd_bwd_us": row.bf16_fwd_bwd_us,
-        "scaled_fwd_bwd_us": row.scaled_fwd_bwd_us,
+        **_fields(row, "bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us"),
         "speedup_fwd_bwd": row.speedup,
-        "note": row.note,
-        "impossible": row.impossible,
+        **_fields(row, "note", "impossible"),
     }
 
 
@@ -149,12 +143,10 @@ def compiled(found: CompiledKernel) -> Object:
     from fp8tune.choose.untimed import TIMED_ON
 
     return {
-        "kernel": found.kernel,
-        "arch": found.arch,
+        **_fields(found, "kernel", "arch"),
         "configs": len(found.fitting) + found.failed,
         "fitting": len(found.fitting),
-        "spilling": found.spilling,
-        "failed": found.failed,
+        **_fields(found, "spilling", "failed"),
         "config": _config(found.choice.config if found.choice else None),
         "timed_on": TIMED_ON,
         "mean_slowdown": found.choice.slowdown if found.choice else None,
@@ -163,8 +155,8 @@ def compiled(found: CompiledKernel) -> Object:
 
 def fitting(found: CompiledKernel, each: Fitting) -> Object:
     """One config that compiles, ``static-report --arch``, with the fields of :class:`fp8tune.records.Facts`."""
-    named = {"kernel": found.kernel, "arch": found.arch, "config": dict(each.config)}
-    return {**named, "mean_slowdown": each.slowdown, **asdict(each.facts)}
+    slowdown = {"mean_slowdown": each.slowdown}
+    return {**_fields(found, "kernel", "arch"), "config": dict(each.config), **slowdown, **asdict(each.facts)}
 
 
 # calibrate, lint, doctor
@@ -172,24 +164,21 @@ def fitting(found: CompiledKernel, each: Fitting) -> Object:
 
 def calibration(found: Calibration) -> Object:
     """``calibrate --json``; ``protocol`` has the fields of :class:`fp8tune.choose.decision.MeasuringPlan`."""
-    device = {"arch": found.device.arch, "device": found.device.name}
-    return {**device, "measured": found.values, "protocol": asdict(found.protocol)}
+    return {**_device(found.device), "measured": found.values, "protocol": asdict(found.protocol)}
 
 
 def variation(found: VariationResult) -> Object:
     """One varied argument of a key, ``lint``. ``slowdown`` and ``allowed`` are ratios."""
-    problem, argument = found.variation.problem, found.variation.argument
+    problem = found.variation.problem
     return {
         "kernel": problem.kernel,
         "key": dict(found.subject.key),
-        "argument": argument,
+        "argument": found.variation.argument,
         "value": varied_to(found),
         **_problem(problem, "scale_mode", "seed"),
         "config": dict(found.pick),
         "best_config": dict(found.best),
-        "slowdown": found.slowdown,
-        "allowed": found.allowed,
-        "processes": found.processes,
+        **_fields(found, "slowdown", "allowed", "processes"),
         "verdict": str(found.verdict),
     }
 
@@ -212,19 +201,16 @@ def finding(found: Finding) -> Object:
 def bench(kernels: Sequence[Kernel], ceiling: Ceiling, rivals: Sequence[str]) -> list[Object]:
     """``bench``: an object a problem, then one a kernel with its geometric means and the host time of one call on a
     64x64 input."""
-    objects = [bench_row(row, ceiling) for kernel in kernels for row in kernel.rows]
-    return [
-        *objects,
-        *(
-            {
-                "row": "kernel",
-                "kernel": kernel.name,
-                "geomean_ratio": {name: kernel.geomean(name) for name in rivals},
-                "host": _timings(kernel.hosts),
-            }
-            for kernel in kernels
-        ),
-    ]
+    means = (
+        {
+            "row": "kernel",
+            "kernel": kernel.name,
+            "geomean_ratio": {name: kernel.geomean(name) for name in rivals},
+            "host": _timings(kernel.hosts),
+        }
+        for kernel in kernels
+    )
+    return [*(bench_row(row, ceiling) for kernel in kernels for row in kernel.rows), *means]
 
 
 def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
@@ -233,13 +219,11 @@ def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
     ours = row.timings["fp8tune"]
     return {
         "row": "problem",
-        **_where(row.problem, row.device),
-        "torch": row.device.torch,
-        "triton": row.device.triton,
+        "kernel": row.problem.kernel,
+        **_device(row.device, "torch", "triton"),
         **_problem(row.problem, *DTYPES, "seed"),
         "config": _config(ours.config),
-        "bytes_moved": row.bytes_moved,
-        "time_us": row.time_us,
+        **_fields(row, "bytes_moved", "time_us"),
         "reason": ours.reason,
         **_wrong_shares(ours),
         "gb_per_s": row.gb_per_s,
@@ -270,7 +254,7 @@ def _wrong_shares(timing: Timing) -> Object:
 
 
 def _timings(timings: Mapping[str, Any]) -> Object:
-    return {name: {"time_us": timing.time_us, "reason": timing.reason} for name, timing in timings.items()}
+    return {name: _fields(timing, "time_us", "reason") for name, timing in timings.items()}
 
 
 def grouped_row(row: grouped.Row) -> Object:
@@ -280,25 +264,19 @@ def grouped_row(row: grouped.Row) -> Object:
         "row": row.operation.name,
         "recipe": row.operation.recipe,
         "emulated": row.is_emulated,
-        "arch": row.device.arch,
-        "device": row.device.name,
-        "torch": row.device.torch,
-        "triton": row.device.triton,
+        **_device(row.device, "torch", "triton"),
         "shape": dict(row.problem.shape),
-        "routing": row.problem.routing,
-        "seed": row.problem.seed,
+        **_fields(row.problem, "routing", "seed"),
         "padded": row.padded,
         "steps": [
-            {"contender": who, "step": step, "time_us": timing.time_us, "reason": timing.reason}
+            {"contender": who, "step": step, **_fields(timing, "time_us", "reason")}
             for (who, step), timing in row.steps.items()
         ],
         "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items()},
         "speedup_fwd": row.speedup("fwd"),
         "speedup_fwd_bwd": row.speedup("fwd+bwd"),
         "torchao_speedup_fwd_bwd": row.speedup("fwd+bwd", "torchao"),
-        "gemms_us": row.gemms_us,
-        "bound": row.bound,
-        "bound_share": row.bound_share,
+        **_fields(row, "gemms_us", "bound", "bound_share"),
         "parts": _timings(row.parts),
         "rest_us": row.rest_us,
         "peak_bytes": dict(row.peak_bytes),
@@ -317,13 +295,9 @@ def _finite(sqnr_db: Mapping[str, float] | None) -> object:
 
 def comparison(found: Comparison) -> Object:
     """``compare``; ``control`` is the ratio of the control arm, which runs the first side's code once more."""
-
-    def revision(side: Revision) -> Object:
-        return {"name": side.name, "commit": side.commit}
-
     return {
-        "before": revision(found.before),
-        "after": revision(found.after),
+        "before": _fields(found.before, "name", "commit"),
+        "after": _fields(found.after, "name", "commit"),
         "rows": [compared(row) for row in found.rows],
         "geomean": found.geomean,
         "geomean_interval": list(found.overall.interval) if found.overall else None,
@@ -338,19 +312,15 @@ def compared(row: ComparedRow) -> Object:
     before, ``smallest_detectable`` the least such ratio that is called a regression in 95 % of runs."""
     problem = row.problem
     return {
-        "kernel": row.kernel,
-        "arch": row.arch,
+        **_fields(row, "kernel", "arch"),
         "shape": dict(row.shape),
-        "before_us": row.before_us,
-        "after_us": row.after_us,
-        "ratio": row.ratio,
+        **_fields(row, "before_us", "after_us", "ratio"),
         "verdict": str(row.verdict),
         **{name: getattr(problem, name) if problem else None for name in ("routing", "input_layout", "scale_mode")},
         "device": row.device.name if row.device else None,
         "reason": row.reason,
         "interval": list(row.effect.interval) if row.effect else None,
-        "smallest_detectable": row.smallest_detectable,
-        "n": row.n,
+        **_fields(row, "smallest_detectable", "n"),
         "control": row.control.ratio if row.control else None,
         "control_quiet": row.is_stable,
         "blocks": row.blocks,

@@ -1,7 +1,6 @@
 """What all output is made of: notices, JSON, CSV and the formats of numbers.
 
-Results go to stdout, progress and notices to stderr. Colour only on a terminal (rich decides, and honours
-``NO_COLOR``).
+Results go to stdout, progress and notices to stderr.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from fp8tune.text import quoted_formula
 from fp8tune.text import visible as visible
 
 
-def notice(text: str) -> None:
-    """A line for the user that is not the result."""
-    print(visible(redacted(text)), file=sys.stderr)
+def notice(*lines: str) -> None:
+    """Lines for the user that are not the result."""
+    for line in lines:
+        print(visible(redacted(line)), file=sys.stderr)
 
 
 def print_json(value: object) -> None:

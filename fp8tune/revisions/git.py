@@ -1,14 +1,16 @@
-"""What fp8tune asks of git, through its command line: commits, files at a commit, the state of the working tree."""
+"""What fp8tune asks of git, through its command line: commits, their files and checkouts, the working tree's state."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8tune import errors
+from fp8tune import errors, scratch
 
 DATABASES = ":(exclude,glob)**/*.db*"
 """A sweep writes its own database: that alone does not make a working tree a changed one."""
@@ -46,7 +48,7 @@ def versions(file: Path, number: int) -> Iterator[bytes]:
     """What was committed of a file, on any branch or on none by now: the newest versions, the newest first."""
     log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
     for commit in log.split():
-        answer = _git(file.parent, "cat-file", "blob", f"{commit}:./{file.name}", encoding=None, errors=None)
+        answer = _git(file.parent, "cat-file", "blob", f"{commit}:./{file.name}", encoding=None)
         if answer.returncode == 0:  # a commit may remove the file
             yield answer.stdout
 
@@ -73,18 +75,33 @@ def tracks(path: Path) -> bool:
     return bool(answer.returncode == 0)
 
 
-def check_out(repository: Path, commit: str, folder: Path) -> None:
-    """Write all files of a commit into a new folder. Through an index of its own, so that git keeps no record of it."""
-    folder.mkdir(parents=True)
-    index = {"GIT_INDEX_FILE": f"{folder}.index"}
-    _output(repository, "read-tree", commit, variables=index)
-    _output(repository, "checkout-index", "--all", f"--prefix={folder}/", variables=index)
+@contextlib.contextmanager
+def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple[Path, ...]]:
+    """A folder for each commit; for None, a copy of the working tree with what is tracked or could be added.
+
+    Git keeps no record of them and runs no hook: each is written through an index of its own. The folders are removed
+    at the end, or by the next run after a ``kill -9``. Raises MachineError if git refuses.
+    """
+    with scratch.folder("compare") as whole:
+        folders = tuple(whole / str(number) for number in range(len(commits)))
+        for folder, commit in zip(folders, commits, strict=True):
+            if commit is None:
+                _copy_working_tree(repository, folder)
+            else:
+                folder.mkdir()
+                index = {"GIT_INDEX_FILE": f"{folder}.index"}
+                _output(repository, "read-tree", commit, variables=index)
+                _output(repository, "checkout-index", "--all", f"--prefix={folder}/", variables=index)
+        yield folders
 
 
-def working_files(repository: Path) -> list[str]:
-    """What is tracked, or could be added (ignored files are neither): paths from the repository's root."""
+def _copy_working_tree(repository: Path, folder: Path) -> None:
     listed = _output(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
-    return [name for name in listed.split("\0") if name]
+    for name in filter(None, listed.split("\0")):
+        file = repository / name
+        if file.is_file():  # neither deleted and still tracked, nor a submodule's folder
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, folder / name)
 
 
 def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = None) -> str:
@@ -95,18 +112,20 @@ def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = No
     return str(answer.stdout.strip())
 
 
-def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, **options: Any) -> Any:
+def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, encoding: str | None = "utf-8") -> Any:
     if not folder.is_dir():
         raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
-    said: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", **options}
+    command = ["git", "-C", str(folder), *arguments]
+    environment = {**os.environ, "LC_ALL": "C", **(variables or {})}
+    unreadable = "replace" if encoding else None
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            command,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C", **(variables or {})},
-            check=False,
-            **said,
+            env=environment,
+            encoding=encoding,
+            errors=unreadable,
         )
     except FileNotFoundError:
         raise errors.MachineError("git is not installed: install it to compare revisions") from None

@@ -1,7 +1,6 @@
 """Find a kernel's spec: one of this package by name, or anybody's as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``.
 
-Whatever somebody else's file does wrong becomes one line here. Loading a spec imports torch and triton; importing this
-module does not.
+Whatever somebody else's file does wrong becomes one line here. Loading a spec imports torch and triton.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import importlib.util
 import keyword
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -33,7 +31,7 @@ LARGEST = 2**63 - 1
 """The largest value an axis may have: what the database holds."""
 
 
-@cache
+@functools.cache
 def load_spec(reference: str) -> KernelSpec:
     """The spec that ``reference`` names; the same object for the same text. Relative paths start at the current folder.
 
@@ -43,7 +41,11 @@ def load_spec(reference: str) -> KernelSpec:
     if ":" not in reference:
         return _declared(reference)
     module_text, _, attribute = reference.rpartition(":")
-    module = _from_file(Path(module_text)) if module_text.endswith(".py") else _from_name(module_text)
+    if module_text.endswith(".py"):
+        module = _from_file(Path(module_text))
+    else:
+        with _importing(module_text, Path.cwd()):
+            module = importlib.import_module(module_text)
     spec = getattr(module, attribute, None)
     if spec is None:
         specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
@@ -58,9 +60,8 @@ def load_spec(reference: str) -> KernelSpec:
 
 def check_reference(reference: str) -> None:
     """Raise the UsageError of :func:`load_spec` for a bare name that is not declared; imports nothing."""
-    if ":" in reference or reference in catalog.KERNELS:
-        return
-    raise unknown("kernel", reference, catalog.KERNELS)
+    if ":" not in reference and reference not in catalog.KERNELS:
+        raise unknown("kernel", reference, catalog.KERNELS)
 
 
 def _declared(kernel: str) -> KernelSpec:
@@ -69,11 +70,6 @@ def _declared(kernel: str) -> KernelSpec:
         return cast(KernelSpec, importlib.import_module("fp8tune_kernels.catalog").load(kernel))
     except ImportError as error:
         raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
-
-
-def _from_name(name: str) -> ModuleType:
-    with _importing(name, Path.cwd()):
-        return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -108,34 +104,38 @@ def _importing(what: str, folder: Path) -> Iterator[None]:
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
-    """The spec of another repository, once its names and grid are what the rest of fp8tune relies on."""
-    if not isinstance(spec.name, str) or not KERNEL_NAME.fullmatch(spec.name):
-        raise UsageError(
-            f"kernel name {spec.name!r} is refused: use up to 64 letters, digits, dots, underscores and dashes, "
-            "and begin with a letter or digit"
-        )
-    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
-        raise UsageError(f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name")
-    if set(spec.default) != set(spec.axes):
-        axes, default = ", ".join(spec.axes), ", ".join(spec.default)
-        raise UsageError(f"kernel {spec.name!r} has the axes {axes}, but its default names {default}")
-    if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
-        raise UsageError(f"kernel {spec.name!r} has {spec.span}: name an axis, and a size that its key has exactly")
-    for what, name in (*(("axis", name) for name in spec.axes), *(("key", name) for name in spec.key)):
-        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-            raise UsageError(f"kernel {spec.name!r}: {what} {name!r} is refused: use a name that Python takes")
-    for axis, values in spec.axes.items():
-        for value in (*values, spec.default[axis]):
-            if type(value) is not int or not 0 <= value <= LARGEST:
-                raise UsageError(f"kernel {spec.name!r}: {axis} has the value {value!r}: use whole numbers from 0")
-    for name in ("scale_modes", "input_layouts"):
-        words = getattr(spec, name)
-        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
-            raise UsageError(f"kernel {spec.name!r}: {name} {words!r} is refused: name at least one, without blanks")
+    """The spec, its functions guarded, once its names and grid are what the rest of fp8tune relies on."""
+    for refusal in _refusals(spec, module):
+        raise UsageError(refusal)
     guarded = copy.copy(spec)
     for function in FUNCTIONS:
         object.__setattr__(guarded, function, _one_line_raised(spec.name, function, getattr(spec, function)))
     return guarded
+
+
+def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
+    kernel = f"kernel {spec.name!r}"
+    if not isinstance(spec.name, str) or not KERNEL_NAME.fullmatch(spec.name):
+        rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
+        yield f"kernel name {spec.name!r} is refused: {rule}"
+    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
+        yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
+    if set(spec.default) != set(spec.axes):
+        yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
+    if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
+        yield f"{kernel} has {spec.span}: name an axis, and a size that its key has exactly"
+    for what, names in (("axis", spec.axes), ("key", spec.key)):
+        for name in names:
+            if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+                yield f"{kernel}: {what} {name!r} is refused: use a name that Python takes"
+    for axis, values in spec.axes.items():
+        for value in (*values, spec.default[axis]):
+            if type(value) is not int or not 0 <= value <= LARGEST:
+                yield f"{kernel}: {axis} has the value {value!r}: use whole numbers from 0"
+    for name in ("scale_modes", "input_layouts"):
+        words = getattr(spec, name)
+        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
+            yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,12 @@
 """The hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
 
 Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
-within the kernel's own package. Comments, docstrings, formatting, names of helpers and modules, the reference, the
-inputs, the grid and other kernels are not in it.
+within the kernel's own package: no comments, docstrings, formatting, names of helpers and modules, and nothing of the
+reference, the inputs, the grid and other kernels.
 
-Limits: names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or a module's side effects on import
-are not seen, nor is the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written
-as a call with a ``launch=`` keyword is hashed with everything it mentions.
+Not seen are names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or side effects of an import,
+and the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written as a call with a
+``launch=`` keyword is hashed with everything it mentions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Reference:
 
     @property
     def package(self) -> str:
-        """The outermost package: code outside it is not followed."""
+        """The outermost one."""
         return self.module.partition(".")[0]
 
 
@@ -68,15 +68,19 @@ def parse_reference(text: str) -> Reference:
         raise errors.unknown("kernel", text, catalog.KERNELS)
     if not attribute.isidentifier():
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
-    if where.endswith(".py"):
-        return _file_reference(Path(where).absolute(), attribute)
+    if where.endswith(".py"):  # imports of a file start above the outermost package it lies in
+        file = Path(where).absolute()
+        root, parts = file.parent, [file.stem]
+        while (root / "__init__.py").is_file():
+            root, parts = root.parent, [root.name, *parts]
+        return Reference(".".join(parts), attribute, root)
     if not all(part.isidentifier() for part in where.split(".")):
         raise errors.UsageError(f"{where!r} in {text!r} is no module name: write module:ATTRIBUTE or path.py:ATTRIBUTE")
     return Reference(where, attribute)
 
 
 def source_hash(kernel: str, read: Read) -> str:
-    """16 hex digits naming the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
+    """16 hex digits for the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
 
     Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
     """
@@ -84,15 +88,12 @@ def source_hash(kernel: str, read: Read) -> str:
 
 
 def reference_hash(kernel: str, read: Read) -> str:
-    """Likewise of the code that says which bytes are right: the reference, the inputs and the edges of a spec.
-
-    What was checked by another reference is checked anew. Raises as :func:`source_hash` does.
-    """
+    """The same of the code that says which bytes are right: what another reference checked is checked anew."""
     return _hash(kernel, read, CHECKED, "reference")
 
 
 def folder_hash(kernel: str) -> str:
-    """16 hex digits naming the text of every Python file beside an installed kernel's own: whatever its spec may reach.
+    """16 hex digits for the text of every Python file beside an installed kernel's own: whatever its spec may reach.
 
     Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
     them. Raises NoSuchKernel if the kernel is not installed.
@@ -105,10 +106,9 @@ def folder_hash(kernel: str) -> str:
 
 def kernel_name(kernel: str, read: Read) -> str:
     """The ``name=`` a referenced spec declares, read from its text. Raises as :func:`source_hash` does."""
-    _, _, spec = _declared(kernel, read)
-    for keyword in spec.keywords if isinstance(spec, ast.Call) else ():
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-            return str(keyword.value.value)
+    name = _keywords(_declared(kernel, read)[2]).get("name")
+    if isinstance(name, ast.Constant):
+        return str(name.value)
     raise errors.UsageError(f'{kernel} gives no plain name: declare it as SPEC = KernelSpec(name="...")')
 
 
@@ -150,20 +150,12 @@ def kernel_file(kernel: str) -> Path:
     raise NoSuchKernel(f"{kernel} is not installed: there is no {files[0]} below {root}")
 
 
-def _file_reference(file: Path, attribute: str) -> Reference:
-    """Imports of a file start above the outermost package it lies in."""
-    root, parts = file.parent, [file.stem]
-    while (root / "__init__.py").is_file():
-        root, parts = root.parent, [root.name, *parts]
-    return Reference(".".join(parts), attribute, root)
-
-
 def _root(kernel: str) -> Path:
     """The folder an installed kernel's imports start from, the current one last, as when its spec is loaded."""
     reference = parse_reference(kernel)
+    package = reference.package
     if reference.root is not None:
         return reference.root
-    package = reference.package
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # __main__, and whatever a program put into sys.modules by hand
@@ -197,14 +189,13 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr]:
 
 
 def _hash(kernel: str, read: Read, names: tuple[str, ...], needed: str) -> str:
+    """Of the keywords of these names in a spec's declaration; of all of it where ``needed`` is none of them."""
     walk, module, spec = _declared(kernel, read)
-    for expression in _expressions(spec, names, needed):
+    given = _keywords(spec)
+    for expression in [given[name] for name in names if name in given] if needed in given else [spec]:
         walk.enter(module, expression)
     return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
 
 
-def _expressions(spec: ast.expr, names: tuple[str, ...], needed: str) -> list[ast.expr]:
-    """The keywords of these names in a spec's declaration; all of it where ``needed`` is none of them."""
-    keywords = spec.keywords if isinstance(spec, ast.Call) else []
-    given = {keyword.arg: keyword.value for keyword in keywords if keyword.arg in names}
-    return [given[name] for name in names if name in given] if needed in given else [spec]
+def _keywords(spec: ast.expr) -> dict[str | None, ast.expr]:
+    return {keyword.arg: keyword.value for keyword in spec.keywords} if isinstance(spec, ast.Call) else {}

@@ -1,8 +1,8 @@
 """What a piece of Python reaches, followed name by name through the text of its modules; nothing is imported.
 
 A :class:`Walk` starts at an expression and collects, as canonical text, each module-level statement it depends on.
-Names bound at module level are numbered in the order of their first mention. So a rename of a helper, a move of a
-definition, a rename or a split of a module changes nothing; using another definition does.
+Names bound at module level are numbered in the order of their first mention. So renaming a helper, or moving code
+between modules, changes nothing; using another definition does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import copy
 import symtable
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ class Module:
     statements: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, str] = field(default_factory=dict)
     """Name bound here -> dotted name of the module, or of the thing in a module, that it stands for."""
+    stars: list[str] = field(default_factory=list)
+    """The modules of each ``from x import *``."""
 
     def binds(self, name: str) -> bool:
         """Whether the module has a top-level name."""
@@ -60,7 +62,7 @@ class Walk:
     entries: list[str] = field(default_factory=list)
     _numbers: dict[_Place, int] = field(default_factory=dict)
     _waiting: list[_Place] = field(default_factory=list)
-    _entered: set[int] = field(default_factory=set)
+    _entered: set[ast.stmt] = field(default_factory=set)
     _modules: dict[str, Module | None] = field(default_factory=dict)
 
     def enter(self, module: Module, node: ast.AST) -> None:
@@ -74,8 +76,8 @@ class Walk:
                 for name in reached.statements:
                     self._number(_Place(reached.name, name))
             for statement in reached.statements.get(place.name, ()):
-                if id(statement) not in self._entered:
-                    self._entered.add(id(statement))
+                if statement not in self._entered:
+                    self._entered.add(statement)
                     self._add(reached, statement)
 
     def module(self, name: str) -> Module | None:
@@ -89,10 +91,8 @@ class Walk:
     def _load(self, name: str) -> None:
         for path in candidates(name):
             if (text := self.read(path)) is not None:
-                package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-                module = self._modules[name] = Module(name)
-                stars = _parse_into(module, package, path, text)
-                for star in filter(None, map(self.module, stars)):
+                module = self._modules[name] = _parsed(name, path, text)
+                for star in filter(None, map(self.module, module.stars)):
                     found = {n: f"{star.name}.{n}" for n in (*star.statements, *star.imports) if not module.binds(n)}
                     module.imports.update(found)
                 return
@@ -109,22 +109,21 @@ class Walk:
             self._waiting.append(place)
         return f"#{self._numbers[place]}"
 
-    def label(self, module: Module, chain: tuple[str, ...], within: frozenset[_Place] = frozenset()) -> str:
+    def label(self, module: Module, chain: Sequence[str], within: frozenset[_Place] = frozenset()) -> str:
         """What a name of a module, and the attributes taken of it, becomes in an entry."""
-        place = _Place(module.name, chain[0])
+        name, *attributes = chain
+        place = _Place(module.name, name)
         if place in within:  # modules that import each other's names
             return ".".join(chain)
         within |= {place}
-        if place.name in module.statements:
+        if name in module.statements:
             number = self._number(place)
-            if place.name in module.imports:  # bound twice: in a branch each, or in try and except
-                self._imported(module.imports[place.name], (), within)
-            return ".".join([number, *chain[1:]])
-        if place.name in module.imports:
-            return self._imported(module.imports[place.name], chain[1:], within)
-        return ".".join(chain)
+            if name in module.imports:  # bound twice: in a branch each, or in try and except
+                self._imported(module.imports[name], [], within)
+            return ".".join([number, *attributes])
+        return self._imported(module.imports[name], attributes, within) if name in module.imports else ".".join(chain)
 
-    def _imported(self, target: str, attributes: tuple[str, ...], within: frozenset[_Place]) -> str:
+    def _imported(self, target: str, attributes: Sequence[str], within: frozenset[_Place]) -> str:
         """``a.b`` may be module b of package a, or b in module a: the first module that binds the next name decides."""
         parts = [*target.split("."), *attributes]
         for depth in range(1, len(parts) + 1):
@@ -134,7 +133,7 @@ class Walk:
             if depth == len(parts):  # the module itself is passed around: anything in it may be used
                 return self._number(_Place(module.name))
             if module.binds(parts[depth]):
-                return self.label(module, tuple(parts[depth:]), within)
+                return self.label(module, parts[depth:], within)
         return "ignored" if self._is_ignored(target) else ".".join(parts)
 
 
@@ -146,34 +145,16 @@ class _Numbered(ast.NodeTransformer):
         self._own = _bound_names(node) if isinstance(node, ast.stmt) else set()
         self._names = _global_names(node) | self._own
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._labelled(node, (node.id,))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        root: ast.expr = node
-        attributes = tuple[str, ...]()
+    def visit(self, node: ast.AST) -> ast.AST:
+        root, attributes = node, list[str]()
         while isinstance(root, ast.Attribute):
-            attributes = (root.attr, *attributes)
+            attributes.insert(0, root.attr)
             root = root.value
         if isinstance(root, ast.Name) and root.id in self._names:
-            return self._labelled(node, (root.id, *attributes))
+            return ast.Name(self._walk.label(self._module, [root.id, *attributes]), ast.Load())
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in self._own:
+            node.name = self._walk.label(self._module, [node.name])
         return self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._definition(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return self._definition(node)
-
-    def _definition(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
-        if node.name in self._own:
-            node.name = self._walk.label(self._module, (node.name,))
-        return self.generic_visit(node)
-
-    def _labelled(self, node: ast.expr, chain: tuple[str, ...]) -> ast.AST:
-        if chain[0] not in self._names:
-            return node
-        return ast.Name(self._walk.label(self._module, chain), ast.Load())
 
 
 def candidates(module: str) -> tuple[str, str]:
@@ -183,9 +164,9 @@ def candidates(module: str) -> tuple[str, str]:
 
 
 def canonical(value: object) -> str:
-    """A syntax tree as text, without layout and comments; the same from every Python version.
+    """A syntax tree as text, without layout and comments.
 
-    ``ast.dump`` is not: newer Pythons add fields that older trees lack, so empty and absent fields are left out here.
+    The same from every Python version, as ``ast.dump`` is not: new fields are empty in older code, and left out here.
     """
     if isinstance(value, list):
         return f"[{', '.join(map(canonical, value))}]"
@@ -195,33 +176,30 @@ def canonical(value: object) -> str:
     return f"{type(value).__name__}({', '.join(f'{name}={canonical(inner)}' for name, inner in fields)})"
 
 
-class _WithoutProse(ast.NodeTransformer):
-    """Drops what no computation depends on: docstrings, and the annotations of plain functions.
+def _drop_prose(tree: ast.Module) -> None:
+    """Drop what no computation depends on: docstrings, and the annotations of plain functions.
 
     A decorated function keeps its annotations: ``tl.constexpr`` is one.
     """
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if not node.decorator_list:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
             node.returns = None
             for argument in ast.walk(node.args):
                 if isinstance(argument, ast.arg):
                     argument.annotation = None
-        return self.visit_ClassDef(node)
-
-    def visit_ClassDef(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
-        if ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-        return self.generic_visit(node)
 
 
-def _parse_into(module: Module, package: str, path: str, text: str) -> list[str]:
-    """Fill a module from its text; the modules of each ``from x import *``. Relative imports start at ``package``."""
+def _parsed(name: str, path: str, text: str) -> Module:
+    """A module from its text, the names of stars still missing."""
+    package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+    module = Module(name)
     try:
-        tree = _WithoutProse().visit(ast.parse(text))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not Python ({error}): fix the file") from None
-    stars = []
+    _drop_prose(tree)
     for statement in tree.body:
         for node in _outside_scopes(statement):
             if isinstance(node, ast.Import):
@@ -231,13 +209,15 @@ def _parse_into(module: Module, package: str, path: str, text: str) -> list[str]
             elif isinstance(node, ast.ImportFrom):
                 above = package.split(".") if node.level else []
                 origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
-                stars += [origin for alias in node.names if alias.name == "*"]
-                named = {a.asname or a.name: f"{origin}.{a.name}" for a in node.names if a.name != "*"}
-                module.imports.update(named)
+                for alias in node.names:
+                    if alias.name == "*":
+                        module.stars.append(origin)
+                    else:
+                        module.imports[alias.asname or alias.name] = f"{origin}.{alias.name}"
         if not isinstance(statement, ast.Import | ast.ImportFrom):
-            for name in sorted(_bound_names(statement)):
-                module.statements.setdefault(name, []).append(statement)
-    return stars
+            for bound in sorted(_bound_names(statement)):
+                module.statements.setdefault(bound, []).append(statement)
+    return module
 
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
@@ -264,13 +244,10 @@ def _bound_names(statement: ast.stmt) -> set[str]:
 
 def _global_names(node: ast.AST) -> set[str]:
     """The names code takes from its module: parameters and locals of functions in it are not among them."""
-
-    def walk(table: symtable.SymbolTable) -> Iterator[str]:
-        yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
-        for inner in table.get_children():
-            yield from walk(inner)
-
     # within a function, because the variables of a comprehension are then locals in every Python: since 3.12 symbol
     # tables show them in the scope around it
     inside = "def _():\n" + textwrap.indent(ast.unparse(node), " ")
-    return set(walk(symtable.symtable(inside, "<module>", "exec"))) - {"_"}
+    tables = [symtable.symtable(inside, "<module>", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    return {symbol.get_name() for table in tables for symbol in table.get_symbols() if symbol.is_global()} - {"_"}

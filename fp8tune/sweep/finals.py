@@ -135,16 +135,9 @@ class Finals:
         yield from (TrialDone(row, from_database=False) for row in rows)
 
     def _row(self, turn: Turn[KernelArm, ProblemPlan], block: TimedBlock[KernelArm]) -> Row:
-        outcome, place = block.outcome, block.place
-        return self.plan.row(
-            turn.group.subject,
-            block.arm.config,
-            outcome,
-            stage="duplicate" if block.arm.duplicate and outcome.status is Status.OK else "final",
-            round=place.round,
-            process=process_name(turn.process),
-            position=place.position,
-        )
+        stage = "duplicate" if block.arm.duplicate and block.outcome.status is Status.OK else "final"
+        name = process_name(turn.process)
+        return self.plan.row(turn.group.subject, block.arm.config, block.outcome, block.place, name, stage)
 
     def _trials(self, group: ProblemFinals, processes: int) -> int:
         missing = sum(group.wants(number) for number in _numbers(processes))

@@ -178,8 +178,7 @@ class _Screen:
         return self.sweep.permuted(configs, number, seed_text(self.plan.problem))
 
     def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
-        process, round, position = outcome.process, place.round, place.position
-        return self.sweep.row(self.plan, config, outcome, process=process, round=round, position=position)
+        return self.sweep.row(self.plan, config, outcome, place, outcome.process)
 
 
 def _contenders(

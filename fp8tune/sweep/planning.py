@@ -15,7 +15,7 @@ from fp8tune import __version__
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.measure import device, machine, rocm
-from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
@@ -95,11 +95,9 @@ class Plan:
         of: ProblemPlan,
         config: NamedInts,
         outcome: Outcome,
-        *,
+        place: Place,
         process: str,
         stage: str = "screen",
-        round: int = 0,
-        position: int = 0,
     ) -> Row:
         """One block of a problem with all that is kept of it."""
         return Row(
@@ -113,9 +111,9 @@ class Plan:
             bytes_moved=of.bytes_moved,
             commit=self.commit,
             stage=stage,
-            round=round,
+            round=place.round,
             process=process,
-            position=position,
+            position=place.position,
         )
 
     def permuted(self, items: Iterable[T], *place: object) -> list[T]:

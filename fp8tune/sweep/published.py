@@ -86,7 +86,7 @@ def _problems(kernel: str, published: Sequence[Evidence], arch: str) -> list[Pro
         if item.problem in possible:
             # the sources state no routing; which one compiles makes no difference to the binary
             problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
-            config = NamedInts({**spec.default, **(item.config or {})})
+            config = version.complete(item.config or NamedInts())  # as export looks it up
             by_problem.setdefault(problem, {})[config] = ""
     return [
         ProblemPlan.of(

@@ -199,12 +199,12 @@ def test_an_output_that_is_not_written_is_wrong_whatever_memory_held(
 
 def test_what_cannot_be_checked_does_not_count() -> None:
     timed, right = Timing(5.0), Timing(checked=Checked(Part(0, 10), Part(0, 2)))
-    assert timed.judged(right).valid_us == 5.0
-    unchecked = timed.judged(Timing(reason="OutOfMemoryError: planted"))
+    assert timed.with_check(right).valid_us == 5.0
+    unchecked = timed.with_check(Timing(reason="OutOfMemoryError: planted"))
     assert (unchecked.time_us, unchecked.valid_us) == (5.0, None)
     assert unchecked.reason == "not checked: OutOfMemoryError: planted"
-    assert timed.judged(Timing()) == timed  # a clock that runs no kernels
-    assert Timing(reason="no such GPU").judged(right).reason == "no such GPU"
+    assert timed.with_check(Timing()) == timed  # a clock that runs no kernels
+    assert Timing(reason="no such GPU").with_check(right).reason == "no such GPU"
 
 
 def test_how_wrong_is_said_without_rounding_it_away() -> None:
@@ -342,7 +342,7 @@ def test_where_no_tensors_can_be_built_every_cell_says_why() -> None:
     backend = FakeGpu(lambda step, name, round: full if step == "build" else Outcome(Status.OK, 5.0))
     arms = [Named(name, PROBLEM) for name in ("fp8tune", "torchao")]
     assert Cells(backend).in_rounds(arms) == dict.fromkeys(arms, Timing(reason=full.reason))
-    assert Cells(backend).checks(arms) == [Timing(reason=full.reason)] * 2
+    assert [Cells(backend).check(arm) for arm in arms] == [Timing(reason=full.reason)] * 2
 
 
 def test_a_refusal_of_ours_is_said_without_its_type() -> None:
@@ -419,7 +419,7 @@ def without_a_gpu() -> GpuBackend:
 def test_the_worker_that_dies_costs_one_cell() -> None:
     names = ("dies", "fails", "works")
     with Cells(without_a_gpu()) as held:
-        found = held.checks([Dying(name, PROBLEM) for name in names])
+        found = [held.check(Dying(name, PROBLEM)) for name in names]
     assert [timing.reason for timing in found] == ["worker exited with code 3", "ValueError: planted", ""]
     assert found[-1].time_us == 5.0
 

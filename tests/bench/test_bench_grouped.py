@@ -20,11 +20,23 @@ from fp8tune.bench import grouped as bench_grouped
 from fp8tune.bench import grouped_contenders as grouped_steps
 from fp8tune.bench import sqnr
 from fp8tune.bench.cells import Timing
-from fp8tune.bench.fp8_operation import FP8, FP8_GROUPED_MM
 from fp8tune.bench.grouped import Row
-from fp8tune.bench.grouped_contenders import OPERATIONS, PADDING, Step
-from fp8tune.bench.mxfp8_operation import MXFP8, MXFP8_GROUPED_MM
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, TORCHAO, Operands, Operation
+from fp8tune.bench.grouped_contenders import PADDING, Step
+from fp8tune.bench.operation import (
+    BF16,
+    BOTH,
+    FORWARD,
+    FP8,
+    FP8_GROUPED_MM,
+    GEMMS,
+    GRAPH,
+    MXFP8,
+    MXFP8_GROUPED_MM,
+    OPERATIONS,
+    TORCHAO,
+    Operands,
+    Operation,
+)
 from fp8tune.bench.options import BenchOptions
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.backends.choice import backend_for
@@ -201,7 +213,7 @@ def test_right_results_pass(routing: str, operation: Operation) -> None:
     contenders = [operation.ours, *operation.variants, *([BF16] if routing == "balanced" else [])]
     for name in contenders:
         found = grouped_steps.accuracy_of(operation, name, given)
-        assert found.wrong == ""
+        assert found.reason == ""
         assert min(found.sqnr_db.values()) > (40 if name == BF16 else 25)
 
 
@@ -219,9 +231,9 @@ def spoiled(given: Operands) -> Callable[..., torch.Tensor]:
 def test_one_expert_that_is_left_out_is_wrong() -> None:
     operation = replace(FP8_GROUPED_MM, contenders={**FP8_GROUPED_MM.contenders, TORCHAO: spoiled})
     found = grouped_steps.accuracy_of(operation, TORCHAO, operands(problem(), "cpu"))
-    assert re.fullmatch(r"wrong: \w+ has an SQNR of -?0.0 dB, wanted 20", found.wrong)
-    judged = Timing(5.0).judged(Timing(reason=found.wrong, sqnr_db=found.sqnr_db))
-    assert (judged.time_us, judged.valid_us) == (5.0, None)
+    assert re.fullmatch(r"wrong: \w+ has an SQNR of -?0.0 dB, wanted 20", found.reason)
+    checked = Timing(5.0).with_check(found)
+    assert (checked.time_us, checked.valid_us) == (5.0, None)
 
 
 def test_a_contender_is_checked_on_the_operands_that_it_is_timed_on() -> None:
@@ -246,7 +258,7 @@ def test_a_wrong_rival_is_in_no_ratio(capsys: pytest.CaptureFixture[str]) -> Non
     row = timed({**FAST, (TORCHAO, FORWARD): 10.0, (TORCHAO, BOTH): 20.0})
     reason = "wrong: grad_B has an SQNR of 3.1 dB, wanted 20"
     wrong = Timing(reason=reason, sqnr_db={"out": 28.0, "grad_A": math.inf, "grad_B": 3.1})
-    row = replace(row, steps={s: t.judged(wrong) if s[0] == TORCHAO else t for s, t in row.steps.items()})
+    row = replace(row, steps={s: t.with_check(wrong) if s[0] == TORCHAO else t for s, t in row.steps.items()})
     assert (row.speedup(BOTH, TORCHAO), row.wrong) == (None, {TORCHAO: reason})
     render_grouped.print_grouped([row], [], "markdown")
     said = capsys.readouterr().out
@@ -380,7 +392,7 @@ def test_our_own_wrong_result_is_a_finding(
 ) -> None:
     wrong = Timing(reason="wrong: out has an SQNR of 3.1 dB, wanted 20", sqnr_db={"out": 3.1})
     row = timed({**FAST, (TORCHAO, BOTH): 20.0})
-    row = replace(row, steps={s: t.judged(wrong) if s[0] == who else t for s, t in row.steps.items()})
+    row = replace(row, steps={s: t.with_check(wrong) if s[0] == who else t for s, t in row.steps.items()})
     monkeypatch.setattr(bench_grouped, "run", lambda *_, **__: iter([row]))
     assert command_line("--op", "grouped-mm", "--format", "json", monkeypatch=monkeypatch) == code
     assert ("our own output is wrong" in capsys.readouterr().err) == bool(code)

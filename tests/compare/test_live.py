@@ -30,7 +30,7 @@ from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
 from fp8tune.render import contracts
-from fp8tune.revisions import checkouts
+from fp8tune.revisions import git
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
 SHAPES = "[[rows]]\nM = 300\nK = 64\nE = 1\n"
@@ -324,7 +324,7 @@ def test_what_a_killed_run_left_goes_with_the_next(
     long_run: subprocess.Popen[str], repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with checkouts.checkouts(repository, []):  # of another run, while that one goes on
+    with git.checkouts(repository, []):  # of another run, while that one goes on
         assert len(list(tmp_path.glob("fp8tune-*"))) == 3
     long_run.kill()
     long_run.wait()

@@ -270,7 +270,7 @@ def test_an_older_database_is_migrated_by_who_writes_and_named_to_who_reads(url:
     with Store.open(url, writable=False) as store:
         assert (store.counts(), store.unreadable()) == (expected, {})
         assert [made.stage for made in store.rows()] == ["screen", "duplicate"]
-        assert store.timed_sources() == {"colwise": {"c50ad72fc32db4c2"}}
+        assert store.timed_sources() == {"colwise": {"b960d6787f0da121"}}
         assert store.unfinished_sweeps() == ["fp8tune sweep --db postgresql://me:***@host/db"]
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.compiling import Compiled, compile_config, compile_edges
+from fp8tune.measure.compiling import compile_config, compile_edges
 from fp8tune.measure.engine import CompileProgress, CopyCeiling
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
@@ -96,7 +96,7 @@ class ProcessBackend:
         self._runner_count, self._shared_limit = runners, shared_limit
         self._compilers: WorkerPool | None = None
         self._runners: WorkerPool | None = None
-        self._compiling: dict[KernelArm, Future[Compiled]] = {}
+        self._compiling: dict[KernelArm, Future[Outcome]] = {}
         self._compiling_edges: dict[KernelArm, Future[None]] = {}
         """What the check of an arm launches beside the binary that is timed."""
 
@@ -129,20 +129,13 @@ class ProcessBackend:
 
     def _compiled(self, arm: KernelArm) -> Outcome:
         """What became of an arm that was queued; ok where none was."""
-        future = self._compiling.get(arm)
-        if future is None:
-            return Outcome(Status.OK)
-        try:
-            compiled = future.result()
-        except (WorkerDied, RemoteError) as error:
-            return outcome_of(error)
-        return Outcome(compiled.status, reason=compiled.reason, facts=compiled.facts)
+        return _answer(self._compiling[arm]) if arm in self._compiling else Outcome(Status.OK)
 
     def screen(  # noqa: D102
         self, arms: Sequence[KernelArm], places: Sequence[Place]
     ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:
         self.compile(arms)
-        compiling: dict[Future[Compiled], int] = {}
+        compiling: dict[Future[Outcome], int] = {}
         compiling_edges: dict[Future[None], int] = {}
         running: dict[Future[Outcome], int] = {}
         for number, arm in enumerate(arms):
@@ -189,6 +182,7 @@ class ProcessBackend:
 
 
 def _answer(future: Future[Outcome]) -> Outcome:
+    """A worker's outcome, or what its death means."""
     try:
         return future.result()
     except (WorkerDied, RemoteError) as error:

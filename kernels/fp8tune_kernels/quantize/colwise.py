@@ -16,7 +16,6 @@ operands are quantized this way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import triton
@@ -30,7 +29,7 @@ from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
@@ -65,23 +64,16 @@ def colwise_kernel(
 
 
 def quantize_colwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
+    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module's docstring says.
+    """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module and the package say.
 
-    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters. More in
-    :mod:`fp8tune_kernels.quantize`.
+    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
 
-def reference(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch, a group at a time; reads ``offs`` on the host."""
     K = x.shape[1]
     q, scales = outputs(x, offs, float8_dtype, power_of_two)
@@ -97,22 +89,20 @@ def reference(
     return q, scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(x, offs, float8_dtype, power_of_two)`` of a problem."""
     x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
     return x, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
 
 
-def outputs(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     M, K = x.shape
     q = torch.empty_strided((M, K), (1, (M + 15) // 16 * 16), dtype=float8_dtype, device=x.device)
     return q, torch.empty(offs.shape[0] * K, dtype=torch.float32, device=x.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch; where panels are asked for, after one that zeroes what they count in."""
     x, offs, float8_dtype, power_of_two = inputs
     (M, K), G = x.shape, offs.shape[0]
@@ -156,9 +146,7 @@ SPEC = KernelSpec(
 )
 
 
-def arguments(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
-) -> tuple[Any, ...]:
+def arguments(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
     check_matrix("x", x)
     check_offsets(offs, x.device)
     return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two

@@ -15,14 +15,13 @@ kernel does the work, and reads each column once where it fits in registers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.quantize import rowwise_2d, weights
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
@@ -31,14 +30,11 @@ __all__ = ["SPEC", "quantize_colwise_3d"]
 def quantize_colwise_3d(
     w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each column of each expert's ``w``; returns ``(q, scales)`` as the module's docstring says.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize each column of each expert's ``w``; returns ``(q, scales)`` as the module and the package say."""
     return _operator(w, float8_dtype, power_of_two)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
     q, scales = outputs(w, float8_dtype, power_of_two)
     for columns, codes, scale in zip(w.mT, q.mT, scales.mT, strict=True):
@@ -48,14 +44,14 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) ->
     return q, scales
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     E, K, N = w.shape
     q = torch.empty_strided(w.shape, (K * N, 1, K), dtype=float8_dtype, device=w.device)
     return q, torch.empty(E, 1, N, dtype=torch.float32, device=w.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program for every BLOCK_SIZE_N columns, whichever experts they belong to."""
     w, float8_dtype, power_of_two = inputs
     E, K, N = w.shape

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -30,7 +29,7 @@ from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
@@ -90,14 +89,14 @@ def quantize_colwise_dual(
     """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
 
     Scratch, where the config is one of panels: ``4*G*(N + K)`` bytes and some counters. ValueError also where ``y`` has
-    other rows, another dtype or another device than ``x``. More in :mod:`fp8tune_kernels.quantize`.
+    other rows, another dtype or another device than ``x``.
     """
     return _operator(x, y, offs, float8_dtype, power_of_two)
 
 
 def reference(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, ...]:
+) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host."""
     return (
         *colwise.reference(x, offs, float8_dtype, power_of_two),
@@ -105,7 +104,7 @@ def reference(
     )
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(x, y, offs, float8_dtype, power_of_two)`` of a problem."""
     M, N, K = (problem.shape[dim] for dim in "MNK")
     x = random_matrix(problem, M, N, device)
@@ -115,7 +114,7 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
 
 def outputs(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, ...]:
+) -> Tensors:
     """Uninitialised ``q_x``, ``scales_x``, ``q_y`` and ``scales_y``."""
     return (
         *colwise.outputs(x, offs, float8_dtype, power_of_two),
@@ -123,7 +122,7 @@ def outputs(
     )
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch; where panels are asked for, after two that zero what they count in."""
     x, y, offs, float8_dtype, power_of_two = inputs
     (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
@@ -177,7 +176,7 @@ SPEC = KernelSpec(
 
 def _arguments(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
-) -> tuple[Any, ...]:
+) -> Inputs:
     check_matrix("x", x)
     check_matrix("y", y)
     if (y.shape[0], y.dtype, y.device) != (x.shape[0], x.dtype, x.device):

@@ -12,7 +12,6 @@ w is a row-major (E*N, K) matrix in E equal groups of rows, quantized row by row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +22,7 @@ from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_transpose_3d"]
@@ -62,13 +61,12 @@ def quantize_colwise_transpose_3d(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
 
-    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes. More in
-    :mod:`fp8tune_kernels.quantize`.
+    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes.
     """
     return _operator(w, float8_dtype, power_of_two)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch, an expert at a time."""
     return (
         *colwise_3d.reference(w, float8_dtype, power_of_two),
@@ -76,7 +74,7 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) ->
     )
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q``, ``scales``, ``q_transposed`` and ``scales_transposed``."""
     return (
         *colwise_3d.outputs(w, float8_dtype, power_of_two),
@@ -84,7 +82,7 @@ def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> t
     )
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch, after one that zeroes what it counts in."""
     w, float8_dtype, power_of_two = inputs
     E, K, N = w.shape

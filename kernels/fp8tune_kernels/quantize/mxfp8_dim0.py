@@ -15,7 +15,6 @@ row belongs to one of them whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -37,7 +36,7 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
 )
 from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim0"]
@@ -78,34 +77,31 @@ def mxfp8_dim0_kernel(
 def quantize_mxfp8_dim0(
     x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 columns; returns ``(q, scales)`` as the module's docstring says.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize ``x`` in blocks of 32 columns; returns ``(q, scales)`` as the module and the package say."""
     return _operator(x, float8_dtype, scale_mode)
 
 
-def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """The same in plain torch."""
     q, _ = outputs(x, float8_dtype, scale_mode)
     codes, scales = reference_blocks(x, float8_dtype, scale_mode)
     return q.copy_(codes), scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(x, float8_dtype, scale_mode)`` of a problem."""
     x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
     return x, dtype_named(problem.fp8_dtype), problem.scale_mode
 
 
-def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     M, K = x.shape
     q = torch.empty(M, K, dtype=float8_dtype, device=x.device)
     return q, torch.empty(M, -(-K // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program for every tile, neighbours along K first."""
     x, float8_dtype, scale_mode = inputs
     q, scales = outputs
@@ -152,7 +148,7 @@ SPEC = KernelSpec(
 )
 
 
-def arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
+def arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> Inputs:
     check_matrix("x", x)
     check_scale_mode(scale_mode)
     return x, fp8_dtype_for(x.device, float8_dtype), scale_mode

@@ -16,7 +16,6 @@ last block of a column is the shorter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -35,7 +34,7 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     reference_blocks,
 )
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1"]
@@ -93,14 +92,11 @@ def mxfp8_dim1_kernel(
 def quantize_mxfp8_dim1(
     x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module and the package say."""
     return _operator(x, float8_dtype, scale_mode)
 
 
-def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """The same in plain torch."""
     q, _ = outputs(x, float8_dtype, scale_mode)
     transposed, scales = reference_blocks(x.t(), float8_dtype, scale_mode)
@@ -108,7 +104,7 @@ def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tu
     return q, scales
 
 
-def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """Uninitialised ``q`` and ``scales``. All columns of ``q`` have their padding in memory, also the last one."""
     M, K = x.shape
     stride = (M + 15) // 16 * 16
@@ -116,7 +112,7 @@ def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tupl
     return q, torch.empty(K, -(-M // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program for every tile, neighbours along K first. Takes ``(E, M, K)`` too, a matrix an expert."""
     x, float8_dtype, scale_mode = inputs
     q, scales = outputs

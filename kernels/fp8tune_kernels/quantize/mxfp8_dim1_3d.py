@@ -16,7 +16,6 @@ not, the last block of each expert's column is the shorter, and where it is no m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.quantize import mxfp8_dim1
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
@@ -34,14 +33,11 @@ __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
 def quantize_mxfp8_dim1_3d(
     w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each expert of ``w`` in blocks of 32 rows; returns ``(q, scales)`` as the module's docstring says.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize each expert of ``w`` in blocks of 32 rows; returns ``(q, scales)`` as the module and the package say."""
     return _operator(w, float8_dtype, scale_mode)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """The same in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
     q, scales = outputs(w, float8_dtype, scale_mode)
     for expert, codes, scale in zip(w, q, scales, strict=True):
@@ -51,21 +47,21 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tu
     return q, scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(w, float8_dtype, scale_mode)`` of a problem."""
     E, N, K = (problem.shape[dim] for dim in "ENK")
     w = random_matrix(problem, E * N, K, device).view(E, N, K)
     return w, dtype_named(problem.fp8_dtype), problem.scale_mode
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     E, N, K = w.shape
     q = torch.empty(E, K, N, dtype=float8_dtype, device=w.device).transpose(1, 2)
     return q, torch.empty(E, K, -(-N // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=w.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch of ``mxfp8-dim1``'s kernel: a program for every tile of every expert."""
     mxfp8_dim1.launch(_of_rows(config), inputs, outputs)
 
@@ -114,7 +110,7 @@ SPEC = KernelSpec(
 )
 
 
-def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> tuple[Any, ...]:
+def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> Inputs:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
     check_weights("w", w, as_stored=True)
     check_scale_mode(scale_mode)

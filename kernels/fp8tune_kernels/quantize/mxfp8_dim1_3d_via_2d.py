@@ -11,14 +11,13 @@ block must not straddle two of them), which is a third pass. Contract, reference
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
@@ -31,7 +30,7 @@ def quantize_mxfp8_dim1_3d_via_2d(
     return _operator(w, float8_dtype, scale_mode)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """The cast of all experts as one matrix, into memory of its own, and the copies that part them."""
     w, float8_dtype, scale_mode = inputs
     q, scales = outputs

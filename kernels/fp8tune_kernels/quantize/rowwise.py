@@ -16,7 +16,6 @@ operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import triton
@@ -38,7 +37,7 @@ from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
@@ -159,23 +158,16 @@ def rowwise_transposed_kernel(
 
 
 def quantize_rowwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
+    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
+    """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module and the package say.
 
-    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters. More in
-    :mod:`fp8tune_kernels.quantize`.
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
 
-def reference(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch, a group at a time; reads ``offs`` on the host."""
     N = x.shape[0]
     q, scales = outputs(x, offs, float8_dtype, power_of_two)
@@ -191,7 +183,7 @@ def reference(
     return q, scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(x, offs, float8_dtype, power_of_two)`` of a problem, x in the problem's layout."""
     N, M = problem.shape["N"], problem.shape["M"]
     transposed = problem.input_layout == "transposed"
@@ -199,15 +191,13 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     return x, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
 
 
-def outputs(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     q = torch.empty(x.shape, dtype=float8_dtype, device=x.device)
     return q, torch.empty(offs.shape[0] * x.shape[0], dtype=torch.float32, device=x.device)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
     x, offs, float8_dtype, power_of_two = inputs
     (N, M), G = x.shape, offs.shape[0]
@@ -267,9 +257,7 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool
-) -> tuple[Any, ...]:
+def _arguments(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
     check_matrix("x", x, or_transposed=True)
     check_offsets(offs, x.device)
     return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two

@@ -14,7 +14,6 @@ Groups do not enter: a row belongs to one of them whole. Rows past the last grou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import triton
@@ -35,7 +34,7 @@ from fp8tune_kernels.quantize.arithmetic import (
 from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise_2d"]
@@ -94,33 +93,30 @@ def rowwise_2d_kernel(
 def quantize_rowwise_2d(
     x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` row by row; returns ``(q, scales)`` as the module's docstring says.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize ``x`` row by row; returns ``(q, scales)`` as the module and the package say."""
     return _operator(x, float8_dtype, power_of_two)
 
 
-def reference(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch."""
     amax = x.abs().amax(1, keepdim=True).float() if x.shape[1] else x.new_zeros(len(x), 1, dtype=torch.float32)
     scales = reference_scale(amax, float8_dtype, power_of_two)
     return reference_cast(x, scales, float8_dtype), scales
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(x, float8_dtype, power_of_two)`` of a problem."""
     x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
     return x, dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
 
 
-def outputs(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(x: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     q = torch.empty_like(x, dtype=float8_dtype, memory_format=torch.contiguous_format)
     return q, x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program for every BLOCK_SIZE rows, a tile no wider than the row needs."""
     x, float8_dtype, power_of_two = inputs
     launch_rows(config, (x, *outputs), *x.shape, float8_dtype, power_of_two)  # type: ignore[call-arg]  # two sizes
@@ -204,7 +200,7 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
+def _arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
     check_matrix("x", x)
     return x, fp8_dtype_for(x.device, float8_dtype), power_of_two
 

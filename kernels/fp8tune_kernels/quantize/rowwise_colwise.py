@@ -19,7 +19,6 @@ of the output's gradient, the halves are for the input's and the weights' gradie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -30,7 +29,7 @@ from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
@@ -66,23 +65,16 @@ def rowwise_colwise_kernel(
 
 
 def quantize_rowwise_colwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
+    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row, and each group of its rows column by column.
 
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes. More in
-    :mod:`fp8tune_kernels.quantize`.
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes.
     """
     return _operator(x, offs, float8_dtype, power_of_two)
 
 
-def reference(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, ...]:
+def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host."""
     return (
         *rowwise_2d.reference(x, float8_dtype, power_of_two),
@@ -90,9 +82,7 @@ def reference(
     )
 
 
-def outputs(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, ...]:
+def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
     return (
         *rowwise_2d.outputs(x, float8_dtype, power_of_two),
@@ -100,7 +90,7 @@ def outputs(
     )
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch, after one that zeroes what it counts in."""
     x, offs, float8_dtype, power_of_two = inputs
     (M, K), G = x.shape, offs.shape[0]

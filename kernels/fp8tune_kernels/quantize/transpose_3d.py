@@ -14,7 +14,6 @@ In memory this is ``colwise`` of E groups of N rows, but that each expert is tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -26,6 +25,7 @@ from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, referen
 from fp8tune_kernels.quantize.panels import quantize_columns
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import Inputs, Tensors
 
 __all__ = ["edges", "launch_columns", "outputs", "reference"]
 
@@ -57,7 +57,7 @@ def transpose_3d_kernel(
     )
 
 
-def launch_columns(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch_columns(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch; where panels are asked for, after one that zeroes what they count in."""
     w, float8_dtype, power_of_two = inputs
     E, K, N = w.shape
@@ -68,7 +68,7 @@ def launch_columns(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: 
         launch_kernel(transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """The contract in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
     q, scales = outputs(w, float8_dtype, power_of_two)
     for rows, codes, scale in zip(w.mT, q, scales, strict=True):
@@ -78,7 +78,7 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) ->
     return q, scales
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
     E, K, N = w.shape
     q = torch.empty_strided((E, N, K), (N * K, 1, N), dtype=float8_dtype, device=w.device)

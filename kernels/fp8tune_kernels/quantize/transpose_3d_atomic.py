@@ -24,7 +24,7 @@ def quantize_transpose_3d_atomic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
 
-    Scratch: about ``4*E*K`` bytes. More in :mod:`fp8tune_kernels.quantize`.
+    Scratch: about ``4*E*K`` bytes.
     """
     return _operator(w, float8_dtype, power_of_two)
 

@@ -8,7 +8,6 @@ strided in memory; the codes are written with N contiguous. Each program walks t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from fp8tune_kernels.edges import declared, edge, past_half
 from fp8tune_kernels.quantize import weights
 from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
-from fp8tune_kernels.runtime.ops import register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
@@ -26,14 +25,11 @@ __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 def quantize_transpose_3d_reduction(
     w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
-
-    More in :mod:`fp8tune_kernels.quantize`.
-    """
+    """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`."""
     return _operator(w, float8_dtype, power_of_two)
 
 
-def launch(config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch, of a tile no longer than the expert needs."""
     N = inputs[0].shape[2]
     launch_columns({**config, "BLOCK_SIZE_N": _tile_rows(config, N), "LEAD": 0}, inputs, outputs)

@@ -7,12 +7,12 @@ multiplies with, strides ``(K*N, 1, K)``: ``weights.transpose(1, 2)``. Shapes ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
+from fp8tune_kernels.runtime.ops import Inputs
 from fp8tune_kernels.spec import NamedInts, Problem
 
 __all__ = ["KEY", "arguments", "inputs", "key", "problems"]
@@ -29,14 +29,14 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(E=row["E"], N=row["N"], K=row["K"])
 
 
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+def inputs(problem: Problem, device: str) -> Inputs:
     """``(w, float8_dtype, power_of_two)`` of a problem: w is the ``(E, K, N)`` view."""
     E, N, K = (problem.shape[dim] for dim in "ENK")
     w = random_matrix(problem, E * N, K, device).view(E, N, K).transpose(1, 2)
     return w, dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
 
 
-def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> tuple[Any, ...]:
+def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
     """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
     check_weights("w", w)
     return w, fp8_dtype_for(w.device, float8_dtype), power_of_two

@@ -1,7 +1,6 @@
 """Operators of ``torch.library``: what ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture.
 
-An operator has one implementation for CUDA and HIP devices, one for the CPU, and a fake one, which gives the outputs of
-``meta`` and traced tensors.
+Each has one implementation for CUDA and HIP devices, one for the CPU, and a fake one for ``meta`` and traced tensors.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["define", "register"]
+__all__ = ["Inputs", "Tensors", "define", "register"]
 
 Function = Callable[..., Any]
 R = TypeVar("R")
+Inputs = tuple[Any, ...]
+Tensors = tuple[torch.Tensor, ...]
 
 _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
 
@@ -39,8 +40,7 @@ def define(
     """Define ``fp8tune::<schema>`` and return the callable operator.
 
     ``gpu`` runs with the device of the first argument as the current one. ``gradient``: the backward function and the
-    one that saves what it needs, as ``torch.library.register_autograd`` takes them. ``makes_codes``: no output is
-    differentiable, whatever the inputs are.
+    one that saves what it needs. ``makes_codes``: no output is differentiable, whatever the inputs are.
     """
     name = schema.partition("(")[0]
 
@@ -67,15 +67,14 @@ def define(
 def register(
     spec: KernelSpec,
     wrapper: Callable[..., R],
-    prepare: Callable[..., tuple[Any, ...]],
+    prepare: Callable[..., Inputs],
     key: Callable[..., tuple[int, ...]],
     *,
     group_dim: int = 0,
 ) -> Callable[..., R]:
     """Define the operator of a kernel, of its public wrapper's name and parameters, and return it.
 
-    On the CPU it runs the Triton kernel where Triton interprets (``TRITON_INTERPRET=1``) and the plain torch reference
-    elsewhere. No check waits for a device: the values in ``offs`` are trusted on a GPU, and checked on a CPU.
+    On the CPU it runs the Triton kernel where Triton interprets, else the reference, and checks the values in ``offs``.
 
     ``prepare``: the operator's arguments -> the spec's inputs; raises ValueError for arguments the kernel cannot take.
     ``key``: the spec's inputs -> the values of ``spec.key``, from sizes alone.
@@ -83,29 +82,26 @@ def register(
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
 
-    def launch(*arguments: Any) -> tuple[Any, ...]:
+    def launch(*arguments: Any) -> Tensors:
         inputs = prepare(*arguments)
         outputs = outputs_for(*inputs)
         launch_kernel(config_for(spec, key(*inputs), arguments[0].device), inputs, outputs)
         return outputs
 
-    def on_cpu(*arguments: Any) -> tuple[Any, ...]:
+    def on_cpu(*arguments: Any) -> Tensors:
         inputs = prepare(*arguments)
         if spec.routed:
             check_ends(inputs[-3], inputs[0].shape[group_dim])
         with torch.no_grad():  # autograd would follow the reference, and stumbles over its views
             return launch(*arguments) if interpreter.INTERPRETED else spec.reference(*inputs)
 
-    def fake(*arguments: Any) -> tuple[Any, ...]:
+    def fake(*arguments: Any) -> Tensors:
         return outputs_for(*prepare(*arguments))
 
-    operator: Callable[..., R] = define(_schema(wrapper), launch, on_cpu, fake, makes_codes=True)
-    return operator
-
-
-def _schema(wrapper: Function) -> str:
-    """``quantize_x(Tensor x, bool power_of_two) -> (Tensor, Tensor)``: all parameters by position, no defaults."""
+    # the schema: quantize_x(Tensor x, bool power_of_two) -> (Tensor, Tensor); all by position, no defaults
     annotations = dict(wrapper.__annotations__)
-    returned = annotations.pop("return").count("torch.Tensor")
-    parameters = ", ".join(f"{_TYPES[annotation]} {name}" for name, annotation in annotations.items())
-    return f"{wrapper.__name__}({parameters}) -> ({', '.join(['Tensor'] * returned)})"
+    returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
+    parameters = [f"{_TYPES[annotation]} {name}" for name, annotation in annotations.items()]
+    schema = f"{wrapper.__name__}({', '.join(parameters)}) -> ({', '.join(returned)})"
+    operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True)
+    return operator
