@@ -1,8 +1,7 @@
 """How many warps of a config can be resident on one SM or CU: a bound from the arch's published limits.
 
-A block is resident with all its warps or not at all, spread over the four SIMDs. Registers, shared memory, warps and
-blocks each allow so many blocks, and the least decides. The limits and their sources are in
-:mod:`fp8tune_kernels.arches`. Whether the grid has that many blocks is another question.
+A block is resident with all its warps, spread over the four SIMDs. Registers, shared memory, warps and blocks each
+allow so many blocks, and the least decides. The limits and their sources are in :mod:`fp8tune_kernels.arches`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int
     ``registers`` per thread (AMD: vector registers, accumulation registers included), ``scalar_registers`` per wave,
     ``shared_bytes`` per block.
     """
-    per_simd = min(arch.warps_per_simd, _warps_by_registers(arch, registers))
+    of_simd = arch.registers_per_block // SIMDS // arch.warp_size
+    taken_by_warp = max(_rounded_up(registers, arch.register_unit), arch.register_unit)
+    per_simd = min(arch.warps_per_simd, of_simd // taken_by_warp)
     if arch.backend == "hip" and scalar_registers:
         per_simd = min(per_simd, SCALAR_REGISTERS // _rounded_up(scalar_registers, _SCALAR_UNIT))
     blocks = per_simd * SIMDS // num_warps
@@ -30,12 +31,6 @@ def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int
     if taken := shared_bytes + arch.reserved_shared_bytes:
         blocks = min(blocks, arch.shared_bytes // taken)
     return blocks * num_warps
-
-
-def _warps_by_registers(arch: Arch, registers: int) -> int:
-    """Warps that the registers of one SIMD hold."""
-    of_simd = arch.registers_per_block // SIMDS // arch.warp_size
-    return of_simd // max(_rounded_up(registers, arch.register_unit), arch.register_unit)
 
 
 def _rounded_up(value: int, unit: int) -> int:

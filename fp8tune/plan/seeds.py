@@ -6,10 +6,9 @@ from fp8tune.records import Problem
 
 
 def seed_text(problem: Problem) -> str:
-    """What every permutation and every simulated time of a problem hangs on: this text must never change.
+    """What every permutation and every simulated time of a problem depends on: this text must never change.
 
-    It is what ``repr`` gave when sweeps began, and is written out because a new field would change that. A field that
-    is added to Problem enters it only where it has another value than its default.
+    It is what ``repr`` gave at first. A field added to Problem enters it only with another value than its default.
     """
     return (
         f"Problem(kernel={problem.kernel!r}, shape=NamedInts({problem.shape}), routing={problem.routing!r}, "
