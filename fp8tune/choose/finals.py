@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from fp8tune.choose.decision import Axes, Block, Decision, MeasuringPlan, PickVerdict, decide, process_values
+from fp8tune.choose.decision import (
+    Axes,
+    Block,
+    Decision,
+    MeasuringPlan,
+    PickVerdict,
+    decide,
+    process_values,
+    unproven,
+)
 from fp8tune.records import NamedInts, ProcessTimes
 
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
@@ -27,43 +36,20 @@ def decide_finals(
     plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
     values = process_values(_blocks(times))
     decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
-    decision = replace(decision, times_us={config: _typical_us(of.values()) for config, of in values.items()})
+    times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
     if decision.time_us >= max(run.floor_us for run in runs):
-        return decision
-    kept = next((config for config in (incumbent, default) if config in decision.times_us), None)
-    return unresolved(decision, kept or decision.config)
-
-
-def unresolved(decision: Decision, pick: NamedInts) -> Decision:
-    """The same times without a ranking, and ``pick`` kept."""
-    times_us = decision.times_us
-    rivals = [config for config in times_us if config != pick]
-    runner_up = min(rivals, key=lambda config: (times_us[config], config.canonical), default=None)
-    return Decision(
-        config=pick,
-        verdict=PickVerdict.UNRESOLVABLE,
-        time_us=times_us[pick],
-        runner_up=runner_up,
-        ratio=None if runner_up is None else times_us[runner_up] / times_us[pick],
-        processes=decision.processes,
-        times_us=times_us,
-    )
+        return replace(decision, times_us=times_us)
+    kept = next((config for config in (incumbent, default) if config in times_us), None)
+    return unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
 
 
 def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
-    """How far the default is from itself under its second name, as a share; None where it has none.
-
-    Measured like any two finalists: no smaller difference means anything in this row.
-    """
+    """How far the default is from itself under its second name, as a share; None where it has none."""
     second_name = NamedInts(duplicate=1)
     values = process_values(_blocks({NamedInts(): default, second_name: duplicate}))
     first, second = values.get(NamedInts(), {}), values.get(second_name, {})
     differences = [second[process] - first[process] for process in sorted(first) if process in second]
     return abs(math.expm1(fmean(differences))) if differences else None
-
-
-def _typical_us(logs: Iterable[float]) -> float:
-    return math.exp(fmean(logs))
 
 
 def _blocks(times: FinalsTimes) -> list[Block]:
