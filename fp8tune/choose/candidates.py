@@ -1,6 +1,6 @@
 """Everything that competes for one problem on one device, and the pick among it.
 
-Where there were finals they decide (:mod:`fp8tune.choose.finals`); the screen alone gives a ``quick`` pick.
+Where there were finals they decide (:mod:`fp8tune.choose.decision`); the screen alone gives a ``quick`` pick.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fp8tune.ceiling import gb_per_s, is_cached
-from fp8tune.choose.decision import Decision, MeasuringPlan, PickVerdict, canonical_order, unproven
-from fp8tune.choose.finals import decide_finals, noise_floor
+from fp8tune.choose.decision import (
+    Decision,
+    MeasuringPlan,
+    PickVerdict,
+    canonical_order,
+    decide_finals,
+    noise_floor,
+    unproven,
+)
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem
 
 TIE_BAND = MeasuringPlan().tie_band

@@ -186,3 +186,15 @@ def interpreter_configs(
         raise UsageError(f"scaled_down of kernel {spec.name!r} gives {strange[0]!r:.80}: return a Problem")
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
     return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
+
+
+def seed_text(problem: Problem) -> str:
+    """What every permutation and every simulated time of a problem depends on: this text must never change.
+
+    It is what ``repr`` gave at first. A field added to Problem enters it only with another value than its default.
+    """
+    return (
+        f"Problem(kernel={problem.kernel!r}, shape=NamedInts({problem.shape}), routing={problem.routing!r}, "
+        f"input_layout={problem.input_layout!r}, in_dtype={problem.in_dtype!r}, fp8_dtype={problem.fp8_dtype!r}, "
+        f"scale_mode={problem.scale_mode!r}, seed={problem.seed})"
+    )
