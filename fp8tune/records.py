@@ -116,7 +116,7 @@ class Code:
     scratch_bytes: int = 0
     """Memory a thread has to itself, spilled registers among it."""
     resident_warps: int = 0
-    """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.occupancy`."""
+    """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.facts`."""
     fp8_conversions: int = 0
     """Instructions that convert to FP8, in all kernels: 0 where conversion is emulated."""
 

@@ -1,6 +1,6 @@
 """Everything that competes for one problem on one device, and the pick among it.
 
-Where there were finals they decide (:mod:`fp8tune.choose.finals`); the screen alone gives a ``quick`` pick.
+Where there were finals they decide (:mod:`fp8tune.choose.decision`); the screen alone gives a ``quick`` pick.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fp8tune.ceiling import gb_per_s, is_cached
-from fp8tune.choose.decision import Decision, MeasuringPlan, PickVerdict, canonical_order
-from fp8tune.choose.finals import decide_finals, noise_floor
+from fp8tune.choose.decision import (
+    Decision,
+    MeasuringPlan,
+    PickVerdict,
+    canonical_order,
+    decide_finals,
+    noise_floor,
+    unproven,
+)
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem
 
 TIE_BAND = MeasuringPlan().tie_band
@@ -128,7 +135,7 @@ class Candidates:
     def times_us(self) -> Mapping[NamedInts, float]:
         """Named config -> its time; the best of several rows that published the same config.
 
-        Finalists have their time of the finals, the others that of the screen: see :meth:`slowdown` for comparing.
+        Times of the finals and of the screen are not compared: see :meth:`slowdown`.
         """
         times = {entry.config: value_us(entry) for entry in reversed(self.named) if entry.config is not None}
         return times | dict(self.decision.times_us if self.decision else {})
@@ -162,44 +169,28 @@ class Candidates:
     @cached_property
     def pick(self) -> Evidence:
         """What the finals say; without any the incumbent within the keep band of the best, else the first in canonical
-        order within the tie band.
-
-        Rows that name their config come before others; published ones have no incumbent.
-        """
+        order within the tie band. Rows that name their config come before others; published ones have no incumbent."""
         if self.decision is not None:
             return next(entry for entry in self.named if entry.config == self.decision.config)
         ranked = self.named or self.entries
         best_us = value_us(ranked[0])
         near = [e for e in ranked if e.stage == ranked[0].stage and value_us(e) <= best_us * (1 + KEEP_BAND)]
-        if self.incumbent is not None and self.kind is not Kind.PUBLISHED:
-            kept = [entry for entry in near if entry.config == self.incumbent]
-            if kept:
-                return kept[0]
-        return min((entry for entry in near if value_us(entry) <= best_us * (1 + TIE_BAND)), key=_canonical_rank)
+        kept = [entry for entry in near if entry.config == self.incumbent and self.kind is not Kind.PUBLISHED]
+        tied = (entry for entry in near if value_us(entry) <= best_us * (1 + TIE_BAND))
+        return kept[0] if kept else min(tied, key=_canonical_rank)
 
     @cached_property
     def winner(self) -> Winner:
         """The pick with what stands beside it."""
-        decision, pick = self.decision or self._screened(), self.pick
+        pick = self.pick
+        quick = None if self.kind is Kind.PUBLISHED else PickVerdict.QUICK
+        times_us = self.times_us or {NamedInts(): value_us(pick)}
+        decision = self.decision or unproven(pick.config or NamedInts(), quick, times_us, len(pick.times_us))
         floors = [noise_floor(entry.finals, entry.duplicate) for entry in self.named if entry.duplicate]
         copy, moved = pick.copy_gb_per_s, pick.bytes_moved
-        if copy and moved and self.kind is not Kind.PUBLISHED and is_cached(gb_per_s(moved, decision.time_us), copy):
+        if copy and moved and quick and is_cached(gb_per_s(moved, decision.time_us), copy):
             decision = replace(decision, verdict=PickVerdict.UNRESOLVABLE)
         return Winner(pick, decision, floors[0] if floors and self.decision else None)
-
-    def _screened(self) -> Decision:
-        pick = self.pick
-        time_us = value_us(pick)
-        runner_up = next((entry.config for entry in self.named if entry.config != pick.config), None)
-        return Decision(
-            config=pick.config or NamedInts(),
-            verdict=None if self.kind is Kind.PUBLISHED else PickVerdict.QUICK,
-            time_us=time_us,
-            runner_up=runner_up,
-            ratio=None if runner_up is None else self.times_us[runner_up] / time_us,
-            processes=len(pick.times_us),
-            times_us=self.times_us,
-        )
 
 
 def value_us(entry: Evidence) -> float:
@@ -208,6 +199,5 @@ def value_us(entry: Evidence) -> float:
 
 
 def _canonical_rank(entry: Evidence) -> tuple[object, ...]:
-    axes = entry.version.axes if entry.version else ()
-    order = () if entry.config is None else canonical_order(entry.config, axes)
+    order = () if entry.config is None else canonical_order(entry.config, entry.version.axes if entry.version else ())
     return *order, value_us(entry), entry.source, entry.note

@@ -5,10 +5,11 @@ Nobody decides which is right. All rows are kept, and ranking compares only rows
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fp8tune.choose.candidates import value_us
+from fp8tune.choose.ranking import grouped
 from fp8tune.records import Evidence, Kind, Problem
 
 AGREEMENT = 1.10
@@ -34,18 +35,12 @@ class Conflict:
 
 def conflicts(evidence: Iterable[Evidence]) -> list[Conflict]:
     """The conflicts among published rows, the largest first."""
-    claims: dict[Hashable, dict[str, Evidence]] = {}
-    for entry in evidence:
-        if entry.kind is Kind.PUBLISHED and entry.times_us:
-            sources = claims.setdefault((entry.problem, entry.device), {})
-            if entry.source not in sources or _order(entry) < _order(sources[entry.source]):
-                sources[entry.source] = entry
-    found = [Conflict(tuple(sorted(sources.values(), key=_order))) for sources in claims.values() if len(sources) > 1]
+    claims = (entry for entry in evidence if entry.kind is Kind.PUBLISHED and entry.times_us)
+    found = []
+    for rows in grouped(claims, lambda entry: (entry.problem, entry.device)).values():
+        best: dict[str, Evidence] = {}
+        for entry in sorted(rows, key=lambda entry: (value_us(entry), entry.source, entry.note)):
+            best.setdefault(entry.source, entry)
+        found.append(Conflict(tuple(best.values())))
     apart = [conflict for conflict in found if conflict.ratio > AGREEMENT]
-    return sorted(
-        apart, key=lambda conflict: (-conflict.ratio, conflict.problem.kernel, conflict.problem.shape.canonical)
-    )
-
-
-def _order(entry: Evidence) -> tuple[float, str, str]:
-    return value_us(entry), entry.source, entry.note
+    return sorted(apart, key=lambda each: (-each.ratio, each.problem.kernel, each.problem.shape.canonical))

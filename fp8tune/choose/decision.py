@@ -1,7 +1,7 @@
 """From finals to a pick: when enough is measured, and what the numbers then allow to say.
 
-The process is the unit of replication: a config's times in one process agree far better with each other than with those
-of the next process, so nothing here computes a confidence from the blocks or samples of one process. Pure functions.
+The process is the unit of replication: a config's times agree far better within a process than between processes.
+So nothing here computes a confidence from the blocks or samples of one process. Pure functions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.records import NamedInts
+from fp8tune.records import NamedInts, ProcessTimes
 from fp8tune.stats import TRIMMED_SHARE, t_quantile
 
 Axes = Sequence[tuple[str, Sequence[int]]]
 Key = TypeVar("Key", str, int)
+
+FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
+"""What the finals timed of each finalist."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,8 @@ class MeasuringPlan:
     processes: int = 6
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
-    """How many processes a row gets in all while it is ambiguous or contested. On the simulated GPU two sweeps from
-    scratch agree on 89 % of 800 rows where 24 are the most, on 91.5 % of 20,000 with 48; a row takes 12.7 and 16.3
-    on average (``test_pick_targets``)."""
+    """How many processes a row gets in all while it is ambiguous or contested. Simulated, two sweeps from scratch agree
+    on 89 % of rows with at most 24 and on 91.5 % with 48; a row takes 12.7 and 16.3 on average."""
     tie_band: float = 0.01
     keep_band: float = 0.015
     """The incumbent keeps its place until it is proven to be slower than another by more than this."""
@@ -61,8 +64,7 @@ class PickVerdict(StrEnum):
     CERTIFIED = "certified"
     """Proven faster than every other finalist."""
     NEAR_TIE = "near-tie"
-    """At most the keep band slower than the fastest. Of the configs that tie with that (1 %) it is the default, else
-    the first in canonical order."""
+    """At most the keep band slower than the fastest: of those tied with it the default, else the first in order."""
     AMBIGUOUS = "ambiguous"
     """It may lose more than the keep band: measured too little, or too noisy."""
     KEPT_INCUMBENT = "kept-incumbent"
@@ -103,8 +105,7 @@ class Decision:
     processes: int = 0
     """The unit of replication; of a published row, printed figures."""
     contested: bool = False
-    """A config that comes before the pick, or the pick, lies so near the edge of the tie band that it may be on the
-    other side."""
+    """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""
     times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False)
     """Of each finalist; empty where there were no finals."""
 
@@ -113,8 +114,8 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
     """Config -> process -> log microseconds: the trimmed mean of the process' round-centred log times.
 
     A round's centre is its mean over configs, so drift from round to round cancels; a quarter of the rounds is cut at
-    each end. The process' own level is added back: differences within the process do not see it. Of a process that was
-    stopped half-way, only the largest set of configs times rounds without a gap counts.
+    each end. The process' own level is added back. Of a process that was stopped half-way, only the largest set of
+    configs times rounds without a gap counts.
     """
     processes: dict[str, dict[int, dict[NamedInts, float]]] = {}
     for block in blocks:
@@ -136,7 +137,6 @@ def decide(
     incumbent: NamedInts | None,
     default: NamedInts | None,
     axes: Axes,
-    decisions: int | None = None,
     plan: MeasuringPlan = MeasuringPlan(),
 ) -> Decision:
     """The pick from one value a process and config (:func:`process_values`), and how sure it is.
@@ -144,13 +144,12 @@ def decide(
     The incumbent (the committed table's entry, or None) stays unless another config is proven to be faster by more than
     the keep band, at ``alpha / (challengers x decisions)``: the finals both choose the challenger and test it.
     Otherwise the pick is the first within the tie band of the fastest: the default, then the others in canonical order.
-    Nothing replaces the default that is not proven faster. Configs with gaps, such as one that failed in a process, are
-    left out: the largest block of configs times processes counts. ``decisions``: how often the row may be decided; None
-    for as often as the plan allows.
+    Nothing replaces the default that is not proven faster. Of configs with gaps, the largest block of configs times
+    processes counts.
 
     Raises ValueError for no values.
     """
-    finals = _Finals.of(values, default, axes, plan.alpha / (decisions or plan.decisions))
+    finals = _Finals.of(values, default, axes, plan.alpha / plan.decisions)
     place = {config: number for number, config in enumerate(finals.configs)}
     tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
     fresh = finals.first_tied(tie, None if default is None else place.get(default))
@@ -158,6 +157,61 @@ def decide(
         return finals.decision(place[incumbent], keep, is_fresh=place[incumbent] == fresh)
     contested = finals.is_contested(fresh, tie, plan.edge_sigmas)
     return replace(finals.decision(fresh, keep, is_fresh=True), contested=contested)
+
+
+def decide_finals(
+    times: FinalsTimes, *, incumbent: NamedInts | None, default: NamedInts | None, axes: Axes
+) -> Decision:
+    """The pick, by the bands that the sweep went by. Raises ValueError for no finals.
+
+    Where times are too short to tell configs apart here, whatever was there stays: the incumbent, else the default.
+    """
+    runs = [one.run for of_config in times.values() for one in of_config]
+    if not runs:
+        raise ValueError("no finals")
+    plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
+    values = process_values(_blocks(times))
+    decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
+    times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
+    if decision.time_us >= max(run.floor_us for run in runs):
+        return replace(decision, times_us=times_us)
+    kept = next((config for config in (incumbent, default) if config in times_us), None)
+    return unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
+
+
+def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
+    """How far the default is from itself under its second name, as a share; None where it has none."""
+    second_name = NamedInts(duplicate=1)
+    values = process_values(_blocks({NamedInts(): default, second_name: duplicate}))
+    first, second = values.get(NamedInts(), {}), values.get(second_name, {})
+    differences = [second[process] - first[process] for process in sorted(first) if process in second]
+    return abs(math.expm1(fmean(differences))) if differences else None
+
+
+def _blocks(times: FinalsTimes) -> list[Block]:
+    return [
+        Block(f"{one.run.sweep} {one.process}", round, config, time_us)
+        for config, of_config in times.items()
+        for one in of_config
+        for round, time_us in one.blocks
+    ]
+
+
+def unproven(
+    pick: NamedInts, verdict: PickVerdict | None, times_us: Mapping[NamedInts, float], processes: int
+) -> Decision:
+    """A pick from times that prove nothing; its runner-up is the fastest other."""
+    rivals = [config for config in times_us if config != pick]
+    runner_up = min(rivals, key=lambda config: (times_us[config], config.canonical), default=None)
+    return Decision(
+        config=pick,
+        verdict=verdict,
+        time_us=times_us[pick],
+        runner_up=runner_up,
+        ratio=None if runner_up is None else times_us[runner_up] / times_us[pick],
+        processes=processes,
+        times_us=times_us,
+    )
 
 
 def needs_more(decision: Decision) -> bool:
@@ -194,13 +248,10 @@ class _Finals:
         cls, values: Mapping[NamedInts, Mapping[str, float]], default: NamedInts | None, axes: Axes, alpha: float
     ) -> _Finals:
         """``alpha`` is shared out over the rivals of one config."""
-        timed: dict[str, dict[NamedInts, float]] = {}
-        for config, of_config in values.items():
-            for process, value in of_config.items():
-                timed.setdefault(process, {})[config] = value
-        chosen, processes = _complete(timed)
+        names = dict.fromkeys(process for of_config in values.values() for process in of_config)
+        chosen, processes = _complete({name: [config for config in values if name in values[config]] for name in names})
         configs = sorted(chosen, key=lambda config: (config != default, canonical_order(config, axes)))
-        logs = np.array([[timed[process][config] for process in processes] for config in configs])
+        logs = np.array([[values[config][process] for process in processes] for config in configs])
         differences, count = logs[:, None, :] - logs[None, :, :], len(processes)
         if count < 2:
             return cls(configs, logs, differences[..., 0], np.where(np.eye(len(configs)), 0.0, np.inf), 1.0)

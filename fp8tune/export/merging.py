@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fp8tune.choose.ranking import grouped
 from fp8tune.errors import UsageError
 from fp8tune.export.table import Entry, Table, evidence_path, made_of, read
+from fp8tune.records import NamedInts
 from fp8tune_kernels import tables
 from fp8tune_kernels.runtime import user_tables
 
@@ -30,7 +32,7 @@ class Existing:
 
     entries: Mapping[Place, Entry]
     nearest: tuple[str, ...] = ()
-    comments: Mapping[str, tuple[str, ...]] | None = None
+    comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,77 +59,63 @@ def existing(path: Path) -> Existing:
         table = user_tables.parsed(text or "")
     except ValueError as error:
         raise UsageError(f"{path} is no table, {error}: restore or remove it, or give --output") from None
-    found = _evidence(evidence_path(path))
-    entries = {_place(row): Entry(row, found.get(_place(row)) or _unknown(row)) for row in table.rows}
-    comments: dict[str, tuple[str, ...]] = {}
-    for line in (text or "").splitlines():
-        if comment := _COMMENT.fullmatch(line):
-            comments[comment[1]] = (*comments.get(comment[1], ()), comment[2])
-    return Existing(entries, table.nearest, comments)
+    evidence = _evidence(evidence_path(path))
+    entries = {row[:3]: Entry(row, evidence.get(row[:3]) or _unknown(row)) for row in table.rows}
+    comments = grouped(filter(None, map(_COMMENT.fullmatch, (text or "").splitlines())), lambda found: found[1])
+    lines = {kernel: tuple(found[2] for found in of_kernel) for kernel, of_kernel in comments.items()}
+    return Existing(entries, table.nearest, lines)
 
 
 def merge(old: Existing, new: Table, prune: bool = False) -> Merged:
     """The rows of ``new`` over those of ``old``. ``prune`` removes what ``new`` could have given and does not."""
-    given: dict[Place, Entry] = {}
-    for entry in new.entries:
-        placed = _placed(entry, old, new.known.get(entry.row[0], frozenset()))
-        given[_place(placed.row)] = placed
+    placed = [_placed(entry, old, new) for entry in new.entries]
+    given = {entry.row[:3]: entry for entry in placed}
     stays = {place: entry for place, entry in old.entries.items() if place not in given}
-    left = [entry.row for place, entry in stays.items() if _is_known(entry, new)]
+    left = {place: entry for place, entry in stays.items() if _is_known(entry, new)}
     if prune:
-        stays = {place: entry for place, entry in stays.items() if entry.row not in left}
+        stays = {place: entry for place, entry in stays.items() if place not in left}
     entries = {**stays, **given}
-    made = made_of(new.arch, entries.values(), _nearest(old, new, entries), _comments(old, new, entries))
-    rows = {place: entry.row for place, entry in entries.items()}
-    before = {place: entry.row for place, entry in old.entries.items()}
+    kept = {place: entry for place, entry in entries.items() if entry is old.entries.get(place)}
+    made = made_of(new.arch, entries.values(), _nearest(old, new, entries, kept), _comments(old, new, kept))
+    both = [(entry.row, old.entries[place].row) for place, entry in entries.items() if place in old.entries]
     return Merged(
         table=replace(made, notices=new.notices, robust=new.robust, known=new.known),
-        added=tuple(row for place, row in rows.items() if place not in before),
-        changed=tuple(row for place, row in rows.items() if place in before and not _same(row, before[place])),
-        kept=tuple(row for place, row in rows.items() if place in before and _same(row, before[place])),
-        removed=tuple(row for place, row in before.items() if place not in rows),
-        left=() if prune else tuple(left),
+        added=tuple(entry.row for place, entry in entries.items() if place not in old.entries),
+        changed=tuple(row for row, before in both if not _same(row, before)),
+        kept=tuple(row for row, before in both if _same(row, before)),
+        removed=tuple(entry.row for place, entry in old.entries.items() if place not in entries),
+        left=() if prune else tuple(entry.row for entry in left.values()),
     )
 
 
-def _nearest(old: Existing, new: Table, entries: Mapping[Place, Entry]) -> set[str]:
+def _nearest(old: Existing, new: Table, entries: Collection[Place], kept: Collection[Place]) -> set[str]:
     """Kernels that go by the nearest key: as the table says that has the row for any other shape."""
     decided = {kernel for kernel, device, key in entries if not device and key is None}
-    decided -= {entry.row[0] for entry in _of_old(old, entries) if not entry.row[1] and entry.row[2] is None}
+    decided -= {kernel for kernel, device, key in kept if not device and key is None}
     held = {kernel for kernel, _, _ in old.entries}
     ours = {kernel for kernel in new.nearest if kernel in decided or kernel not in held}
     return ours | {kernel for kernel, _, _ in entries if kernel in old.nearest and kernel not in decided}
 
 
-def _comments(old: Existing, new: Table, entries: Mapping[Place, Entry]) -> Mapping[str, tuple[str, ...]]:
+def _comments(old: Existing, new: Table, kept: Collection[Place]) -> Mapping[str, tuple[str, ...]]:
     comments = dict(new.comments)
-    for kernel in {entry.row[0] for entry in _of_old(old, entries)}:
-        lines = (*(old.comments or {}).get(kernel, ()), *new.comments.get(kernel, ()))
-        comments[kernel] = tuple(dict.fromkeys(lines))
+    for kernel in {kernel for kernel, _, _ in kept}:
+        comments[kernel] = tuple(dict.fromkeys((*old.comments.get(kernel, ()), *new.comments.get(kernel, ()))))
     return comments
-
-
-def _of_old(old: Existing, entries: Mapping[Place, Entry]) -> list[Entry]:
-    """What stays of the table that was there."""
-    return [entry for place, entry in entries.items() if entry is old.entries.get(place)]
 
 
 def described(row: tables.Row) -> str:
     """For a message: ``colwise, G=4 K=2048 on NVIDIA H200: BLOCK_SIZE=64 num_warps=4``."""
     kernel, device, key, config = row
-    where = "any other shape" if key is None else _pairs(key)
-    return f"{kernel}, {where}{f' on {device}' if device else ''}: {_pairs(config)}"
+    where = "any other shape" if key is None else NamedInts(key)
+    return f"{kernel}, {where}{f' on {device}' if device else ''}: {NamedInts(config)}"
 
 
-def _pairs(items: Iterable[tuple[str, int]]) -> str:
-    return " ".join(f"{name}={value}" for name, value in items)
-
-
-def _placed(entry: Entry, old: Existing, known: frozenset[str]) -> Entry:
+def _placed(entry: Entry, old: Existing, new: Table) -> Entry:
     """Where a row goes: what rests on devices that the database does not know is not overwritten by one that does."""
     kernel, device, key, config = entry.row
     held = old.entries.get((kernel, "", key))
-    if device or held is None or _devices(held) <= known:
+    if device or held is None or _devices(held) <= new.known.get(kernel, frozenset()):
         return entry
     (own, *others) = sorted(_devices(entry)) or [""]
     has_own = (kernel, own, key) in old.entries
@@ -145,11 +133,8 @@ def _is_known(entry: Entry, new: Table) -> bool:
 
 def _devices(entry: Entry) -> set[str]:
     problems = entry.evidence.get("problems")
-    found = (
-        [problem.get("device") for problem in problems if isinstance(problem, dict)]
-        if isinstance(problems, list)
-        else []
-    )
+    listed = problems if isinstance(problems, list) else []
+    found = [problem.get("device") for problem in listed if isinstance(problem, dict)]
     return {device for device in found if isinstance(device, str)}
 
 
@@ -157,21 +142,14 @@ def _same(one: tables.Row, other: tables.Row) -> bool:
     return dict(one[3]) == dict(other[3])
 
 
-def _place(row: tables.Row) -> Place:
-    return row[0], row[1], row[2]
-
-
 def _evidence(path: Path) -> Mapping[Place, Mapping[str, object]]:
     """What the rows of a table rest on; nothing for a file that was removed or damaged."""
     try:
         rows = json.loads(read(path) or "{}").get("rows", [])
-        return {(row["kernel"], row["device"], _key(row["key"])): row for row in rows}
+        keys = [None if row["key"] is None else tuple(sorted(row["key"].items())) for row in rows]
+        return {(row["kernel"], row["device"], key): row for row, key in zip(rows, keys, strict=True)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _key(items: Mapping[str, int] | None) -> tables.Key | None:
-    return None if items is None else tuple(sorted(items.items()))
 
 
 def _unknown(row: tables.Row) -> Mapping[str, object]:

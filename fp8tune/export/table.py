@@ -1,8 +1,8 @@
-"""The generated table of an arch: evidence in, the text of a Python module and of its side-car JSON out.
+"""The generated table of an arch: evidence in, the text of a Python module and of the JSON beside it out.
 
 The module holds launch configs only, so that the same database gives the same bytes; times and provenance go to the
-JSON. Which rows a table has is decided in :mod:`fp8tune.export.selecting`; here they become text. Nothing reaches the
-module unless it is an integer or matches a pattern below: a hostile database can stop an export, it cannot become code.
+JSON. Nothing reaches the module unless it is an integer or matches a pattern below: a hostile database can stop an
+export, it cannot become code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pathlib import Path
 from fp8tune.choose import untimed
 from fp8tune.choose.heldout import HeldOut, Regret
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
+from fp8tune.choose.ranking import grouped
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.export.selecting import TableRow, select
-from fp8tune.records import Evidence, NamedInts
+from fp8tune.records import Evidence, NamedInts, Problem
 from fp8tune_kernels import tables
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
@@ -92,29 +93,18 @@ def render(
 ) -> Table:
     """The table of an arch from all its evidence; of some kernels only, if given.
 
-    ``incumbents`` keep their rows until finals prove another config better by more than the keep band.
-
     Raises UsageError for an arch that cannot have a table, DatabaseError for a row that holds what no table may.
     """
     arch = checked_arch(arch)
     chosen = [item for item in evidence if kernels is None or item.problem.kernel in kernels]
     selection = select(chosen, arch, incumbents)
-    known: dict[str, set[str]] = {}
-    for item in chosen:
-        if item.device.arch == arch:
-            known.setdefault(item.problem.kernel, set()).add(item.device.name)
-    rows = sorted(selection.rows, key=lambda row: _order(_as_row(row)))
-    made = made_of(
-        arch,
-        [Entry(_as_row(row), _evidence_row(row, selection.nearest)) for row in rows],
-        selection.nearest,
-        selection.comments,
-    )
+    known = grouped((item for item in chosen if item.device.arch == arch), lambda item: item.problem.kernel)
+    entries = [Entry(row.plain, _evidence_row(row, row.kernel in selection.nearest)) for row in selection.rows]
     return replace(
-        made,
+        made_of(arch, entries, selection.nearest, selection.comments),
         notices=selection.notices,
-        robust=tuple(row for row in rows if row.key is None),
-        known={kernel: frozenset(devices) for kernel, devices in known.items()},
+        robust=tuple(sorted((row for row in selection.rows if row.key is None), key=lambda row: _order(row.plain))),
+        known={kernel: frozenset(item.device.name for item in items) for kernel, items in known.items()},
     )
 
 
@@ -241,14 +231,12 @@ def _module(
 ) -> str:
     lines = [_HEADER.format(arch=arch, nearest=_tuple([_quoted(_kernel(kernel)) for kernel in nearest]))]
     for kernel in sorted({*(row[0] for row in rows), *comments}):
-        lines += [f"    # {_kernel(kernel)}: {_comment(line)}\n" for line in comments.get(kernel, ())]
+        lines += [
+            f"    # {_kernel(kernel)}: {_checked(_COMMENT, line, 'a device or source')}\n"
+            for line in comments.get(kernel, ())
+        ]
         lines += [f"    {_row(row)},\n" for row in rows if row[0] == kernel]
     return "".join([*lines, ")\n"])
-
-
-def _as_row(row: TableRow) -> tables.Row:
-    key = None if row.key is None else tuple(sorted(row.key.items()))
-    return row.kernel, row.device, key, tuple(row.config.items())
 
 
 def _order(row: tables.Row) -> tuple[object, ...]:
@@ -259,11 +247,18 @@ def _order(row: tables.Row) -> tuple[object, ...]:
 def _row(row: tables.Row) -> str:
     kernel, device, key, config = row
     key_text = "None" if key is None else _pairs(key, row)
-    return f"({_quoted(_kernel(kernel))}, {_quoted(_device(device))}, {key_text}, {_pairs(config, row)})"
+    device = _checked(_DEVICE, device, "the device name")
+    return f"({_quoted(_kernel(kernel))}, {_quoted(device)}, {key_text}, {_pairs(config, row)})"
 
 
 def _pairs(items: Iterable[tuple[str, int]], row: tables.Row) -> str:
-    pairs = [f"({_quoted(_name(name, row))}, {_integer(value, row)})" for name, value in items]
+    pairs = []
+    for name, value in items:
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+            raise _refused(f"the name {name[:80]!r}", f"{row[0]} {row[3]}")
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise _refused(f"the value {str(value)[:80]!r}", f"{row[0]} {row[3]}")
+        pairs.append(f"({_quoted(name)}, {value})")
     return _tuple(pairs)
 
 
@@ -275,33 +270,13 @@ def _quoted(text: str) -> str:
     return f'"{text}"'  # every pattern here leaves out quotes and backslashes
 
 
-def _name(name: str, row: tables.Row) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise _refused(f"the name {str(name)[:80]!r}", f"{row[0]} {row[3]}")
-    return name
-
-
-def _integer(value: int, row: tables.Row) -> str:
-    if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise _refused(f"the value {str(value)[:80]!r}", f"{row[0]} {row[3]}")
-    return str(value)
-
-
 def _kernel(kernel: str) -> str:
-    if not _KERNEL.fullmatch(kernel):
-        raise _refused("the kernel name", kernel)
-    return kernel
+    return _checked(_KERNEL, kernel, "the kernel name")
 
 
-def _device(device: str) -> str:
-    if not _DEVICE.fullmatch(device):
-        raise _refused("the device name", device)
-    return device
-
-
-def _comment(text: str) -> str:
-    if not _COMMENT.fullmatch(text):
-        raise _refused("a device or source", text)
+def _checked(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(text):
+        raise _refused(what, text)
     return text
 
 
@@ -309,7 +284,7 @@ def _refused(what: str, where: str) -> DatabaseError:
     return DatabaseError(f"refused to export {what} of {where[:120]!r}: no table may hold it; delete that row")
 
 
-def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, object]:
+def _evidence_row(row: TableRow, takes_nearest: bool) -> Mapping[str, object]:
     return {
         "kernel": row.kernel,
         "device": row.device,
@@ -319,12 +294,10 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
         "other_implementation": row.other_implementation,
         "evidence": str(row.basis),
         **({"timed_on": untimed.TIMED_ON, "mean_slowdown": _rounded(row.elsewhere)} if row.elsewhere else {}),
-        **({"held_out": _held_out(row.held_out, row.kernel in nearest)} if row.held_out else {}),
+        **({"held_out": _held_out(row.held_out, takes_nearest)} if row.held_out else {}),
         "problems": [
             {
-                "shape": _plain(winner.problem.shape),
-                "routing": winner.problem.routing,
-                "input_layout": winner.problem.input_layout,
+                **_problem(winner.problem),
                 "fp8_dtype": winner.problem.fp8_dtype,
                 "scale_mode": winner.problem.scale_mode,
                 "kind": str(winner.kind),
@@ -337,8 +310,8 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
                 "verdict": winner.verdict,
                 "noise_floor": _rounded(winner.noise_floor),
                 "runner_up": _plain(winner.runner_up),
-                "runner_up_us": None if winner.runner_up_us is None else round(winner.runner_up_us, 3),
-                "ceiling_share": None if winner.ceiling_share is None else round(winner.ceiling_share, 4),
+                "runner_up_us": _rounded(winner.runner_up_us, 3),
+                "ceiling_share": _rounded(winner.ceiling_share),
                 "time_us": round(time_us, 3),
             }
             for winner, time_us in row.problems
@@ -347,9 +320,8 @@ def _evidence_row(row: TableRow, nearest: Collection[str]) -> Mapping[str, objec
 
 
 def _held_out(held_out: HeldOut, takes_nearest: bool) -> Mapping[str, object]:
-    """What lookups lose on each measured shape without it, by either rule, and by which the kernel goes."""
-    robust, nearest = _regret(held_out.robust), _regret(held_out.nearest)
-    return {"rule": "nearest" if takes_nearest else "robust", "robust": robust, "nearest": nearest}
+    rule = "nearest" if takes_nearest else "robust"
+    return {"rule": rule, "robust": _regret(held_out.robust), "nearest": _regret(held_out.nearest)}
 
 
 def _regret(regret: Regret) -> Mapping[str, object]:
@@ -358,9 +330,7 @@ def _regret(regret: Regret) -> Mapping[str, object]:
         "worst_slowdown": _rounded(regret.worst_slowdown),
         "problems": [
             {
-                "shape": _plain(left.problem.shape),
-                "routing": left.problem.routing,
-                "input_layout": left.problem.input_layout,
+                **_problem(left.problem),
                 "config": _plain(left.config),
                 "slowdown": _rounded(left.slowdown),
             }
@@ -369,8 +339,12 @@ def _regret(regret: Regret) -> Mapping[str, object]:
     }
 
 
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
+def _problem(problem: Problem) -> Mapping[str, object]:
+    return {"shape": dict(problem.shape), "routing": problem.routing, "input_layout": problem.input_layout}
+
+
+def _rounded(share: float | None, digits: int = 4) -> float | None:
+    return None if share is None else round(share, digits)
 
 
 def _plain(items: NamedInts | None) -> Mapping[str, int] | None:

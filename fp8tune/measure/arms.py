@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fp8tune.plan.seeds import seed_text
+from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import KernelSpec
 

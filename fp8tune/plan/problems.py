@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import keyword
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.plan.shapes import DIMS
@@ -25,7 +25,6 @@ IN_DTYPES = ("bfloat16", "float32")
 
 LARGEST_VALUE = 2**20
 """Triton's limit on the elements of a block, so that no axis can mean more."""
-
 
 LARGEST_BYTES = 2**40
 """No accelerator has as much memory for one input and output: 1 TiB."""
@@ -62,13 +61,9 @@ def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
         return value
     if not 1 <= value <= LARGEST_VALUE:
         raise UsageError(f"grid axis {axis} takes integers from 1 to {LARGEST_VALUE}, not {text!r}")
-    if _wants_powers_of_two(axis) and value & (value - 1):
+    if (axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")) and value & (value - 1):
         raise UsageError(f"grid axis {axis} takes powers of two, not {value}: Triton allows no other")
     return value
-
-
-def _wants_powers_of_two(axis: str) -> bool:
-    return axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")
 
 
 def problems(
@@ -83,14 +78,18 @@ def problems(
 ) -> list[Problem]:
     """The kernel's problems in a shape set, in its order and without duplicates; each once for every input layout.
 
-    ``routing`` is ignored by a kernel without groups; ``scale_mode`` None is the first that the kernel declares. Raises
-    UsageError for a name nobody knows, and where the rows hold no problem for this kernel.
+    ``routing`` is ignored by a kernel without groups; ``scale_mode`` None is the first that the kernel declares.
+    Raises UsageError for an unknown name, and where the rows hold no problem for this kernel.
     """
     scale_mode = scale_mode or spec.scale_modes[0]
-    _known("routing", routing, ROUTINGS)
-    _known("input dtype", in_dtype, IN_DTYPES)
-    _known("fp8 dtype", fp8_dtype, FP8_DTYPES)
-    _known(f"scale mode of {spec.name}", scale_mode, spec.scale_modes)
+    for what, name, names in (
+        ("routing", routing, ROUTINGS),
+        ("input dtype", in_dtype, IN_DTYPES),
+        ("fp8 dtype", fp8_dtype, FP8_DTYPES),
+        (f"scale mode of {spec.name}", scale_mode, spec.scale_modes),
+    ):
+        if name not in names:
+            raise unknown(what, name, names)
     spread = routing if spec.routed else "none"
     found = dict.fromkeys(
         Problem(spec.name, shape, spread, layout, in_dtype, fp8_dtype, scale_mode, seed)
@@ -128,15 +127,10 @@ def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
         raise UsageError(f"{spec.name} {shape} moves {bytes_moved:,} bytes: no device has more than {LARGEST_BYTES:,}")
 
 
-def _known(what: str, name: str, names: Sequence[str]) -> None:
-    if name not in names:
-        raise unknown(what, name, names)
-
-
 def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> list[NamedInts]:
     """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out.
 
-    Raises UsageError for a key that no row has, whatever else ``problems`` raises, and what is no shape.
+    Raises UsageError for all else that ``problems`` raises, and for what is no shape.
     """
     found: list[NamedInts] = []
     try:
@@ -157,7 +151,6 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> list[NamedInts]:
 
 
 def _checked(spec: KernelSpec, shape: object) -> NamedInts:
-    """A shape that can be stored. Raises UsageError for any other."""
     if not isinstance(shape, NamedInts) or not shape:
         raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of at least one size")
     for name, size in shape.items():
@@ -172,23 +165,13 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     The declared default comes first, then the product of ``axes`` in declaration order. The default is never pruned,
     because users get it where the table is silent. ``limits`` None prunes nothing.
     """
-    listed = dict.fromkeys([_in_order(spec.default, axes), *_product(axes)])
-    return {config: _reason(spec, problem, config, limits) or "" for config in listed}
-
-
-def _in_order(config: NamedInts, axes: Axes) -> NamedInts:
-    return NamedInts([(name, config[name]) for name in axes if name in config])
-
-
-def _product(axes: Axes) -> Iterator[NamedInts]:
-    for values in itertools.product(*axes.values()):
-        yield NamedInts(list(zip(axes, values, strict=True)))
-
-
-def _reason(spec: KernelSpec, problem: Problem, config: NamedInts, limits: DeviceLimits | None) -> str | None:
-    if limits is None or config == spec.default:
-        return None
-    return spec.invalid(config, problem.shape, limits)
+    default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
+    grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    found = dict.fromkeys([default, *grid], "")
+    for config in found:
+        if limits is not None and config != spec.default:
+            found[config] = spec.invalid(config, problem.shape, limits) or ""
+    return found
 
 
 def interpreter_configs(
@@ -198,13 +181,20 @@ def interpreter_configs(
 
     The interpreter ignores launch options, so they take the default's values. It has no limits, so nothing is pruned.
     """
-    small = dict.fromkeys(_scaled_down(spec, problem) for problem in full_size)
+    small = dict.fromkeys(spec.scaled_down(problem) for problem in full_size)
+    if strange := [problem for problem in small if not isinstance(problem, Problem)]:
+        raise UsageError(f"scaled_down of kernel {spec.name!r} gives {strange[0]!r:.80}: return a Problem")
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
     return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
 
 
-def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:
-    small = spec.scaled_down(problem)
-    if not isinstance(small, Problem):
-        raise UsageError(f"scaled_down of kernel {spec.name!r} gives {small!r:.80}: return a Problem")
-    return small
+def seed_text(problem: Problem) -> str:
+    """What every permutation and every simulated time of a problem depends on: this text must never change.
+
+    It is what ``repr`` gave at first. A field added to Problem enters it only with another value than its default.
+    """
+    return (
+        f"Problem(kernel={problem.kernel!r}, shape=NamedInts({problem.shape}), routing={problem.routing!r}, "
+        f"input_layout={problem.input_layout!r}, in_dtype={problem.in_dtype!r}, fp8_dtype={problem.fp8_dtype!r}, "
+        f"scale_mode={problem.scale_mode!r}, seed={problem.seed})"
+    )

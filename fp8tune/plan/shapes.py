@@ -2,8 +2,8 @@
 
 A file holds ``[[rows]]`` entries. Each names ``M`` (tokens on this device), ``K`` (model dim), ``E`` (experts held
 here, and groups of tokens) and, where the source has one, ``N`` (expert hidden dim). A dim is an integer or a list of
-them; the lists of an entry multiply out, in the order ``M, K, N, E``. Every kernel derives its own problems from a row
-(``KernelSpec.problems``), so no entry speaks of a kernel, a dtype or a routing.
+them; the lists of an entry multiply out, in the order ``M, K, N, E``. Kernels derive problems from a row by
+``KernelSpec.problems``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_DIM = 2**31 - 1
 """Group ends (``offs``) are int32."""
 
 MOST_ROWS = 10_000
-"""A file of more rows is a slip of the pen: lists multiply out."""
+"""A file of more rows is a mistake: lists multiply out."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def _rows(path: Path) -> tuple[NamedInts, ...]:
     count = sum(math.prod(len(sizes) for sizes in entry.values()) for entry in axes)
     if count > MOST_ROWS:
         raise UsageError(f"{where} multiplies out to {count} rows: keep it to {MOST_ROWS}")
-    return tuple(row for entry in axes for row in _multiplied_out(entry))
+    multiplied = ((entry, sizes) for entry in axes for sizes in itertools.product(*entry.values()))
+    return tuple(NamedInts(list(zip(entry, sizes, strict=True))) for entry, sizes in multiplied)
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -107,7 +108,3 @@ def _sizes(value: object, where: str) -> tuple[int, ...]:
         if not 1 <= size <= LARGEST_DIM:
             raise UsageError(f"{where} must be from 1 to {LARGEST_DIM}")
     return tuple(sizes)
-
-
-def _multiplied_out(axes: dict[str, tuple[int, ...]]) -> list[NamedInts]:
-    return [NamedInts(tuple(zip(axes, sizes, strict=True))) for sizes in itertools.product(*axes.values())]

@@ -1,7 +1,7 @@
-"""What a lookup key leaves out: a problem again and again, each time with another value of one argument the key lacks.
+"""Problems under one lookup key: each with another value of one argument that the key lacks.
 
-Whatever a kernel's key does not name is shared by all problems under it, and so must not change which config wins.
-Dtypes are left alone: a table is made for one input and one FP8 dtype.
+What a kernel's key does not name must not change which config wins. Dtypes are left alone: a table is made for one
+input and one FP8 dtype.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ def key_faults(spec: KernelSpec, problem: Problem) -> list[str]:
 
 def variations(spec: KernelSpec, problem: Problem) -> list[Variation]:
     """The problem with every argument that the key lacks varied, one at a time; every one has the same lookup key."""
-    found = [*_sizes(spec, problem), *_layouts(spec, problem)]
-    return [variation for variation in dict.fromkeys(found) if variation.problem != problem]
+    return [variation for variation in dict.fromkeys(_variations(spec, problem)) if variation.problem != problem]
 
 
-def _sizes(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
-    """Both ends and the middle of a bucket; half and double of a dim that the key does not know at all."""
+def _variations(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
+    """Of sizes both ends and the middle of a bucket; half and double of a dim that the key does not know at all."""
     for dim, size in problem.shape.items():
         if dim in spec.key:
             continue
@@ -51,9 +50,6 @@ def _sizes(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
         within = (least, 3 * least // 2, 2 * least - STEP if least > STEP else 2 * least - 1)
         for other in within if f"{dim}_bucket" in spec.key else (max(1, size // 2), 2 * size):
             yield Variation(dim, replace(problem, shape=NamedInts({**problem.shape, dim: other})))
-
-
-def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
     if spec.routed:
         yield from (Variation("routing", replace(problem, routing=routing)) for routing in ROUTINGS)
     if LAYOUT_FLAG not in spec.key:

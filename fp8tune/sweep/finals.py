@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import Decision, needs_more
-from fp8tune.choose.finals import FinalsTimes, decide_finals
+from fp8tune.choose.decision import Decision, FinalsTimes, decide_finals, needs_more
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
-from fp8tune.plan.seeds import seed_text
+from fp8tune.plan.problems import seed_text
 from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Added, Event, FinalsStarted, NoFinals, TrialDone

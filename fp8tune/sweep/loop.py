@@ -18,7 +18,7 @@ from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, CopyCeiling
 from fp8tune.measure.machine import is_machines
-from fp8tune.plan.seeds import seed_text
+from fp8tune.plan.problems import seed_text
 from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.stats import median
 from fp8tune.store.results import Store

@@ -117,7 +117,7 @@ def test_a_lone_finalist_is_the_pick():
 
 def test_the_bound_is_the_paired_t_of_processes_shared_out_over_rivals_and_looks():
     timed = values(processes=8, first=0.0, second=0.02, third=0.03)
-    decision = decided(timed, decisions=3)
+    decision = decided(timed, plan=MeasuringPlan(more_processes=(12, 24)))
     rivals = {
         rival: stats.ttest_rel(list(timed[FIRST].values()), list(timed[rival].values())).confidence_interval(
             1 - 2 * 0.025 / (2 * 3)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.choose import ranking
-from fp8tune.choose.decision import PickVerdict
-from fp8tune.choose.finals import decide_finals, noise_floor
+from fp8tune.choose.decision import PickVerdict, decide_finals, noise_floor
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 
 FIRST = FinalsRun("first", tie_band=0.01, keep_band=0.015)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.compiled.occupancy import resident_warps
+from fp8tune.compiled.facts import resident_warps
 from fp8tune_kernels.arches import ARCHES, SIMDS
 
 

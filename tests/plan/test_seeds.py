@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from dataclasses import fields
 
-from fp8tune.plan.seeds import seed_text
+from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Problem
 
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, G=8), "jagged", seed=3)
