@@ -77,12 +77,12 @@ def _bench_operation(options: BenchOptions, op: OperationName, backend: Backend,
     from fp8tune.render import bench as render_bench
     from fp8tune.render import grouped as render_grouped
     from fp8tune.render import terminal as render
-    from fp8tune.store import published as store_published
+    from fp8tune.store.published import read_operations
 
     problems = benchmark.problems_of(options, backend)
     for line in notices:
         render.notice(line)
-    published = [row for row in store_published.read(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
+    published = [row for row in read_operations(sweeps_dir() / "published" / "grouped_mm.csv") if op.covers(row)]
     rows: list[benchmark.Row] = []
     try:
         with render_bench.BenchProgress() as progress:

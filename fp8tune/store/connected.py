@@ -46,21 +46,18 @@ _Method = Callable[Concatenate[Of, Given], Found]
 
 def reads(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
     """A method that reads in a transaction of its own: all that it reads is of one moment."""
-
-    @functools.wraps(method)
-    def within(self: Of, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        with self._transaction():
-            return method(self, *args, **kwargs)
-
-    return within
+    return _within_transaction(method, write=False)
 
 
 def writes(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
     """A method that writes in a transaction of its own, all or nothing."""
+    return _within_transaction(method, write=True)
 
+
+def _within_transaction(method: _Method[Of, Given, Found], *, write: bool) -> _Method[Of, Given, Found]:
     @functools.wraps(method)
     def within(self: Of, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        with self._transaction(write=True):
+        with self._transaction(write=write):
             return method(self, *args, **kwargs)
 
     return within

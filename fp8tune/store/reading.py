@@ -317,7 +317,7 @@ def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Itera
         except MissingRowError:  # named already
             continue
         except DatabaseError as error:
-            unreadable.of(connection).add(Trials, found.id, str(error))
+            unreadable.leave_out(connection, Trials, found.id, str(error))
             continue
         yield row
 

@@ -26,9 +26,10 @@ from fp8tune.records import (
     Row,
     Subject,
 )
-from fp8tune.store import database, gathering, migrations, process_times, unreadable
+from fp8tune.store import database, migrations, process_times, unreadable
 from fp8tune.store.connected import reads, writes
-from fp8tune.store.reading import Reading
+from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.reading import Reading, chosen
 from fp8tune.store.schema import (
     Calibrations,
     Completions,
@@ -129,7 +130,7 @@ class Store(Reading):
         self._writer.id(
             Finals,
             self._writer.swept(sweep_id, subject),
-            {name: getattr(run, name) for name in ("tie_band", "keep_band", "floor_us")},
+            {"tie_band": run.tie_band, "keep_band": run.keep_band, "floor_us": run.floor_us},
         )
 
     @writes
@@ -199,14 +200,22 @@ class Store(Reading):
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
         *,
-        keep: gathering.Keep | None = None,
+        keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
         finalists_only: bool = False,
     ) -> list[Evidence]:
-        """All candidates that have rows, each with one time a process: see :class:`fp8tune.store.gathering.Query`."""
-        query = gathering.Query(kernel, arch, kinds, problems, device, keep, finalists_only)
-        return gathering.evidence(self._connection, COPY_CEILING, query)
+        """One record a candidate that has rows; None means any.
+
+        ``device``: with the software that drove it. ``keep``: which pools to read, see
+        :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
+        what reached them.
+        """
+        gathering = Gathering.begin(self._connection, COPY_CEILING)
+        wanted = gathering.wanted(chosen(kernel, arch, kinds), problems, device)
+        if keep is None:
+            return gathering.read(wanted)
+        return gathering.read_kept(wanted, keep, few=problems is not None, finalists_only=finalists_only)
 
     # Health
 

@@ -82,7 +82,7 @@ def _summaries(connection: Connection, query: Select[Any]) -> Iterator[tuple[int
 def _readable(connection: Connection, candidate: int) -> list[Sequence[Any]]:
     """The trials of one candidate that can be read; the others are noted."""
     query = select(*(Trials.c[name] for name in _COLUMNS)).where(Trials.c.candidate_id == candidate)
-    return list(unreadable.one_by_one(connection, query, unreadable.of(connection).add))
+    return list(unreadable.one_by_one(connection, query))
 
 
 def _unchecked(name: str) -> Any:
