@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from sqlalchemy import Connection, Table, inspect, select, update
@@ -21,15 +23,16 @@ from fp8tune.records import (
     KernelVersion,
     Kind,
     NamedInts,
+    Outcome,
     Problem,
     Published,
     Row,
+    Status,
     Subject,
 )
 from fp8tune.store import database, migrations, process_times, unreadable
-from fp8tune.store.connected import reads, writes
 from fp8tune.store.gathering import Gathering, Keep
-from fp8tune.store.reading import Reading, chosen
+from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
     Completions,
@@ -39,7 +42,6 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
-from fp8tune.store.tallies import Tally
 from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
 
@@ -48,6 +50,32 @@ COPY_CEILING = "copy_ceiling_gb_per_s"
 
 _YIELD = 1000
 """Rows read at a time where a whole table is streamed."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The configs that were tried on a subject."""
+
+    subject: Subject
+    outcomes: Mapping[NamedInts, Outcome]
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """How many configs ended how."""
+        return Counter(outcome.status for outcome in self.outcomes.values())
+
+    @property
+    def failures(self) -> dict[NamedInts, Outcome]:
+        """What failed; wrong bytes first."""
+        failed = {
+            c: outcome for c, outcome in self.outcomes.items() if outcome.status not in (Status.OK, Status.PRUNED)
+        }
+        return dict(sorted(failed.items(), key=lambda item: item[1].status is not Status.WRONG))
+
+    @property
+    def has_right(self) -> bool:
+        """Whether at least one config is right, or none was tried."""
+        return not self.failures or Status.OK in self.counts
 
 
 class Store(Reading):

@@ -96,7 +96,7 @@ Note = Callable[[Table, int, str], None]
 """Takes an unreadable row: its table, its id, the reason."""
 
 
-def stream(connection: Connection, query: Select[Any], by: Column[Any]) -> Iterator[Any]:
+def stream(connection: Connection, query: Select[Any], by: Column[Any], note: Note | None = None) -> Iterator[Any]:
     """Likewise, without holding all rows in memory: by a rising column of the query that no two rows share."""
     last = None
     try:
@@ -105,7 +105,7 @@ def stream(connection: Connection, query: Select[Any], by: Column[Any]) -> Itera
             yield row
     except DatabaseError:
         rest = query if last is None else query.where(by > last)
-        yield from one_by_one(connection, rest)
+        yield from one_by_one(connection, rest, note)
 
 
 def one_by_one(connection: Connection, query: Select[Any], note: Note | None = None) -> Iterator[Any]:
@@ -164,8 +164,9 @@ def find(connection: Connection) -> dict[RowName, str]:
         found.setdefault((table.name, id), reason)
 
     for table in _TABLES:
-        query = select(*table.c)
-        deque(one_by_one(connection, query.where(_is_suspect(connection)) if table is Trials else query, note), 0)
+        query = select(*table.c).order_by(table.c.id)
+        query = query.where(_is_suspect(connection)) if table is Trials else query
+        deque(stream(connection, query, table.c.id, note), 0)
     for table in _TABLES:
         for column, parent in _references(table):
             there = select(parent.c.id).where(parent.c.id == column).exists()
