@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.store.tallies import Tally
+    from fp8tune.store.results import Tally
 
 Object = Mapping[str, object]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fp8tune.records import Outcome, Problem
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.store.tallies import Tally
+from fp8tune.store.results import Tally
 
 
 def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[str]:
