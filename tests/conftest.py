@@ -1,9 +1,11 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
@@ -31,6 +33,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> str:
     """The torch device kernels run on in this session."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def once_a_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], str]], str]:
+    """Gives what a slow function returns; the first of several worker processes that asks for a name calls it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def made(name: str, make: Callable[[], str]) -> str:
+        file = folder / f"{name}.txt"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                file.write_text(make())
+        return file.read_text()
+
+    return made
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,21 @@ WIDE = {
 
 
 @pytest.fixture(scope="module", params=WIDE)
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def compiled(
+    request: pytest.FixtureRequest, once_a_run: Callable[[str, Callable[[], str]], str]
+) -> tuple[str, dict[str, Any]]:
+    return request.param, json.loads(once_a_run(f"compiled for {request.param}", lambda: compiled_for(request.param)))
+
+
+def compiled_for(arch: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    ran = subprocess.run(
-        [sys.executable, SCRIPT, request.param], env=environment, capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as cache:
+        environment["TRITON_CACHE_DIR"] = cache
+        ran = subprocess.run(
+            [sys.executable, SCRIPT, arch], env=environment, capture_output=True, text=True, check=False
+        )
     assert ran.returncode == 0, ran.stderr
-    return request.param, json.loads(ran.stdout)
+    return ran.stdout
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
