@@ -1,14 +1,14 @@
 """The tuners that race over one problem of ``colwise``, each as its own documentation says to use it.
 
-A contestant is a function of the course that imports and builds what it needs and returns the search. Only the search
-is on the clock: from its first call to the pick. All of them launch ``colwise_kernel`` just as a sweep does.
+A contestant is a function of the course that imports and builds what it needs and returns the search, which alone is
+on the clock. All of them launch ``colwise_kernel`` just as a sweep does.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +41,8 @@ class Course:
 
     spec: KernelSpec
     problem: Problem
+    axes: Mapping[str, Sequence[int]]
+    """The kernel's, as the grid narrows and widens them."""
     configs: tuple[NamedInts, ...]
     torch_device: str
     """``cuda``; or ``meta`` where there is no GPU: tuners can be built there, nothing can be searched."""
@@ -57,15 +59,10 @@ class Course:
         axes = plan.parse_grid(GRID, spec.axes)
         kept = [config for config, pruned in plan.configs(spec, problem, axes, limits).items() if not pruned]
         in_grid = tuple(config for config in kept if all(config[axis] in axes[axis] for axis in axes))  # no default
-        return cls(spec, problem, in_grid, "cuda" if torch.cuda.is_available() else "meta")
-
-    @cached_property
-    def axes(self) -> Mapping[str, tuple[int, ...]]:
-        """The kernel's, as the grid narrows and widens them."""
-        return {axis: tuple(values) for axis, values in plan.parse_grid(GRID, self.spec.axes).items()}
+        return cls(spec, problem, axes, in_grid, "cuda" if torch.cuda.is_available() else "meta")
 
     @property
-    def tunables(self) -> dict[str, tuple[int, ...]]:
+    def tunables(self) -> dict[str, Sequence[int]]:
         """The axes that have a choice of values."""
         return {axis: values for axis, values in self.axes.items() if len(values) > 1}
 

@@ -54,10 +54,9 @@ class Step(Contender):
     def work(self) -> Work:
         """The bytes of the parts; bf16 has GEMMs alone, of values twice as wide."""
         parts = GEMMS if self.name == BF16 else parts_of(self.problem)
-        if self.step == FORWARD:
-            forward = (*operation_of(self.problem).forward_parts, *FORWARD_PADDING)
-            parts = tuple(part for part in parts if part in forward)
-        least_bytes = sum(part_bytes(part, self.problem) for part in parts) * (2 if self.name == BF16 else 1)
+        forward = (*operation_of(self.problem).forward_parts, *FORWARD_PADDING)
+        timed = [part for part in parts if self.step != FORWARD or part in forward]
+        least_bytes = sum(part_bytes(part, self.problem) for part in timed) * (2 if self.name == BF16 else 1)
         return Work(f"{self.name} {self.step} {self.problem}", least_bytes)
 
     def build(self, torch_device: str) -> None:
