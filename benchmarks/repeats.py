@@ -89,7 +89,7 @@ def swept(options: Options, folder: Path, calibration: str | None, incumbents: I
 
 
 def check_calibration(store: Store, device: Device) -> None:
-    """Raises UsageError unless a database holds a calibration of the device, and no rows a sweep would begin with."""
+    """Raises UsageError unless a database holds a calibration of the device, and no rows."""
     if store.counts():
         raise UsageError("--calibration takes a database that nothing was swept into")
     if not is_calibrated(store.calibration(device)):

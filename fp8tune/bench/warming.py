@@ -73,8 +73,7 @@ def warm_up(arm: Arm) -> bool:
 def tune_in_short_blocks() -> None:
     """Have Triton's autotuners time each config for :data:`TUNING_MS` in this process.
 
-    By default they take 100 ms, as if there was one problem: torchao's 36 configs on 36 problems are minutes. A block
-    of ours has 10 ms.
+    With their 100 ms torchao's 36 configs on 36 problems would take minutes. A block of ours has 10 ms.
     """
     import torch
     from triton.runtime import driver
