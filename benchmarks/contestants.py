@@ -1,14 +1,14 @@
 """The tuners that race over one problem of ``colwise``, each as its own documentation says to use it.
 
-A contestant is a function of the course that imports and builds what it needs and returns the search. Only the search
-is on the clock: from its first call to the pick. All of them launch ``colwise_kernel`` just as a sweep does.
+A contestant is a function of the course that imports and builds what it needs and returns the search, which alone is
+on the clock. All of them launch ``colwise_kernel`` just as a sweep does.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,8 +28,8 @@ KERNEL = "colwise"
 ROW = NamedInts(M=16640, K=5120, E=64)
 """A row of a shape set. It has no N, and so holds one problem: 16640 x 5120 in 64 jagged groups."""
 GRID = ("BLOCK_SIZE_ITER=32,64,128,256,512", "LEAD=0", "maxnreg=0")
-"""The kernel's grid, but for this: every tuner launches one function with the same tensors, and so nothing that has
-zeroes written first (panels), and no option that is left out rather than 0. A short tile makes up for the number."""
+"""Every tuner launches one function with the same tensors: nothing that has zeroes written first (panels), and no
+option that is left out rather than 0. A short tile makes up for the number."""
 ARCH_WITHOUT_GPU = "sm_90"
 SAMPLES = 5
 """Launches of a config that the oracle times in a round, after one that is not timed."""
@@ -41,6 +41,8 @@ class Course:
 
     spec: KernelSpec
     problem: Problem
+    axes: Mapping[str, Sequence[int]]
+    """The kernel's, as the grid narrows and widens them."""
     configs: tuple[NamedInts, ...]
     torch_device: str
     """``cuda``; or ``meta`` where there is no GPU: tuners can be built there, nothing can be searched."""
@@ -55,20 +57,12 @@ class Course:
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
         axes = plan.parse_grid(GRID, spec.axes)
-        grid = plan.configs(spec, problem, axes, limits)
-        kept = [config for config, pruned in grid.items() if not pruned]
-        configs = tuple(
-            config for config in kept if all(config[axis] in axes[axis] for axis in axes)
-        )  # not the default
-        return cls(spec, problem, configs, "cuda" if torch.cuda.is_available() else "meta")
-
-    @cached_property
-    def axes(self) -> Mapping[str, tuple[int, ...]]:
-        """The kernel's, as the grid narrows and widens them."""
-        return {axis: tuple(values) for axis, values in plan.parse_grid(GRID, self.spec.axes).items()}
+        kept = [config for config, pruned in plan.configs(spec, problem, axes, limits).items() if not pruned]
+        in_grid = tuple(config for config in kept if all(config[axis] in axes[axis] for axis in axes))  # no default
+        return cls(spec, problem, axes, in_grid, "cuda" if torch.cuda.is_available() else "meta")
 
     @property
-    def tunables(self) -> dict[str, tuple[int, ...]]:
+    def tunables(self) -> dict[str, Sequence[int]]:
         """The axes that have a choice of values."""
         return {axis: values for axis, values in self.axes.items() if len(values) > 1}
 
@@ -161,8 +155,8 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     shapes, db = str(folder / "race.toml"), str(folder / "race.db")
     sizes = "\n".join(f"{dim} = {size}" for dim, size in ROW.items())
     Path(shapes).write_text(f"[[rows]]\n{sizes}\n")
-    grid = [argument for axis in GRID for argument in ("--grid", axis)]
-    command = ["sweep", "--quick", "--kernel", KERNEL, "--shapes", shapes, *grid, "--timer", timer, "--db", db]
+    command = ["sweep", "--quick", "--kernel", KERNEL, "--shapes", shapes, "--timer", timer, "--db", db]
+    command += [argument for axis in GRID for argument in ("--grid", axis)]
 
     def search() -> Found:
         app(command, standalone_mode=False)

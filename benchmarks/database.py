@@ -25,14 +25,9 @@ from fp8tune import scratch
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.store.results import Store
 
-AXES = (
-    ("BLOCK_SIZE", (32, 64, 128, 256)),
-    ("BLOCK_SIZE_ITER", (32, 64, 128, 256)),
-    ("num_warps", (4, 8)),
-    ("num_stages", (1, 2, 3)),
-)
-NAMES = [name for name, _ in AXES]
-CONFIGS = [NamedInts(list(zip(NAMES, values, strict=True))) for values in itertools.product(*(at for _, at in AXES))]
+SIZES = (32, 64, 128, 256)
+AXES = (("BLOCK_SIZE", SIZES), ("BLOCK_SIZE_ITER", SIZES), ("num_warps", (4, 8)), ("num_stages", (1, 2, 3)))
+CONFIGS = [NamedInts(dict(zip(dict(AXES), values, strict=True))) for values in itertools.product(*dict(AXES).values())]
 DEVICE = Device("sm_90", "NVIDIA H100 80GB HBM3", "0123456789abcdef", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 KERNELS = ("colwise", "rowwise-2d")
 SAMPLES = 30
@@ -44,10 +39,8 @@ LIMIT_MB = 500
 
 
 def sweep_of(version: KernelVersion, problem: Problem, generator: random.Random) -> list[Row]:
-    """A screen of all configs, two more rounds of those within 1.3x, and finals in 6 processes of 6 rounds.
-
-    In the finals are the default with its duplicate and the fastest.
-    """
+    """A screen of all configs, two more rounds of those within 1.3x, and finals of the default, its duplicate and the
+    fastest."""
     slowdowns = {config: 1 + 0.6 * generator.random() for config in CONFIGS}
     ranked = sorted(CONFIGS, key=slowdowns.__getitem__)
     near = [config for config in CONFIGS if slowdowns[config] < 1.3]
@@ -161,9 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--versions", type=int, default=8, help="kernel versions the rows are spread over")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument(
-        "--db", type=Path, help="a database to make and keep, or to measure again; default: none is kept"
-    )
+    parser.add_argument("--db", type=Path, help="a database to make and keep, or to measure again; default: none")
     options = parser.parse_args(arguments)
     with scratch.folder("database") as folder:
         path = options.db or folder / "results.db"

@@ -9,6 +9,7 @@ whether the next run picks the same. ``benchmarks/README.md`` says how to read i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,10 @@ ORACLE = "oracle"
 """The process that times all configs at length."""
 BEFORE_THE_ORACLE = 2
 """So many contestants: should time run out, the figures that matter are there."""
-HEADINGS: tuple[str, ...] = (
-    "contestant",
-    "search s",
-    "less",
-    "process s",
-    "less",
-    "timed",
-    "pick",
-    "regret %",
-    "runs",
-    "picks",
-)
-HEADINGS += ("mean regret %", "worst %")
+COLD = ("contestant", "search s", "less", "process s", "less", "timed", "pick", "regret %")
+ALL_RUNS = ("runs", "picks", "mean regret %", "worst %")
+
+say = partial(print, flush=True)
 
 Answer = dict[str, Any]
 """What a process found; ``failure`` holds the reason where it found nothing."""
@@ -63,13 +56,6 @@ class Run:
     """Configs that the contestant timed."""
     failure: str = ""
     """Why there is no pick."""
-
-    @classmethod
-    def of(cls, contestant: str, answer: Answer, process_s: float) -> Run:
-        """From what a process answered."""
-        pick = NamedInts(answer["pick"]) if "pick" in answer else None
-        failure = answer.get("failure", "")
-        return cls(contestant, process_s, answer.get("search_s"), pick, answer.get("timed"), failure)
 
 
 @dataclass(frozen=True)
@@ -94,9 +80,7 @@ class Oracle:
 
     def regret(self, pick: NamedInts | None) -> float | None:
         """0.01 for a pick 1 % slower than the best; None for a config that was not timed."""
-        if pick is None or pick not in self.times_us:
-            return None
-        return self.times_us[pick] / self.times_us[self.best] - 1
+        return self.times_us[pick] / self.times_us[self.best] - 1 if pick and pick in self.times_us else None
 
 
 # The table
@@ -108,7 +92,7 @@ def table(runs: Sequence[Run], oracle: Oracle | None) -> str:
     for run in runs:
         by_contestant.setdefault(run.contestant, []).append(run)
     others = by_contestant.get("triton.autotune", [None])[0]
-    rows = [HEADINGS, *(_cells(own, others, oracle) for own in by_contestant.values() if own[0].pick)]
+    rows = [(*COLD, *ALL_RUNS), *(_cells(own, others, oracle) for own in by_contestant.values() if own[0].pick)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     text += [f"{name}: {own[0].failure}" for name, own in by_contestant.items() if not own[0].pick]
@@ -144,16 +128,16 @@ def config_text(config: NamedInts | None) -> str:
     return "/".join(str(value) for value in config.values()) if config else "-"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return _number(None if share is None else 100 * share, 2)
 
 
 def _ratio(theirs_s: float | None, own_s: float | None) -> str:
     return f"{theirs_s / own_s:.1f}x" if theirs_s and own_s else "-"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"
 
 
 def as_json(runs: Sequence[Run], oracle: Oracle | None) -> Mapping[str, object]:
@@ -171,24 +155,22 @@ def answer_of(name: str, rounds: int, dry: bool) -> Answer:
     course = Course.here()
     if name == ORACLE:
         return {"rounds_us": [[dict(config), us] for config, us in true_times_us(course, rounds).items()]}
+    what = "cannot be used here"
     try:
         search = CONTESTANTS[name](course)
-    except Exception as error:  # whatever keeps a tuner from being used here is its line in the table
-        return {"failure": f"cannot be used here: {one_line(error)}"}
-    if dry:
-        return {"failure": "ready"}
-    begun = time.perf_counter()
-    try:
+        if dry:
+            return {"failure": "ready"}
+        what, begun = "failed", time.perf_counter()
         found = search()
-    except Exception as error:  # likewise whatever it dies of
-        return {"failure": f"failed: {one_line(error)}"}
-    return {"search_s": time.perf_counter() - begun, "pick": dict(found.pick), "timed": found.timed}
+        return {"search_s": time.perf_counter() - begun, "pick": dict(found.pick), "timed": found.timed}
+    except Exception as error:  # whatever keeps a tuner from a pick is its line in the table
+        return {"failure": f"{what}: {one_line(error)}"}
 
 
 def in_process(name: str, given: argparse.Namespace, folder: Path, cache: Path) -> tuple[Answer, float]:
     """The answer of a process and the seconds it lived. Triton's cache is in ``cache``, temporary files in ``folder``.
 
-    One that does not end in time is killed with all it started: nothing of it may share the GPU with the next.
+    One that does not end in time is killed with all it started: it must not share the GPU with the next.
     """
     for made in (folder, cache):
         made.mkdir(parents=True, exist_ok=True)
@@ -207,11 +189,9 @@ def in_process(name: str, given: argparse.Namespace, folder: Path, cache: Path) 
         except subprocess.TimeoutExpired:
             return {"failure": f"stopped after {given.time_budget:g} s"}, time.monotonic() - begun
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            except ProcessLookupError:
-                pass
     seconds = time.monotonic() - begun
     if answer.exists():
         return json.loads(answer.read_text()), seconds
@@ -241,10 +221,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def schedule(given: argparse.Namespace) -> list[str]:
-    """Who runs when: the first two, the oracle, the other contestants, then the reruns in turns."""
-    names = given.contestants
+    """The first two, the oracle, the other contestants, then the reruns in turns."""
+    names: list[str] = given.contestants
     if given.dry_run:
-        return list(names)
+        return names
     return [*names[:BEFORE_THE_ORACLE], ORACLE, *names[BEFORE_THE_ORACLE:], *names * (given.reruns - 1)]
 
 
@@ -264,15 +244,12 @@ def hold(given: argparse.Namespace, folder: Path, perform: Process = in_process)
         if name == ORACLE and "failure" not in answer:
             oracle = Oracle.of_rounds({NamedInts(config): values for config, values in answer["rounds_us"]})
         elif name != ORACLE:
-            runs.append(Run.of(name, answer, process_s))
-        _say(f"{name}: process {process_s:.1f} s {answer.get('failure', '')}")
+            pick = {"pick": NamedInts(answer["pick"])} if "pick" in answer else {}
+            runs.append(Run(name, process_s, **{**answer, **pick}))
+        say(f"{name}: process {process_s:.1f} s {answer.get('failure', '')}")
         if given.json:
             given.json.write_text(json.dumps(as_json(runs, oracle), indent=1) + "\n")
-    _say(table(runs, oracle))
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+    say(table(runs, oracle))
 
 
 def main() -> None:
@@ -286,7 +263,7 @@ def main() -> None:
         course = Course.here()
         if course.torch_device != "cuda" and not given.dry_run:
             raise MachineError("there is no GPU here: use --dry-run to see which contestants can be used")
-        _say(f"{course.problem.kernel} {course.problem.shape} {course.problem.routing}, {len(course.configs)} configs")
+        say(f"{course.problem.kernel} {course.problem.shape} {course.problem.routing}, {len(course.configs)} configs")
         with scratch.folder("race") as folder:
             hold(given, folder)
     except Fp8tuneError as error:

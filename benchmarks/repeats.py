@@ -3,8 +3,7 @@
     fp8tune calibrate --db calibrated.db
     python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --calibration calibrated.db
 
-Each sweep goes into a database of its own, without any table or, for the re-sweeps, with the first one's table in the
-place of the committed one.
+Each sweep goes into a database of its own: without a table or, for the re-sweeps, with the first one's.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def swept(options: Options, folder: Path, calibration: str | None, incumbents: I
 
 
 def check_calibration(store: Store, device: Device) -> None:
-    """Raises UsageError unless a database holds a calibration of the device, and no rows a sweep would begin with."""
+    """Raises UsageError unless a database holds a calibration of the device, and no rows."""
     if store.counts():
         raise UsageError("--calibration takes a database that nothing was swept into")
     if not is_calibrated(store.calibration(device)):
@@ -100,7 +99,7 @@ def check_calibration(store: Store, device: Device) -> None:
 
 def run(given: argparse.Namespace, folder: Path) -> Repeats:
     """All sweeps, a line each. None begins that would end after the deadline, judging by the last."""
-    clocks = (f"{given.timer}.{number}" for number in itertools.count(1)) if given.timer else itertools.repeat(None)
+    clocks = (f"{given.timer}.{number}" if given.timer else None for number in itertools.count(1))
     deadline = time.monotonic() + given.deadline
 
     def sweeps(what: str, count: int, incumbents: Incumbents) -> Iterator[Outcome]:
@@ -135,11 +134,9 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
     for problem, mine in one.found.items():
         if theirs := other.found.get(problem):
             picks: list[NamedInts] = [candidates.pick.config or NamedInts() for candidates in (mine, theirs)]
-            if picks[0] == picks[1]:
-                yield None
-            else:
-                both = [(theirs, picks[0], picks[1]), (mine, picks[1], picks[0])]
-                yield max(judge.slowdown(pick) / judge.slowdown(own) for judge, pick, own in both)
+            both = ((theirs, picks[0], picks[1]), (mine, picks[1], picks[0]))
+            slower = [times.slowdown(pick) / times.slowdown(own) for times, pick, own in both if pick != own]
+            yield max(slower, default=None)
 
 
 def changed(before: str, after: str) -> list[str]:
@@ -166,9 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 given.keep.mkdir(parents=True)
             except OSError as error:
-                raise UsageError(
-                    f"{given.keep}: {error.strerror}. --keep takes a folder that is not there yet"
-                ) from None
+                said = f"{given.keep}: {error.strerror}. --keep takes a folder that is not there yet"
+                raise UsageError(said) from None
         told = run(given, given.keep or Path(temporary))
     print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
     apart = 100 * (told.worst - 1)

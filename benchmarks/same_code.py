@@ -81,7 +81,7 @@ def launched(of: Tree, wanted: Sequence[Sample]) -> list[str]:
 
 
 def main() -> int:
-    """Print the map and what differs; 1 if anything does."""
+    """Print the hashes and what differs; 1 if anything does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision")
     parser.add_argument("kernels", nargs="*", default=sorted(catalog.KERNELS))
@@ -94,8 +94,8 @@ def main() -> int:
     same, different = {}, 0
     with git.checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
-        specs = {kernel: load_spec(kernel) for kernel in options.kernels}
-        for kernel, spec in specs.items():
+        for kernel in options.kernels:
+            spec = load_spec(kernel)
             hashes = [source.source_hash(kernel, source.in_folder(each, source.SOURCE_ROOTS)) for each in folders]
             if hashes[0] == hashes[1]:
                 continue

@@ -3,7 +3,7 @@
     fp8tune sweep --shapes unseen --db unseen.db
     python -m benchmarks.unseen --db unseen.db
 
-Needs no GPU. A problem whose key has a row in the table is seen, and not judged.
+Needs no GPU. A problem whose key has a row in the table is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fp8tune.choose import ranking
 from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.ranking import all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.render.report import Column, Report
+from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import geomean
@@ -34,7 +34,7 @@ FEWEST_SHAPES = 10
 
 
 @dataclass(frozen=True)
-class Judged:
+class Lookup:
     """One unseen problem. Times in microseconds."""
 
     problem: Problem
@@ -49,22 +49,22 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Lookups:
     """All unseen problems of a database."""
 
-    judged: tuple[Judged, ...]
+    unseen: tuple[Lookup, ...]
     seen: int
     """Problems that the table has a row for."""
 
     @property
     def shapes(self) -> int:
         """Different shapes among the problems, of whatever kernel."""
-        return len({judged.problem.shape for judged in self.judged})
+        return len({each.problem.shape for each in self.unseen})
 
     def geomean(self, kernel: str | None = None) -> float | None:
         """Of the slowdowns there are, of one kernel or all."""
-        chosen = [judged for judged in self.judged if kernel in (None, judged.problem.kernel)]
-        slowdowns = [judged.slowdown for judged in chosen if judged.slowdown is not None]
+        chosen = [each.slowdown for each in self.unseen if kernel in (None, each.problem.kernel)]
+        slowdowns = [slowdown for slowdown in chosen if slowdown is not None]
         return geomean(slowdowns) if slowdowns else None
 
     @property
@@ -73,56 +73,48 @@ class Verdict:
         mean = self.geomean()
         if mean is None or self.shapes < FEWEST_SHAPES:
             return 3
-        return 0 if mean <= TARGET and all(judged.slowdown for judged in self.judged) else 1
+        return 0 if mean <= TARGET and all(each.slowdown for each in self.unseen) else 1
 
 
-def judge(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], exported: Table) -> Verdict:
+def look_up(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], exported: Table) -> Lookups:
     """Every problem that was swept to the end, by what was exported."""
     keys = {(kernel, key) for kernel, _, key, _ in exported.rows}
-    judged, seen = [], 0
+    unseen, seen = [], 0
     for candidates in usable(found):
-        spec = specs[candidates.problem.kernel]
-        if (spec.name, tuple(sorted(spec.lookup_key(candidates.problem).items()))) in keys:
+        problem, device, times_us = candidates.problem, candidates.device.name, candidates.times_us
+        spec = specs[problem.kernel]
+        key = spec.lookup_key(problem)
+        if (spec.name, tuple(sorted(key.items()))) in keys:
             seen += 1
-        else:
-            judged.append(_judged(candidates, spec, exported))
-    return Verdict(tuple(judged), seen)
+            continue
+        config = NamedInts(lookup.pick(spec, key, exported, device))
+        best = candidates.named[0].config or NamedInts()
+        slowdown = candidates.slowdown(config) if config in times_us else None
+        unseen.append(Lookup(problem, device, config, best, times_us[best], times_us.get(config), slowdown))
+    return Lookups(tuple(unseen), seen)
 
 
-def _judged(candidates: Candidates, spec: KernelSpec, exported: Table) -> Judged:
-    config = NamedInts(lookup.pick(spec, spec.lookup_key(candidates.problem), exported, candidates.device.name))
-    best = candidates.named[0].config or NamedInts()
-    times_us = candidates.times_us
-    slowdown = candidates.slowdown(config) if config in times_us else None
-    return Judged(
-        candidates.problem, candidates.device.name, config, best, times_us[best], times_us.get(config), slowdown
-    )
-
-
-def show(verdict: Verdict) -> None:
+def show(found: Lookups) -> None:
     """A table a kernel, and the geometric means."""
     headers = ("shape", "device", "looked up", "us", "best there", "us", "slower")
-    columns = [
-        Column(header, "right" if header in ("us", "slower") else "left", itemgetter(i))
-        for i, header in enumerate(headers)
-    ]
-    kernels = dict.fromkeys(judged.problem.kernel for judged in verdict.judged)
+    columns = [(right if h in ("us", "slower") else left)(h, itemgetter(i)) for i, h in enumerate(headers)]
+    kernels = dict.fromkeys(each.problem.kernel for each in found.unseen)
     for kernel in kernels:
-        Report(kernel, columns, [_cells(each) for each in verdict.judged if each.problem.kernel == kernel]).print()
-    for name, mean in {**{kernel: verdict.geomean(kernel) for kernel in kernels}, "all": verdict.geomean()}.items():
+        Report(kernel, columns, [_cells(each) for each in found.unseen if each.problem.kernel == kernel]).print()
+    for name, mean in {**{kernel: found.geomean(kernel) for kernel in kernels}, "all": found.geomean()}.items():
         if mean is not None:
             print(f"{name}: {100 * (mean - 1):.1f} % slower in the geometric mean")
 
 
-def _cells(judged: Judged) -> list[str]:
-    layout = "" if judged.problem.input_layout == "contiguous" else f" {judged.problem.input_layout}"
-    slower = "does not run" if judged.slowdown is None else f"{100 * (judged.slowdown - 1):+.1f} %"
-    cells = [f"{judged.problem.shape}{layout}", judged.device, str(judged.config), microseconds(judged.time_us)]
-    return [*cells, str(judged.best), microseconds(judged.best_us), slower]
+def _cells(each: Lookup) -> list[str]:
+    layout = "" if each.problem.input_layout == "contiguous" else f" {each.problem.input_layout}"
+    slower = "does not run" if each.slowdown is None else f"{100 * (each.slowdown - 1):+.1f} %"
+    cells = [f"{each.problem.shape}{layout}", each.device, str(each.config), microseconds(each.time_us)]
+    return [*cells, str(each.best), microseconds(each.best_us), slower]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the database, judge, print."""
+    """Read the database, look up, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.unseen", description=__doc__.splitlines()[0])
     parser.add_argument("--db", required=True, help="the database that the unseen shapes were swept into")
     parser.add_argument("--arch", default="sm_90", help="whose table and rows")
@@ -131,14 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Store.open(given.db, writable=False) as store:
         found = all_candidates(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
-    verdict = judge([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
-    show(verdict)
-    if verdict.seen:
-        notice(f"{verdict.seen} problems are not judged: the table of {given.arch} has a row for their key")
-    if verdict.shapes < FEWEST_SHAPES:
+    lookups = look_up([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
+    show(lookups)
+    if lookups.seen:
+        notice(f"{lookups.seen} problems are not judged: the table of {given.arch} has a row for their key")
+    if lookups.shapes < FEWEST_SHAPES:
         sweep = f"fp8tune sweep --shapes unseen --db {given.db}"
-        notice(f"{verdict.shapes} unseen shapes, and {FEWEST_SHAPES} are wanted: {sweep}")
-    return verdict.exit_code
+        notice(f"{lookups.shapes} unseen shapes, and {FEWEST_SHAPES} are wanted: {sweep}")
+    return lookups.exit_code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The cells of ``fp8tune bench``: every contender on a problem is checked, then all of them are timed in turns.
 
-One long-lived worker has the tensors. A contender is an arm of :mod:`fp8tune.measure.engine`; a cell without a time, or
-with a wrong output, has a reason, and the run goes on.
+A cell without a time, or with a wrong output, has a reason, and the run goes on.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class Timing:
     checked: Checked | None = None
     """How the output compares with the reference; None where it was not compared."""
     sqnr_db: Mapping[str, float] | None = None
-    """Of a grouped GEMM's results, instead: see :mod:`fp8tune.bench.sqnr`."""
+    """Of a grouped GEMM's results, instead: the worst group of each."""
 
     def with_check(self, check: Timing) -> Timing:
         """This time with what a check found. If the check could not be made, the time does not count either."""
         if self.time_us is None:
             return self
-        made = check.checked is not None or check.sqnr_db is not None or not check.reason
-        reason = check.reason if made else f"not checked: {check.reason}"
+        failed = check.reason and check.checked is None and check.sqnr_db is None
+        reason = f"not checked: {check.reason}" if failed else check.reason
         return replace(self, reason=reason, checked=check.checked, sqnr_db=check.sqnr_db)
 
     @property
@@ -83,7 +82,7 @@ def check_times(backend: Backend) -> None:
 
 
 class Cells:
-    """The worker that has the tensors, and how long it may be asked."""
+    """The one worker that has the tensors, and how long it may be asked."""
 
     def __init__(
         self, backend: Backend, time_budget_s: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -144,9 +143,8 @@ def _rotated(group: Group[Timed, None], process: int, round: int) -> Sequence[Ti
 
 def timing_of(outcome: Outcome) -> Timing:
     """An outcome as a cell."""
-    if outcome.status is Status.OK:
-        return Timing(outcome.time_us)
-    return Timing(reason=_said(outcome.reason or str(outcome.status)))
+    is_ok = outcome.status is Status.OK
+    return Timing(outcome.time_us) if is_ok else Timing(reason=_said(outcome.reason or str(outcome.status)))
 
 
 def _said(reason: str) -> str:

@@ -15,7 +15,6 @@ from fp8tune.measure.checking import bits
 
 CHUNK_ELEMENTS = 1 << 28
 """Compared at once: what a comparison allocates stays far below the outputs of the largest problems."""
-
 FEW_SHARE = 1e-4
 """A smaller share is printed as a count."""
 

@@ -1,9 +1,7 @@
-"""What torchao has for each kernel: the functions that ``fp8tune bench`` times beside ours, and how their outputs are
-read.
+"""What torchao has for each kernel: the functions that ``fp8tune bench`` times beside ours, and how outputs are read.
 
-Its FP8 functions take what ours take, in the same order; those for MXFP8 differ in their arguments. Its MXFP8 kernels
-are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under ``torch.compile``. Its scales
-are what values are multiplied by, as ours are; some have another shape.
+Its MXFP8 kernels are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under
+``torch.compile``. Its scales are what values are multiplied by, as ours are; some have another shape.
 """
 
 from __future__ import annotations
@@ -60,11 +58,6 @@ def _columns_of_groups(outputs: Outputs, inputs: Inputs) -> Outputs:
 def _scale_rows(outputs: Outputs, inputs: Inputs) -> Outputs:
     """Its scales are ``(E, K)``, ours ``(E, 1, K)``."""
     return outputs[0], outputs[1].unsqueeze(1)
-
-
-def _scale_columns(outputs: Outputs, inputs: Inputs) -> Outputs:
-    """Its scales are ``(E, N / 32, K)``, ours ``(E, K, N / 32)``."""
-    return outputs[0], outputs[1].mT
 
 
 def _scales_parted(outputs: Outputs, inputs: Inputs) -> Outputs:
@@ -131,17 +124,17 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "colwise-dual": Counterpart(_JAGGED, "triton_fp8_per_group_colwise_scales_dual", read=_rows_of_groups),
     "mxfp8-dim0": Counterpart(_MX, "triton_to_mxfp8_dim0", _mx),
     "mxfp8-dim1": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx),
-    "mxfp8-dim1-3d": Counterpart(_MX_MOE, "mxfp8_quantize_cuda_3d", _mx_3d, _scale_columns),
+    "mxfp8-dim1-3d": Counterpart(
+        _MX_MOE, "mxfp8_quantize_cuda_3d", _mx_3d, lambda outputs, _: (outputs[0], outputs[1].mT)
+    ),
     "mxfp8-dim1-3d-via-2d": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx_3d_via_2d, _scales_parted),
 }
 """Kernel -> what torchao has for it."""
-
 TWO_KERNELS = {
     "rowwise-colwise": ("rowwise-2d", "colwise"),
     "colwise-transpose-3d": ("colwise-3d", "transpose-3d-atomic"),
 }
 """What torchao has no one kernel for -> the two whose counterparts are called one after the other."""
-
 IN_TORCH: dict[str, Counterpart] = {
     "mxfp8-dim0": Counterpart(*_TO_MX, _to_mx),
     "mxfp8-dim1": Counterpart(*_TO_MX, _to_mx_dim1),

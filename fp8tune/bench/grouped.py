@@ -34,7 +34,7 @@ class Row:
     padded: bool
     """True if our groups had to be padded, inside what is timed."""
     steps: Mapping[tuple[str, str], Timing]
-    """(contender, step) -> time; see :meth:`fp8tune.bench.operation.Operation.steps`."""
+    """(contender, step) -> time; see :meth:`Operation.steps`."""
     parts: Mapping[str, Timing]
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     """Contender -> what forward and backward allocate at their peak, beyond operands."""
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def is_emulated(self) -> bool:
-        """True if the times of ours say nothing of the recipe's speed on this device."""
+        """See :meth:`Operation.is_emulated`."""
         return self.operation.is_emulated(self.device.arch)
 
     def time_us(self, contender: str, step: str) -> float | None:
@@ -104,7 +104,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 
 def problems_of(options: BenchOptions, backend: Backend) -> tuple[Problem, ...]:
-    """Every problem to time. Raises MachineError without a GPU, UsageError for options that name nothing to time."""
+    """Raises MachineError without a GPU, UsageError for options that name nothing to time."""
     check_times(backend)
     if options.routing not in ROUTINGS:
         raise UsageError(f"unknown routing {options.routing!r}: use one of {', '.join(ROUTINGS)}")
@@ -122,7 +122,7 @@ def problems_of(options: BenchOptions, backend: Backend) -> tuple[Problem, ...]:
 def run(
     backend: Backend, problems: Sequence[Problem], time_budget_s: float | None = None, *, with_torchao: bool = True
 ) -> Iterator[Row | Compiled]:
-    """Rows as they come, after what is compiled for them; ends early, after a whole row, where a time budget is spent.
+    """What is compiled, then rows as they come. Ends early, after a whole row, where a time budget is spent.
 
     Closing the generator ends the worker.
     """
@@ -136,11 +136,8 @@ def run(
 
 def compiled_first(problems: Sequence[Problem], with_torchao: bool) -> list[Step]:
     """What is launched once before anything is timed, torchao's first, which take longest. bf16 compiles nothing."""
-    every = [
-        Step(who, problem, BOTH)
-        for problem in problems
-        for who in dict.fromkeys(who for who, _ in operation_of(problem).steps(with_torchao) if who != BF16)
-    ]
+    steps = ((who, problem) for problem in problems for who, _ in operation_of(problem).steps(with_torchao))
+    every = [Step(who, problem, BOTH) for who, problem in dict.fromkeys(steps) if who != BF16]
     return sorted(every, key=lambda step: step.name != TORCHAO)
 
 

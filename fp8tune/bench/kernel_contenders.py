@@ -6,11 +6,11 @@ others allocate theirs.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import fp8tune_kernels
 from fp8tune.bench import checking
 from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
@@ -37,7 +37,7 @@ COPIED_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Copy(Arm):
-    """The device-to-device copy of :mod:`fp8tune.ceiling`, as a sweep measures it."""
+    """The device-to-device copy of :mod:`fp8tune.ceiling`."""
 
     @property
     def work(self) -> Work:
@@ -92,7 +92,7 @@ class KernelContender(Contender):
         """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
         mine = self._implementation()
         if not _expected:  # computed once, kept until something is timed
-            _expected.extend(load_spec(self.reference).reference(*self._tensors))
+            _expected.extend(load_spec(self.reference).reference(*_inputs[self.reference, self.problem]))
         if self.name == OURS:
             checking.spoil(mine.read(None), _expected)
         else:
@@ -101,15 +101,11 @@ class KernelContender(Contender):
         found = checking.compared(mine.read(mine.launch()), _expected)
         return Timing(reason=found.wrong, checked=found)
 
-    @property
-    def _tensors(self) -> tuple[Any, ...]:
-        return _inputs[self.reference, self.problem]
-
     def _implementation(self) -> Implementation:
         """Checks and rounds launch what the first of them has made."""
         if self.name in _made:
             return _made[self.name]
-        spec, inputs = load_spec(self.reference), self._tensors
+        spec, inputs = load_spec(self.reference), _inputs[self.reference, self.problem]
         if self.name == TORCHAO:
             made = counterpart(spec.name, inputs)
         elif self.name == TORCH_COMPILE:
@@ -171,7 +167,7 @@ class HostCall(Arm):
 
 
 def host_time(call: Arm) -> Timing:
-    """The median over calls that only enqueue, each clocked on its own. Raises Poisoned as the other cells do."""
+    """The median over calls that only enqueue. Raises Poisoned as the other cells do."""
     return guarded(lambda: Timing(host_us(call.launcher("cuda"))))
 
 
@@ -179,6 +175,5 @@ def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
     """``quantize_colwise`` of ``colwise``. Raises UsageError for a kernel that lives elsewhere."""
     if spec.name not in catalog.KERNELS:
         raise UsageError(f"{spec.name} lives elsewhere: its public wrapper is not known")
-    module = importlib.import_module(catalog.module_name(spec.name))
-    wrapper: Callable[..., Any] = getattr(module, f"quantize_{spec.name.replace('-', '_')}")
+    wrapper: Callable[..., Any] = getattr(fp8tune_kernels, f"quantize_{spec.name.replace('-', '_')}")
     return wrapper

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fp8tune.bench import warming
 from fp8tune.bench.cells import Cells, Timing, check_times
@@ -50,32 +51,29 @@ class Row:
     bytes_moved: int
     """The least bytes any implementation moves."""
     copy: Timing
-    """The copy behind the ceiling, measured once a run."""
+    """Measured once a run."""
     timings: Mapping[str, Timing]
     """Contender -> its time, and how its output compares with the reference."""
 
     @property
-    def time_us(self) -> float | None:
-        """Ours."""
-        return self.timings[OURS].time_us
+    def ours(self) -> Timing:
+        """Of our kernel."""
+        return self.timings[OURS]
 
     @property
     def gb_per_s(self) -> float | None:
         """Our rate, counting the least bytes; None where our output is wrong."""
-        valid_us = self.timings[OURS].valid_us
-        return gb_per_s(self.bytes_moved, valid_us) if valid_us else None
+        return gb_per_s(self.bytes_moved, self.ours.valid_us) if self.ours.valid_us else None
 
     @property
     def is_wrong(self) -> bool:
         """True if our output is not what our reference says."""
-        checked = self.timings[OURS].checked
-        return checked is not None and bool(checked.wrong)
+        return self.ours.checked is not None and bool(self.ours.checked.wrong)
 
     def ratio(self, rival: str) -> float | None:
         """A rival's time over ours: above 1 we are faster. None where either is wrong or was not timed."""
         theirs = self.timings[rival].valid_us if rival in self.timings else None
-        ours = self.timings[OURS].valid_us
-        return theirs / ours if theirs and ours else None
+        return theirs / self.ours.valid_us if theirs and self.ours.valid_us else None
 
 
 @dataclass(frozen=True)
@@ -161,13 +159,8 @@ def planned(options: BenchOptions, backend: Backend) -> Plan:
     rows = [row for name in options.shapes or (SHAPES,) for row in shapes.load(name).rows]
     arch = backend.device.arch
     fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
-    problems = {
-        reference: tuple(
-            plan.problems(load_spec(reference), rows, routing=options.routing, fp8_dtype=fp8_dtype, seed=options.seed)
-        )
-        for reference in references
-    }
-    return Plan(options.rivals, problems)
+    of_each = partial(plan.problems, rows=rows, routing=options.routing, fp8_dtype=fp8_dtype, seed=options.seed)
+    return Plan(options.rivals, {reference: tuple(of_each(load_spec(reference))) for reference in references})
 
 
 def _binaries(contender: KernelContender) -> tuple[object, ...]:
@@ -175,22 +168,18 @@ def _binaries(contender: KernelContender) -> tuple[object, ...]:
 
     Triton compiles anew for sizes of 1 and multiples of 16; ours have configs, ``torch.compile`` code for each size.
     """
-    problem = contender.problem
-    is_tuned = contender.name == TORCHAO
-    sizes = {dim: (n == 1, n % 16 == 0) for dim, n in problem.shape.items()} if is_tuned else problem.shape
-    return (contender.name, problem.kernel, problem.input_layout, *sizes.items())
+    problem, name = contender.problem, contender.name
+    sizes = {dim: (n == 1, n % 16 == 0) if name == TORCHAO else n for dim, n in problem.shape.items()}
+    return (name, problem.kernel, problem.input_layout, *sizes.items())
 
 
 def run(
-    backend: Backend,
-    wanted: Plan,
-    time_budget_s: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    backend: Backend, wanted: Plan, time_budget_s: float | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Row | Kernel | Compiled]:
-    """A kernel before its first row, then its rows as they come: it has them, and at last its host times, too.
+    """What is compiled, then each kernel before its first row, and its rows as they come. A kernel gets its rows, too,
+    and at last its host times.
 
-    What is compiled comes before all that. Ends early, after a whole row, where a time budget is spent; host times are
-    not taken then. Closing the generator ends the worker.
+    Ends early, after a whole row, where a time budget is spent. Closing the generator ends the worker.
     """
     with Cells(backend, time_budget_s, clock) as cells:
         yield from warming.in_parallel(backend, wanted.compiled_first(backend.device), WARM_UP_WORKERS)
@@ -225,10 +214,5 @@ def _row(cells: Cells, contenders: Sequence[KernelContender], refused: dict[str,
         refused[TORCH_COMPILE] = theirs
     ours = contenders[0]
     found[OURS] = replace(found[OURS], config=ours.config)
-    return Row(
-        problem=ours.problem,
-        device=cells.backend.device,
-        bytes_moved=ours.bytes_moved,
-        copy=copy,
-        timings={each.name: found.get(each.name) or refused[each.name] for each in contenders},
-    )
+    timings = {each.name: found.get(each.name) or refused[each.name] for each in contenders}
+    return Row(ours.problem, cells.backend.device, ours.bytes_moved, copy, timings)

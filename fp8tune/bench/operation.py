@@ -1,4 +1,4 @@
-"""What an operation of ``fp8tune bench --op`` is: a grouped GEMM in some recipe, its contenders and the parts of ours.
+"""The operations of ``fp8tune bench --op``: a grouped GEMM in some recipe, its contenders and the parts of ours.
 
 A step is a forward pass, or forward and backward with both gradients. A part is one kernel or GEMM of our step on
 operands that are there already: the parts add up to the step but for launches and reciprocals of scales.
@@ -46,7 +46,7 @@ class Operands:
     offs: torch.Tensor
     grad: torch.Tensor
     pad: bool
-    """True if a group is empty or no multiple of what the recipe contracts over."""
+    """Whether groups must be padded."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ class Operation:
     @property
     def forward_parts(self) -> tuple[str, ...]:
         """The parts up to the output."""
-        names = tuple(self.parts)
-        return names[: names.index(GEMMS[0]) + 1]
+        return tuple(self.parts)[: tuple(self.parts).index(GEMMS[0]) + 1]
 
     def is_emulated(self, arch: str) -> bool:
         """True if times on an arch say nothing of the recipe's speed there: every table has to say so."""

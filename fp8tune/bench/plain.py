@@ -1,8 +1,8 @@
 """Each kernel's formulas in plain torch, as one graph: what ``fp8tune bench`` has ``torch.compile`` compile.
 
-The kernels' references are written to be read, and to fit in memory: they go group by group or expert by expert, and
-read group ends on the host. Here all groups and experts are done at once, groups by a search for each row's own and a
-scattered maximum. Bytes are the reference's for finite inputs. E8M0 scales stay uint8: TorchInductor has no such dtype.
+The kernels' references go group by group or expert by expert, and read group ends on the host. Here all are done at
+once, groups by a search for each row's own and a scattered maximum. Bytes are the reference's for finite inputs. E8M0
+scales stay uint8: TorchInductor has no such dtype.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _rowwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
     return codes.t().contiguous(), scales
 
 
-def _colwise_dual(x: Any, y: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    return *_colwise(x, offs, dtype, power_of_two), *_colwise(y, offs, dtype, power_of_two)
+def _colwise_dual(x: Any, y: Any, *rest: Any) -> Tensors:
+    return *_colwise(x, *rest), *_colwise(y, *rest)
 
 
 def _rowwise_colwise(x: Any, offs: Any, dtype: Any, power_of_two: bool) -> Tensors:
@@ -73,8 +73,8 @@ def _by_experts(w: Any, reduced: int, dtype: Any, power_of_two: bool) -> Tensors
     return reference_cast(w, scale, dtype), scale
 
 
-def _colwise_transpose_3d(w: Any, dtype: Any, power_of_two: bool) -> Tensors:
-    return *_colwise_3d(w, dtype, power_of_two), *_transpose_3d(w, dtype, power_of_two)
+def _colwise_transpose_3d(*inputs: Any) -> Tensors:
+    return *_colwise_3d(*inputs), *_transpose_3d(*inputs)
 
 
 def _mxfp8_dim0(x: Any, dtype: Any, scale_mode: str) -> Tensors:

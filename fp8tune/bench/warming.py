@@ -1,8 +1,7 @@
 """Compiling before anything is timed: contenders run once each, in parallel, in processes that are thrown away.
 
-What they compile is on disk for the worker that times. torchao's autotuners alone would take minutes one after the
-other: its kernel of gradients and activations has 36 configs, and Triton compiles them anew where the number of groups
-is 1, a multiple of 16, or another.
+What they compile is on disk for the worker that times. torchao's autotuners alone would take minutes one by one: a
+kernel has 36 configs, which Triton compiles anew where the number of groups is 1, a multiple of 16, or another.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from queue import SimpleQueue
 from typing import Any
 
 from fp8tune.measure.arms import Arm
-from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.engine import Backend
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.records import Progress
 
@@ -32,18 +31,16 @@ def in_parallel(backend: Backend, arms: Sequence[Arm], workers: int) -> Iterator
     """Run each arm once. What fails here fails again where it is timed; where no kernels run nothing is said."""
     begun = time.monotonic()
     fresh = [backend.worker() for _ in range(min(workers, usable_cores()))]
-    idle: SimpleQueue[Worker] = SimpleQueue()
-    for worker in fresh:
-        idle.put(worker)
+    idle = deque(fresh)
 
     def run(arm: Arm) -> bool:
-        worker = idle.get()
+        worker = idle.pop()  # as many as there are threads
         try:
             return worker.run(warm_up, arm) is not None
         except (WorkerDied, RemoteError):
             return True
         finally:
-            idle.put(worker)
+            idle.append(worker)
 
     threads = ThreadPoolExecutor(len(fresh), thread_name_prefix="fp8tune-warming")
     try:
@@ -76,8 +73,7 @@ def warm_up(arm: Arm) -> bool:
 def tune_in_short_blocks() -> None:
     """Have Triton's autotuners time each config for :data:`TUNING_MS` in this process.
 
-    By default they take 100 ms, as if there was one problem: torchao's 36 configs on 36 problems are minutes. A block
-    of ours has 10 ms.
+    With their 100 ms torchao's 36 configs on 36 problems would take minutes. A block of ours has 10 ms.
     """
     import torch
     from triton.runtime import driver

@@ -29,8 +29,7 @@ def bench(options: BenchOptions) -> None:
     from fp8tune.render import terminal as render
 
     backend, notices = backend_for(None, options.timer, trial_timeout_s=CELL_TIMEOUT_S)
-    is_wrong = (_bench_kernels if options.op is None else _bench_operation)(options, backend, notices)
-    if is_wrong:
+    if (_bench_kernels if options.op is None else _bench_operation)(options, backend, notices):
         render.notice("our own output is wrong: see above")
         raise typer.Exit(1)
 

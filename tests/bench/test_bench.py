@@ -110,7 +110,7 @@ def test_what_was_not_timed_enters_no_share_ratio_or_mean() -> None:
 
 def test_what_is_wrong_keeps_its_time_and_enters_no_share_ratio_or_mean() -> None:
     ours, theirs = row(2.0, COPY_US, wrong="fp8tune", torchao=4.0), row(2.0, COPY_US, wrong="torchao", torchao=1.0)
-    assert (ours.time_us, ours.gb_per_s, ours.ratio("torchao"), ours.is_wrong) == (2.0, None, None, True)
+    assert (ours.ours.time_us, ours.gb_per_s, ours.ratio("torchao"), ours.is_wrong) == (2.0, None, None, True)
     assert (theirs.timings["torchao"].time_us, theirs.ratio("torchao"), theirs.is_wrong) == (1.0, None, False)
     kernel = Kernel("colwise", [ours, theirs, row(2.0, COPY_US, torchao=6.0)])
     assert kernel.geomean("torchao") == pytest.approx(3.0)
@@ -664,7 +664,7 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
     events = list(bench.run(backend, bench.planned(BenchOptions(shapes=("tiny",)), backend)))
     for each in events:
         if isinstance(each, Row):
-            assert each.time_us, each.timings["fp8tune"].reason
+            assert each.ours.time_us, each.ours.reason
             assert each.copy.time_us, each.copy.reason
             assert not each.is_wrong, each.timings["fp8tune"].reason
             assert all(timing.time_us or timing.reason for timing in each.timings.values())

@@ -18,7 +18,6 @@ import torch
 from fp8tune import cli
 from fp8tune.bench import grouped as bench_grouped
 from fp8tune.bench import grouped_contenders as grouped_steps
-from fp8tune.bench import sqnr
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.grouped import Row
 from fp8tune.bench.grouped_contenders import PADDING, Step
@@ -248,10 +247,10 @@ def test_a_contender_is_checked_on_the_operands_that_it_is_timed_on() -> None:
 
 def test_nan_is_wrong_and_exact_is_not() -> None:
     right = torch.ones(2, 2)
-    assert sqnr._sqnr_db(right, right) == math.inf
-    assert sqnr._sqnr_db(right * math.nan, right) == -math.inf
-    assert sqnr._sqnr_db(right, right * 0) == -math.inf
-    assert sqnr._sqnr_db(right * 1.1, right) == pytest.approx(20, abs=0.01)
+    assert grouped_steps.sqnr_db(right, right) == math.inf
+    assert grouped_steps.sqnr_db(right * math.nan, right) == -math.inf
+    assert grouped_steps.sqnr_db(right, right * 0) == -math.inf
+    assert grouped_steps.sqnr_db(right * 1.1, right) == pytest.approx(20, abs=0.01)
 
 
 def test_a_wrong_rival_is_in_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, problem
 
 from benchmarks import unseen
-from benchmarks.unseen import judge
+from benchmarks.unseen import look_up
 from fp8tune.choose.ranking import all_candidates
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -46,20 +46,20 @@ def table_row(chosen: NamedInts, device: str = "", key: tuple[tuple[str, int], .
 def test_a_lookup_is_judged_by_the_shapes_own_best():
     table = Table((table_row(config(32)), table_row(config(64), H200.name)))
     rows = measured(1024, {32: 104.0, 64: 100.0}) + measured(2048, {32: 100.0, 64: 130.0})
-    verdict = judge(all_candidates(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
-    assert {(judged.device, judged.problem.shape["K"]): judged.slowdown for judged in verdict.judged} == {
+    found = look_up(all_candidates(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
+    assert {(each.device, each.problem.shape["K"]): each.slowdown for each in found.unseen} == {
         (H100.name, 1024): 1.04,
         (H100.name, 2048): 1.0,
         (H200.name, 1024): 1.01,
     }
-    assert verdict.geomean() == verdict.geomean("colwise") == pytest.approx((1.04 * 1.0 * 1.01) ** (1 / 3))
-    assert verdict.geomean("rowwise-2d") is None
-    assert (verdict.shapes, verdict.exit_code) == (2, 3)  # two shapes are too few
+    assert found.geomean() == found.geomean("colwise") == pytest.approx((1.04 * 1.0 * 1.01) ** (1 / 3))
+    assert found.geomean("rowwise-2d") is None
+    assert (found.shapes, found.exit_code) == (2, 3)  # two shapes are too few
 
 
 def test_without_a_row_the_declared_default_is_judged():
     rows = [evidence(110.0, config=KERNEL.default), evidence(100.0, config=config(32))]
-    (judged,) = judge(all_candidates(rows), SPECS, Table()).judged
+    (judged,) = look_up(all_candidates(rows), SPECS, Table()).unseen
     assert (judged.config, judged.slowdown) == (KERNEL.default, 1.1)
 
 
@@ -68,9 +68,9 @@ def test_a_key_that_has_a_row_is_seen_and_not_judged():
     rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
     table = (table_row(config(64), key=key), table_row(config(32)))
     for nearest, slowdown in (((), 1.0), (("colwise",), 1.3)):
-        verdict = judge(all_candidates(rows), SPECS, Table(table, nearest))
-        assert verdict.seen == 1
-        (judged,) = verdict.judged
+        found = look_up(all_candidates(rows), SPECS, Table(table, nearest))
+        assert found.seen == 1
+        (judged,) = found.unseen
         assert (judged.problem.shape["K"], judged.slowdown) == (2048, slowdown)
 
 
@@ -80,8 +80,8 @@ def test_the_target_decides(time_us, exit_code):
     rows = [row for K in range(1024, 1024 * 11, 1024) for row in measured(K, {32: time_us or 100.0, 64: 100.0})]
     if time_us is None:
         rows = rows[1:]
-    verdict = judge(all_candidates(rows), SPECS, Table((table_row(config(32)),)))
-    assert (verdict.shapes, verdict.exit_code) == (10, exit_code)
+    found = look_up(all_candidates(rows), SPECS, Table((table_row(config(32)),)))
+    assert (found.shapes, found.exit_code) == (10, exit_code)
 
 
 def test_a_database_is_judged_from_the_command_line(tmp_path, capsys, monkeypatch):
