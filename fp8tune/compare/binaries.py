@@ -77,5 +77,4 @@ def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
             notes.append(f"{function} {_described(args, kwargs or {})}")
             return function(*args, **(kwargs or {}))
 
-    made: contextlib.AbstractContextManager[Any] = Operations()  # type: ignore[no-untyped-call]
-    return made
+    return Operations()  # type: ignore[no-untyped-call]

@@ -44,13 +44,10 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
     rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
     start_server()
     yield Step(f"checking out {both.before} and {both.after}")
-    revisions = (both.before, both.after)
-    commits = [None if revision.name == WORKTREE else revision.commit for revision in revisions]
+    commits = [None if each.name == WORKTREE else each.commit for each in (both.before, both.after)]
     with git.checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
-        before, after = (
-            Tree(str(revision), folder, cache / str(number), source.SOURCE_ROOTS)
-            for number, (revision, folder) in enumerate(zip(revisions, folders, strict=True))
-        )
+        before = Tree(str(both.before), folders[0], cache / "0", source.SOURCE_ROOTS)
+        after = Tree(str(both.after), folders[1], cache / "1", source.SOURCE_ROOTS)
         yield from _events(Plan(options, both, (before, after), backend, rows))
 
 

@@ -19,7 +19,6 @@ from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
 from fp8tune.store.results import Store
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
-"""Kinds of rows whose times say something of a kernel's code."""
 
 Best = Mapping[tuple[Problem, Device], Evidence]
 """The best config of each problem on each device."""

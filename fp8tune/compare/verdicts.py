@@ -15,11 +15,11 @@ from functools import cache
 from fp8tune.stats import Estimate, estimate, t_quantile, weighted
 
 SLOWDOWN = math.log(1.005)
-"""A change smaller than this is none: a REGRESSION must be proven to be worse, an IMPROVEMENT to be better by it."""
+"""A REGRESSION must be proven to be worse by more than this, an IMPROVEMENT to be better."""
 HARMLESS = math.log(1.02)
 """A row is CLEAR if a slowdown of this size can be ruled out."""
 ERROR = 0.05
-"""Share of runs in which all verdicts on open rows together may err; one-sided, as is CLEAR's own."""
+"""Share of runs in which the verdicts on open rows, all together, may err; one-sided, as is CLEAR's own."""
 POWER = 0.95
 """Share of runs that would have found the smallest detectable slowdown."""
 

@@ -102,7 +102,7 @@ def folder_hash(kernel: str) -> str:
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """The ``name=`` a referenced spec declares, read from its text. Raises as :func:`source_hash` does."""
+    """The ``name=`` that a referenced spec declares. Raises as :func:`source_hash` does."""
     name = _keywords(_declared(kernel, read)[2]).get("name")
     if isinstance(name, ast.Constant):
         return str(name.value)
