@@ -5,8 +5,7 @@
     ├── DatabaseError       a results database that cannot be opened, read or written
     └── MachineError        something missing from this machine (a GPU, a compiler, git)
 
-Foreign exceptions are turned into these at the border where they arise (store, plan, device, git), nowhere else. A
-failed trial is not an error: it is a row with a status.
+Foreign exceptions become these where they arise (store, plan, device, git). A failed trial is a row with a status.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -184,12 +184,8 @@ class Gathering:
     def _status(self, summary: Summary, version: int) -> Status:
         if not summary.doubted:
             return references.last_but_wrong(summary.newest)
-        return references.last_status(
-            [
-                references.Ended(status, created_at, stage, round, sweep, self.checked.get((sweep, version), ""))
-                for status, created_at, stage, round, sweep in summary.doubted
-            ]
-        )
+        ended = [replace(one, reference=self.checked.get((one.sweep, version), "")) for one in summary.doubted]
+        return references.last_status(ended)
 
     def _finals(self, ids: tuple[int, int, int], summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
         if not summary.finals or ids not in self.finals:
@@ -267,7 +263,7 @@ def _in_pools(pools: Iterable[_Ids]) -> Any:
 
 @contextlib.contextmanager
 def _collecting_no_garbage() -> Iterator[None]:
-    """Records refer to each other in no circle: walking all of them again and again would double the time."""
+    """Records hold no reference cycles: walking them again and again doubles the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -35,10 +35,7 @@ Progress = Callable[[int, int], None]
 """Takes the rows stored and all there are."""
 
 LookupKey = Callable[[Problem], NamedInts | None]
-"""problem -> its key in the exported table; None for a kernel that is not declared here.
-
-Raises UsageError or ValueError for a problem that the kernel cannot have.
-"""
+"""Problem -> its key in the table, or None. Raises UsageError or ValueError for one that the kernel cannot have."""
 
 
 @dataclass(frozen=True)

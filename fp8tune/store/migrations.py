@@ -1,8 +1,7 @@
 """How a database of an older fp8tune gets today's tables: steps in order, each applied once and recorded.
 
-All missing steps run in one transaction. SQLite and PostgreSQL roll one back whole, tables included, so a step that
-fails leaves the file as it was, and no copy of it is needed. A step looks at what is there: a table that a database
-lacks altogether is made at the end, as :mod:`fp8tune.store.schema` declares it.
+All missing steps run in one transaction, so a step that fails leaves the file as it was. A step tests what is there.
+Tables that a database lacks altogether are made at the end.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ def _rename_judges(connection: Connection) -> None:
 
 
 def _rename_hashes(section: str, connection: Connection) -> None:
-    """Code that was renamed or moved, and launches the same, keeps its rows. Where there are rows of both hashes, those
-    of the old one stay under it."""
+    """Code that was moved, and launches the same, keeps its rows, unless there are rows of the new hash, too."""
     of = "FROM kernel_versions WHERE kernel = :kernel AND source_hash = :new"
     versions = "UPDATE kernel_versions SET source_hash = :new WHERE kernel = :kernel AND source_hash = :old"
     versions += f" AND NOT EXISTS (SELECT 1 {of})"

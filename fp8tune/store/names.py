@@ -26,10 +26,12 @@ def stored_kernels(kernels: Sequence[str] | None, store: Store) -> list[str]:
     known = dict.fromkeys((*KERNELS, *stored))
     if not kernels:
         return [name for name in known if name in stored]
+    names = []
     for name in kernels:
         if ":" not in name and name not in known:
             raise unknown("kernel", name, known)
-    return list(dict.fromkeys(declared_name(name) if ":" in name else name for name in kernels))
+        names.append(declared_name(name) if ":" in name else name)
+    return list(dict.fromkeys(names))
 
 
 def declared_name(reference: str) -> str:

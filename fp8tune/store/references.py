@@ -1,14 +1,14 @@
 """Which of a config's trials say whether its bytes are right: references change, and a round may be run again.
 
-A trial is compared with the reference that its sweep noted (:data:`fp8tune.store.schema.ReferencesChecked`). The newest
-reference counts: what an older one found wrong may be right, and the reverse. Under one reference, wrong once is wrong
-until a later sweep runs the same round of the screen again (``--retry-failed``, ``--again``).
+Trials checked by the newest reference (:data:`fp8tune.store.schema.ReferencesChecked`) count. Under one reference,
+wrong once is wrong until a later sweep runs the same round of the screen again (``--retry-failed``, ``--again``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sqlalchemy import Connection, select
 
@@ -47,12 +47,10 @@ def is_outdated(status: Status, reference: str, today: str) -> bool:
 
 def last_status(trials: Sequence[Ended]) -> Status:
     """What became of a candidate: wrong where that stands, otherwise as its last trial ended."""
-    counted = _by_newest_reference(trials)
+    counted = sorted(_by_newest_reference(trials), key=attrgetter("created_at"))
     if any(trial.status is Status.WRONG and not _was_run_again(trial, counted) for trial in counted):
         return Status.WRONG
-    return last_but_wrong(
-        {trial.status: trial.created_at for trial in sorted(counted, key=lambda trial: trial.created_at)}
-    )
+    return last_but_wrong({trial.status: trial.created_at for trial in counted})
 
 
 def last_but_wrong(newest: Mapping[Status, float]) -> Status:
@@ -70,9 +68,7 @@ def _by_newest_reference(trials: Sequence[Ended]) -> Sequence[Ended]:
         return trials
     newest = max(noted, key=lambda trial: (trial.created_at, trial.reference)).reference
     since = min(trial.created_at for trial in noted if trial.reference == newest)
-    return [
-        trial for trial in trials if trial.reference == newest or (not trial.reference and trial.created_at >= since)
-    ]
+    return [one for one in trials if one.reference == newest or (not one.reference and one.created_at >= since)]
 
 
 def _was_run_again(wrong: Ended, trials: Sequence[Ended]) -> bool:

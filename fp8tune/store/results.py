@@ -1,7 +1,6 @@
 """The results database as the rest of fp8tune sees it: records go in, records come out, connections never leave.
 
-A trial is committed as soon as it is added. Its identity (candidate, sweep, stage, round, process) is unique, so that
-nothing is stored twice, whether a sweep continues, a file is imported again or two databases are merged.
+A trial is committed as soon as it is added, and never stored twice: candidate, sweep, stage, round and process name it.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ from fp8tune.text import visible
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
-_YIELD = 1000
-"""Rows read at a time where a whole table is streamed."""
+_YIELD = 1000  # rows read at a time where a whole table is streamed
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,8 @@ class Store(Reading):
     def open(cls, url: str, *, create: bool = False, writable: bool = True) -> Self:
         """Open a plain path or a database URL.
 
-        ``create`` makes a missing database; ``writable=False`` works on a file and folder that may not be written.
-        One of an older fp8tune is migrated; for reading, a copy of it that nobody else sees. Raises DatabaseError where
-        the database is missing, damaged, foreign, locked, read-only or of a newer schema.
+        ``create`` makes a missing database; ``writable=False`` needs no write permission. An older schema is migrated,
+        for reading in a temporary copy. Raises DatabaseError if it cannot be used.
         """
         connection, label = database.connect(url, create=create, writable=writable), database.label(url)
         wrote = False
@@ -128,7 +125,7 @@ class Store(Reading):
         again: bool = False,
         uid: str | None = None,
     ) -> int:
-        """The id of the sweep to add rows to: an unfinished one of this request, device and ``again``, or a new one.
+        """The id of an unfinished sweep of this request, device and ``again``, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
         """
@@ -153,13 +150,9 @@ class Store(Reading):
 
     @writes
     def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
-        """Note that a problem's finals may stand, and the numbers they went by: from now on they count instead of those
-        before."""
-        self._writer.id(
-            Finals,
-            self._writer.swept(sweep_id, subject),
-            {"tie_band": run.tie_band, "keep_band": run.keep_band, "floor_us": run.floor_us},
-        )
+        """Note that a problem's finals ended: from now on they count instead of those before."""
+        numbers = {name: value for name, value in vars(run).items() if name != "sweep"}
+        self._writer.id(Finals, self._writer.swept(sweep_id, subject), numbers)
 
     @writes
     def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
@@ -182,9 +175,9 @@ class Store(Reading):
 
     @writes
     def add(self, sweep_id: int, row: Row, *, once: bool = False) -> bool:
-        """Store one trial and commit; False where it is there already. Keeps times to 1e-6 us, samples to 1 ns.
+        """Store one trial and commit; False if it is there already. Keeps times to 1e-6 us, samples to 1 ns.
 
-        ``once``: also where another process stored the same status in this round, as when two run the same sweep.
+        ``once``: False also if another process, running the same sweep, stored the same status in this round.
         """
         trial = self._writer.trial(sweep_id, row)
         return self._writer.insert_trial_once(trial) if once else self._writer.insert(Trials, [trial])[0] == 1

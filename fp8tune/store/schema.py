@@ -1,8 +1,7 @@
-"""The tables of a results database; how a database of an older fp8tune gets them: :mod:`fp8tune.store.migrations`.
+"""The tables of a results database, made from the records of :mod:`fp8tune.records` that their rows hold.
 
 One row of ``trials`` is one trial. What trials share is stored once: a *candidate* is one config of one kernel version
-on one problem and device. What each column may hold: :mod:`fp8tune.store.columns`. Columns that hold a record of
-:mod:`fp8tune.records` are declared by that record.
+on one problem and device.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ def _refer_to(*tables: str) -> list[Column[Any]]:
 def _fields(
     record: type[Any], without: Collection[str] = (), whole: _Type = Whole, **kinds: _Type
 ) -> list[Column[Any]]:
-    """A column for each field of a record: of the type given for its name, or of the one its annotation says:
-    ``whole`` where that is an integer."""
+    """A column for each field of a record, of the type given for its name or annotated; ``whole`` for an integer."""
     by_annotation: dict[str, _Type] = {"int": whole, "float": Finite}
     columns = []
     for field in dataclasses.fields(record):
@@ -184,10 +182,7 @@ Candidates = _table(
     *_fields(Facts, without=["code"], whole=Count),
     UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),
 )
-"""One config of one kernel version on one problem and device: what trials repeat and ranking compares.
-
-The compiler's facts belong here because they are the same in every trial (compile seconds: those of the first).
-"""
+"""One config of one kernel version on one problem and device, with the compiler's facts of its first trial."""
 
 Codes = _table(
     "codes",
@@ -214,9 +209,9 @@ Trials = _table(
     UniqueConstraint("candidate_id", "sweep_id", "stage", "round", "worker_id"),
     Index("summary", "candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"),
 )
-"""One trial. Times in microseconds, ``created_at`` in seconds since the epoch, samples from :func:`pack_samples`.
+"""One trial. ``created_at``: seconds since the epoch; samples: see :func:`fp8tune.store.columns.pack_samples`.
 
-``summary`` covers what ranking aggregates, so that a million trials are read without touching one blob.
+``summary`` covers what ranking aggregates: a million trials are read without touching one blob.
 """
 
 _SUBJECT = ("kernel_versions", "devices", "problems")
@@ -235,10 +230,7 @@ ReferencesChecked = _table(
     _column("reference", Text("reference hash", WORD)),
     UniqueConstraint("sweep_id", "version_id"),
 )
-"""The hash of the reference, inputs and edges that the outputs of a kernel version were compared with in a sweep.
-
-A sweep without a row here used a reference that nobody noted.
-"""
+"""The hash of the reference, inputs and edges that a sweep compared outputs with; unknown without a row."""
 
 Finals = _table(
     "finals",
@@ -246,8 +238,7 @@ Finals = _table(
     *_fields(FinalsRun, without=["sweep"], tie_band=Share, keep_band=Share),
     UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
 )
-"""A problem whose finals ended in a sweep, or were ended by a time budget when they could stand:
-:class:`fp8tune.records.FinalsRun`."""
+"""A problem whose finals ended in a sweep: :class:`fp8tune.records.FinalsRun`."""
 
 Calibrations = _table(
     "calibrations",

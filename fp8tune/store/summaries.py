@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Double, Integer, Select, String, select, type
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.store import unreadable
+from fp8tune.store.references import Ended
 from fp8tune.store.schema import STAGES, Trials
 
 _AT_ONCE = 10_000
@@ -45,8 +46,8 @@ class Summary:
     """One time for the screen of one sweep in which a worker was replaced, or which was broken off and continued."""
     finals: Mapping[tuple[str, int, int], tuple[Block, ...]]
     """(stage, sweep's id, worker's id) -> its blocks in the finals, in the order of the rounds."""
-    doubted: tuple[tuple[Status, float, str, int, int], ...] = ()
-    """Where any trial was wrong, all: status, time stored, stage, round and sweep's id."""
+    doubted: tuple[Ended, ...] = ()
+    """All trials if any was wrong; without their references."""
 
     def screened_us(self, kind: Kind) -> tuple[float, ...]:
         """One time a process; one a sweep where it was screened: who ran which round must make no difference."""
@@ -117,9 +118,9 @@ def _summary(rows: Iterable[Sequence[Any]]) -> Summary:
     )
 
 
-def _ended(row: Sequence[Any]) -> tuple[Status, float, str, int, int]:
+def _ended(row: Sequence[Any]) -> Ended:
     _, stage, _, status, _, created_at, sweep, round = row
-    return _STATUSES[status], _finite(created_at), stage, round, sweep
+    return Ended(_STATUSES[status], _finite(created_at), stage, round, sweep)
 
 
 def _value_us(times_us: Iterable[float]) -> float:

@@ -37,8 +37,7 @@ from fp8tune.records import Status
 from fp8tune.store.columns import LONGEST_US
 from fp8tune.store.schema import METADATA, STAGES, Trials
 
-NAMED_AT_ONCE = 10
-"""Rows that are named one by one; of more only that there are more."""
+NAMED_AT_ONCE = 10  # rows that are named one by one
 
 _MISSING = "it is missing, and rows refer to it"
 

@@ -39,11 +39,9 @@ _SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and tabl
 """Tables that other tables refer to, or that say something once; each after those it refers to."""
 
 _CHUNK = 1000
-_COUNTED = {"preserve_rowcount": True}
-"""How many rows an insert really stored, from every driver."""
+_COUNTED = {"preserve_rowcount": True}  # how many rows an insert really stored, from every driver
 
-_REMEMBERED = 50_000
-"""Ids kept in memory: enough for any sweep, bounded for an import of millions."""
+_REMEMBERED = 50_000  # ids kept in memory: enough for any sweep, bounded for an import of millions
 
 Values = Mapping[str, Any]
 _NOTHING: Values = {}
