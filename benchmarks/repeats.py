@@ -139,7 +139,7 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
                 yield None
             else:
                 both = [(theirs, picks[0], picks[1]), (mine, picks[1], picks[0])]
-                yield max(judge.slowdown(pick) / judge.slowdown(own) for judge, pick, own in both)
+                yield max(judge.slowdowns[pick] / judge.slowdowns[own] for judge, pick, own in both)
 
 
 def changed(before: str, after: str) -> list[str]:

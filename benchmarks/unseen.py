@@ -93,7 +93,7 @@ def _judged(candidates: Candidates, spec: KernelSpec, exported: Table) -> Judged
     config = NamedInts(lookup.pick(spec, spec.lookup_key(candidates.problem), exported, candidates.device.name))
     best = candidates.named[0].config or NamedInts()
     times_us = candidates.times_us
-    slowdown = candidates.slowdown(config) if config in times_us else None
+    slowdown = candidates.slowdowns[config] if config in times_us else None
     return Judged(
         candidates.problem, candidates.device.name, config, best, times_us[best], times_us.get(config), slowdown
     )

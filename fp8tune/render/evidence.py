@@ -42,7 +42,7 @@ def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> No
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
-        right("slowdown", lambda row: f"{row.slowdown(best.config):.3f}"),
+        right("slowdown", lambda row: f"{row.slowdowns[best.config]:.3f}"),
     ]
     Report("what it loses on each shape that it was timed on", columns, named).print()
     print()
