@@ -1,4 +1,4 @@
-"""The program: its commands, and the one place where errors become a line and an exit code."""
+"""The program: its commands, and where errors become a line and an exit code."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ app = typer.Typer(
 )
 
 COMMAND_LINE_ERRORS: tuple[type[Exception], ...] = cast(Any, typer.BadParameter.__mro__[1:3])
-"""UsageError and ClickException, of the click that this typer uses: newer ones bring their own."""
+"""UsageError and ClickException of the click that this typer uses: newer ones bring their own."""
 
 GOES_ON = "what a sweep has finished is stored, and the same command goes on from there"
-"""What to know after a command was stopped."""
 
 
 @app.callback(invoke_without_command=True)
@@ -57,25 +56,14 @@ def _root(
         print(context.get_help())
 
 
-for _command in (
-    sweep.sweep,
-    bench.bench,
-    calibrate.calibrate,
-    show.show,
-    static_report.static_report,
-    export.export,
-    lint.lint,
-    import_.import_,
-    forget.forget,
-    compare.compare,
-    doctor.doctor,
-):
-    app.command(_command.__name__.strip("_").replace("_", "-"))(as_command(_command))
+for _module in (sweep, bench, calibrate, show, static_report, export, lint, import_, forget, compare, doctor):
+    _name = _module.__name__.rpartition(".")[2]  # of the command's function too
+    app.command(_name.strip("_").replace("_", "-"))(as_command(getattr(_module, _name)))
 
 
 def main() -> None:
-    """The console script: one place where errors become a line and an exit code."""
-    gc.set_threshold(100_000)  # at Python's own, a short command spends a tenth of its time looking for garbage
+    """The console script."""
+    gc.set_threshold(100_000)  # at Python's own, a tenth of a short command's time is garbage collection
     try:
         with stopping_cleanly(), streams.own_output():
             code = _run(sys.argv[1:])
@@ -95,7 +83,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """One command. Not by typer's own ``main``, which answers Ctrl-C and a broken pipe itself, and without a word."""
+    """One command, not by typer's ``main``: that ends at Ctrl-C and a broken pipe without a word."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("fp8tune", arguments) as context:
@@ -107,7 +95,7 @@ def _run(arguments: list[str]) -> int:
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
-        with contextlib.suppress(OSError):  # stderr may be what is broken, or a terminal that was closed
+        with contextlib.suppress(OSError):  # stderr may be broken, or a terminal that was closed
             print(f"fp8tune: {visible(redacted(message))}", file=sys.stderr, flush=True)
     sys.exit(code)
 

@@ -1,20 +1,20 @@
-"""The options of the commands, without a command line: what a field takes, and how ``--help`` describes it.
+"""The options of the commands: what a field takes, and how ``--help`` describes it.
 
-A command's options are one frozen dataclass. Its annotated fields declare them, and it is what planning gets:
+A command's options are one frozen dataclass, whose annotated fields declare them:
 
     @dataclass(frozen=True, kw_only=True)
     class SweepOptions:
         shapes: Shapes = ("llama4",)
         again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False
 
-:func:`fp8tune.commands.options.as_command` turns the fields into the parameters of a typer command. No terminal library
-is imported here, because planning and measuring import this.
+:func:`fp8tune.commands.options.as_command` makes parameters of a typer command of them. Planning and measuring import
+this, so it imports no terminal library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +25,16 @@ from fp8tune.records import Published
 from fp8tune_kernels.catalog import KERNELS
 
 DATABASE = "fp8tune.db"
-"""Of this folder: what a command writes into, and reads first, unless ``--db`` says otherwise."""
+"""In this folder: written, and read first, unless ``--db`` names another."""
 
 COMMITTED_DATABASE = "results.db"
-"""Of a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
+"""In a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
 
 LARGEST_SEED = 2**63 - 1
 """What the database and torch hold."""
 
 LONGEST_S = 1e7
-"""A time of more than sixteen weeks is a typing error."""
+"""Sixteen weeks: a longer time is a typing error."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,10 @@ class Argument:
 
 def seconds(text: str | float) -> float:
     """A time in seconds. Raises ValueError for one that is negative, endless or no number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LONGEST_S:  # also false for what is no number
-        raise ValueError(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= LONGEST_S:
+            return float(text)
+    raise ValueError(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
 
 
 def seed(value: int) -> int:
@@ -95,11 +92,11 @@ def database(url: str | None) -> str | None:
 
 def database_option(shown: str, help: str = "") -> Option:
     """``--db``; ``shown`` is what it is by default."""
-    about_all = (
+    help = help or (
         "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
         "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
     )
-    return Option("--db", help or about_all, shown, check=database)
+    return Option("--db", help, shown, check=database)
 
 
 Kernels = Annotated[
@@ -131,7 +128,7 @@ ReadDatabase = Annotated[str | None, database_option(f"{DATABASE} where there is
 
 
 class TableFormat(enum.StrEnum):
-    """What a command prints that has no more to choose from."""
+    """What most commands print."""
 
     TABLE = "table"
     JSON = "json"

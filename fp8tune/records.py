@@ -7,27 +7,8 @@ from enum import StrEnum
 
 from fp8tune.stats import trimmed_mean
 from fp8tune.text import visible
-from fp8tune_kernels.spec import NamedInts, Problem
-
-__all__ = [
-    "Code",
-    "ComparableRows",
-    "Device",
-    "Evidence",
-    "Facts",
-    "FinalsRun",
-    "KernelVersion",
-    "Kind",
-    "NamedInts",
-    "Outcome",
-    "Problem",
-    "ProcessTimes",
-    "Published",
-    "Row",
-    "Status",
-    "Subject",
-    "Telemetry",
-]
+from fp8tune_kernels.spec import NamedInts as NamedInts
+from fp8tune_kernels.spec import Problem as Problem
 
 
 class Kind(StrEnum):
@@ -88,10 +69,7 @@ class KernelVersion:
     key: tuple[str, ...] = ()
 
     def complete(self, published: NamedInts) -> NamedInts:
-        """A published config with the first value of each axis that it leaves out: what its kernel lacks is off there.
-
-        Not the default, which may change.
-        """
+        """A published config with the first value, which is off, of each axis that it leaves out."""
         return NamedInts({**{name: values[0] for name, values in self.axes if values}, **published})
 
 
@@ -161,7 +139,7 @@ class Outcome:
     """The worker process it ran in: the unit of replication."""
 
     def __post_init__(self) -> None:
-        """A reason quotes kernels, compilers and old databases: it becomes one line that can be stored and shown."""
+        """Make the reason, which may quote a compiler, one line that can be stored and shown."""
         object.__setattr__(self, "reason", visible(self.reason))
 
 
@@ -189,7 +167,7 @@ class Row:
     round: int = 0
     """Counted from 0 in the screen, and from 0 in each process of the finals."""
     process: str = ""
-    """Identifies the worker process, the unit of replication; in finals ``final 03``, unique in its sweep."""
+    """The worker process, the unit of replication; in finals ``final 03``, unique in its sweep."""
     position: int = 0
     """The trial's place in the order of its round."""
 
@@ -256,9 +234,9 @@ class Evidence:
     complete: bool = True
     """False while a sweep of this problem was begun and not finished: its best so far is no pick."""
     ceiling_gb_per_s: float | None = None
-    """What memory gives on the device: see :mod:`fp8tune.ceiling`. The copy is that of the sweep the row comes from."""
+    """What memory gives on the device: see :mod:`fp8tune.ceiling`."""
     copy_gb_per_s: float | None = None
-    """That copy alone."""
+    """The copy measured in the sweep that the row comes from."""
     stage: str = "screen"
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
     screen_us: float | None = None

@@ -1,7 +1,7 @@
 """Passwords are neither stored nor printed: the one place that knows where a text may hold one.
 
 A database URL holds one after its user's name (``postgresql://user:PASSWORD@host``) or in its query
-(``?password=PASSWORD``). A driver may repeat either in what it says, decoded or not.
+(``?password=PASSWORD``). A driver may repeat either, decoded or not.
 """
 
 from __future__ import annotations

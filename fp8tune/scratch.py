@@ -1,8 +1,7 @@
 """Temporary folders that no run leaves for good: what a ``kill -9`` leaves behind, the next run removes.
 
 The process that makes a folder holds a lock (``flock``) on it. The kernel gives the lock back however the process ends,
-so a folder without one belongs to nobody. Unlike a process id in a name, this holds across containers, and no later
-process is taken for the owner.
+so a folder without one belongs to nobody. Unlike a process id, this also works across containers.
 """
 
 from __future__ import annotations
@@ -31,9 +30,14 @@ def folder(purpose: str) -> Iterator[Path]:
 def remove_abandoned(purpose: str) -> None:
     """Remove this user's folders of a purpose that no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_prefix(purpose)}*"):
-        with _opened(path) as lock:
-            if lock is not None and os.fstat(lock).st_uid == os.getuid() and _locked(lock):
-                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # no folder, gone, somebody else's, or locked
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _prefix(purpose: str) -> str:
@@ -53,26 +57,3 @@ def _made(purpose: str) -> tuple[Path, int]:
         if path.exists():
             return path, lock
         os.close(lock)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    """A folder's descriptor; None for what is none, is gone or is somebody else's. Follows no link."""
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        yield None
-        return
-    try:
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _locked(lock: int) -> bool:
-    """Take the lock; False where another has it, or where there are no locks."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

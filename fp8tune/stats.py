@@ -1,7 +1,4 @@
-"""The few numbers everything else is judged by: a trimmed mean, a median, a geometric mean, an estimate with its error.
-
-Imports neither numpy nor scipy: a finished sweep is answered in less time than scipy takes to import.
-"""
+"""Means, and estimates with their error. Imports neither numpy nor scipy, which take longer than answering a sweep."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ TRIMMED_SHARE = 0.25
 """Share of a block's samples left out at each end. A mean would follow the outliers, a minimum is one repetition."""
 
 
-def trimmed_mean(values: Iterable[float], share: float = TRIMMED_SHARE) -> float:
-    """The mean of what is left once ``share`` of the values (rounded down) is cut at each end.
+def trimmed_mean(values: Iterable[float]) -> float:
+    """The mean of what is left once a quarter of the values (rounded down) is cut at each end.
 
     A block's value is that of its samples, a process's value that of its blocks. Same unit as the values.
     Raises ValueError for no values or a non-finite one.
     """
     ordered = sorted(_finite(values))
-    cut = int(share * len(ordered))
+    cut = int(TRIMMED_SHARE * len(ordered))
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 

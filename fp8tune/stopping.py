@@ -1,7 +1,6 @@
 """How a command ends that is told to: a time limit's or a cancelled job's SIGTERM, a closed terminal's SIGHUP.
 
-Both unwind the stack as Ctrl-C does, so that workers end, the database is left as one plain file and temporary folders
-go. One place for all commands: :func:`fp8tune.cli.main`.
+Both unwind the stack as Ctrl-C does: workers end, the database is left as one plain file, temporary folders go.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ class Stopped(SystemExit):
 
 @contextlib.contextmanager
 def stopping_cleanly() -> Iterator[None]:
-    """Raise :class:`Stopped` at SIGTERM and SIGHUP. Does nothing outside the main thread.
+    """Raise :class:`Stopped` at the first SIGTERM or SIGHUP. Does nothing outside the main thread.
 
-    Only the first counts: a second one would break off what the first one began. A signal that is ignored already
-    (``nohup``) stays so.
+    A second one would break off what the first began. A signal that is ignored already (``nohup``) stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -20,6 +21,11 @@ class Ended(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
+
+
+def environment() -> dict[str, str]:
+    """This one's, without the interpreter: each command decides for itself."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
 def fp8tune(*arguments: object, cwd: Path | None = None) -> Ended:

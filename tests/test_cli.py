@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -11,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import fp8tune
+from command_line import environment, fp8tune
 from database_rows import config, finished_sweep, problem
 from places import PUBLISHED_OPERATIONS, ROOT
 
@@ -41,11 +40,6 @@ TRIAL_FIELDS = [
     "round",
 ]
 WINNER_FIELDS = ["ceiling_share", "n", "source", "verdict", "noise_floor", "runner_up", "runner_up_us"]
-
-
-def environment() -> dict[str, str]:
-    """This one's, without the interpreter: each command decides for itself."""
-    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
 def started(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -206,22 +200,8 @@ def contents(database: Path) -> list[tuple[object, ...]]:
 @pytest.mark.slow
 def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> None:
     database = tmp_path / "r.db"
-    done = fp8tune(
-        "sweep",
-        "--kernel",
-        "rowwise-2d",
-        "--shapes",
-        "tiny",
-        "--grid",
-        "BLOCK_SIZE_ITER=128",
-        "--grid",
-        "BLOCK_SIZE=1",
-        "--grid",
-        "num_warps=4",
-        "--db",
-        database,
-        "--json",
-    )
+    grid = ("--grid", "BLOCK_SIZE_ITER=128", "--grid", "BLOCK_SIZE=1", "--grid", "num_warps=4")
+    done = fp8tune("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", *grid, "--db", database, "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if rows[0]["kind"] == "measured":
@@ -287,24 +267,16 @@ def test_published_operations_are_imported_and_shown_with_the_impossible_one(tmp
 
 def test_show_gives_the_best_single_config_of_a_kernel(database: Path) -> None:
     shown = fp8tune("show", "--arch", "gfx942", "--kernel", "colwise", "--db", database).stdout
-    line = (
-        "best single config: BLOCK_SIZE=32 BLOCK_SIZE_ITER=128 num_warps=4; worst slowdown 1.215, other implementation"
-    )
-    assert line in shown
-    assert [row.split()[-1] for row in shown.partition(line)[2].splitlines() if row.startswith("M=")] == [
-        "1.215",
-        "1.000",
-        "1.005",
-        "1.060",
-    ]
+    line = "BLOCK_SIZE=32 BLOCK_SIZE_ITER=128 num_warps=4; worst slowdown 1.215, other implementation"
+    assert f"best single config: {line}" in shown
+    slowdowns = [row.split()[-1] for row in shown.partition(line)[2].splitlines() if row.startswith("M=")]
+    assert slowdowns == ["1.215", "1.000", "1.005", "1.060"]
 
 
 @pytest.mark.slow
 def test_a_static_sweep_is_reported_and_exported(tmp_path: Path) -> None:
-    path, grid = (
-        tmp_path / "r.db",
-        ["--grid", "BLOCK_SIZE=1,2", "--grid", "BLOCK_SIZE_ITER=1024", "--grid", "num_stages=1"],
-    )
+    path = tmp_path / "r.db"
+    grid = ("--grid", "BLOCK_SIZE=1,2", "--grid", "BLOCK_SIZE_ITER=1024", "--grid", "num_stages=1")
     swept = started("sweep", "--static", "--arch", "gfx942", "--kernel", "rowwise-2d", *grid, "--db", path, "--json")
     assert swept.returncode == 0, swept.stderr
     rows = [json.loads(line) for line in swept.stdout.splitlines()]

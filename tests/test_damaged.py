@@ -24,7 +24,7 @@ from database_rows import H100, KERNEL, begin, config, end_finals, finished_swee
 from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
-from fp8tune.compare import recorded
+from fp8tune.compare import sides
 from fp8tune.compare.comparison import Revision
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.records import Code, Device, Facts, Kind
@@ -105,7 +105,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(recorded, "sides", _planted_sides)
+    monkeypatch.setattr(sides, "sides", _planted_sides)
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False
     yield tmp_path / "results.db"

@@ -11,17 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import fp8tune
+from command_line import environment, fp8tune
 from database_rows import config, finished_sweep, problem
 from places import PLANTED, ROOT
 
 from fp8tune.store.results import Store
 
 HOSTILE = f"{PLANTED / 'hostile.py'}:SPEC"
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
 def started(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
@@ -126,10 +122,7 @@ LONG = "x" * 300
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_code_2(
-    arguments: list[str],
-    says: str,
-    filled: Path,
-    tmp_path: Path,
+    arguments: list[str], says: str, filled: Path, tmp_path: Path
 ) -> None:
     if "--db" not in arguments and arguments[0] in ("show", "export", "compare"):
         arguments = [*arguments, "--db", str(filled)]
@@ -140,9 +133,7 @@ def test_what_cannot_be_done_is_one_line_and_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_kernel(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_kernel(tmp_path: Path) -> None:
     db, shapes = tmp_path / "r.db", tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
     sweep = ("sweep", "--kernel", HOSTILE, "--shapes", shapes, "--db", db)
@@ -172,9 +163,7 @@ def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_k
     ]
 
 
-def test_a_text_that_a_spreadsheet_would_calculate_is_quoted_and_read_back(
-    tmp_path: Path,
-) -> None:
+def test_a_text_that_a_spreadsheet_would_calculate_is_quoted_and_read_back(tmp_path: Path) -> None:
     source, db, again = tmp_path / "figures.csv", tmp_path / "r.db", tmp_path / "again.db"
     header = (
         "operation,source,device,arch,recipe,shape,bf16_fwd_us,scaled_fwd_us,bf16_fwd_bwd_us,scaled_fwd_bwd_us,note"

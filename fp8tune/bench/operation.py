@@ -256,16 +256,16 @@ def _scales_input_gradient(given: Operands) -> Call:
 
 
 def _scales_of_rows(rows: Quantized, experts: Quantized, offs: torch.Tensor) -> Call:
-    from fp8tune_kernels.gemm.grouped_mxfp8 import operands_of_rows
+    from fp8tune_kernels.gemm.grouped_mxfp8 import operands
 
-    return partial(operands_of_rows, *rows, *experts, offs)
+    return partial(operands, *rows, *experts, offs)
 
 
 def _scales_weight_gradient(given: Operands) -> Call:
-    from fp8tune_kernels.gemm.grouped_mxfp8 import operands_of_groups
+    from fp8tune_kernels.gemm.grouped_mxfp8 import operands
 
     q_grad, scales_grad = _dim1(given.grad)
-    return partial(operands_of_groups, q_grad.t(), scales_grad, *_dim1(given.A), given.offs)
+    return partial(operands, q_grad.t(), scales_grad, *_dim1(given.A), given.offs)
 
 
 def _scales_and_gemm(reads: tuple[str, ...], scales: Callable[[Operands], Call], result: str) -> dict[str, Part]:

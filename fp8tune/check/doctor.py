@@ -1,7 +1,4 @@
-"""What may be wrong with this machine, the database or the tables, and what to do about each.
-
-Every check is a function from what was read to findings; :func:`diagnose` reads it all from the running machine.
-"""
+"""What may be wrong with this machine, the database or the tables, and what to do about each."""
 
 from __future__ import annotations
 
@@ -37,10 +34,6 @@ TORCH_SINCE = (2, 11)
 TRITON_SINCE, TRITON_BEFORE = (3, 6), (3, 10)
 """What pyproject.toml asks for; an environment may have been changed by hand since."""
 
-NOT_READ = Telemetry()
-"""On a machine whose sensors nobody asked."""
-
-
 ROWS_NAMED = 10
 """Rows that cannot be read are named one by one up to here."""
 
@@ -71,7 +64,7 @@ class Machine:
     numpy: str
     triton_wanted: str = ""
     """The Triton that the installed torch pins; empty where it pins none."""
-    telemetry: Telemetry = NOT_READ
+    telemetry: Telemetry = Telemetry()
     other_processes: int | None = None
 
 
@@ -103,16 +96,11 @@ def check_machine(machine: Machine) -> list[Finding]:
 def check_gpu(gpu: Device | None) -> Iterator[Finding]:
     """Is there one, is its arch known, can torch use it."""
     if gpu is None:
-        fix = (
-            "show, export and compare work here; sweep checks on Triton's interpreter; to time, use a machine with one"
-        )
-        yield Finding(Level.WARNING, "no GPU is visible", fix)
+        fix = "show, export and compare work here; sweep checks on Triton's interpreter"
+        yield Finding(Level.WARNING, "no GPU is visible", f"{fix}; to time, use a machine with one")
         return
-    runtime = gpu.runtime or "no GPU runtime"
-    yield Finding(
-        Level.OK,
-        f"{gpu.name or 'GPU'} ({gpu.arch}), {gpu.multiprocessors} multiprocessors, driver {gpu.driver}, {runtime}",
-    )
+    what = f"{gpu.name or 'GPU'} ({gpu.arch}), {gpu.multiprocessors} multiprocessors, driver {gpu.driver}"
+    yield Finding(Level.OK, f"{what}, {gpu.runtime or 'no GPU runtime'}")
     if gpu.arch not in ARCHES:
         fix = f"add {gpu.arch} to fp8tune_kernels/arches.py; known: {', '.join(ARCHES)}"
         yield Finding(Level.ERROR, f"the limits of {gpu.arch} are not known", fix)
@@ -148,8 +136,7 @@ def check_clocks(gpu: Device, state: Telemetry, other_processes: int | None) -> 
         fix = "rows will lack them; install nvidia-ml-py (AMD: amdsmi) and let this user read the device"
         yield Finding(Level.WARNING, "clocks, power or temperature cannot be read", fix)
     else:
-        what = f"{state.sm_clock_mhz} MHz, {state.power_w:.0f} W, {state.temperature_c} degrees C"
-        yield Finding(Level.OK, what)
+        yield Finding(Level.OK, f"{state.sm_clock_mhz} MHz, {state.power_w:.0f} W, {state.temperature_c} degrees C")
     if slowed := device.slowdowns(gpu.arch, state):
         fix = "let it cool down or mend its power supply before timing anything"
         yield Finding(Level.WARNING, f"the GPU is being slowed down: {', '.join(slowed)}", fix)
@@ -192,30 +179,24 @@ def check_store(db: str, store: Store) -> list[Finding]:
     damage = store.integrity()
     if damage:
         return [Finding(Level.ERROR, f"{db} is damaged: {damage[0]}", way_back(db))]
-    rows = [f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items()] + _of_operations(store)
-    findings = [
-        Finding(Level.OK, f"{redacted(db)}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}")
-    ]
+    rows = [f"{arch} {count:,} {kind}" for (arch, kind), count in store.counts().items()]
+    if published := store.published():
+        impossible = sum(bool(row.impossible) for row in published)
+        flagged = f" ({impossible} impossible as printed)" if impossible else ""
+        rows.append(f"{len(published)} published of operations{flagged}")
+    what = f"{redacted(db)}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}"
+    findings = [Finding(Level.OK, what)]
     if "://" not in db and not os.access(db, os.W_OK):
         fix = f"make it writable (chmod u+w {db}), or give sweep another file with --db"
         findings.append(Finding(Level.WARNING, f"{db} cannot be written", fix))
     if (path := database.path_of(db)) is not None and (log := logs.unmerged(path)) is not None:
-        fix = (
-            f"let the sweep that writes it end, or run fp8tune doctor --repair --db {db}, before you copy or commit it"
-        )
-        findings.append(Finding(Level.WARNING, f"{log} holds rows that are not in {db} itself yet", fix))
+        what = f"{log} holds rows that are not in {db} itself yet"
+        fix = f"let the sweep that writes it end, or run fp8tune doctor --repair --db {db}"
+        findings.append(Finding(Level.WARNING, what, f"{fix}, before you copy or commit it"))
     for command in dict.fromkeys(store.unfinished_sweeps()):
         what = f"a sweep was not finished: {command or 'its command is not known'}"
         findings.append(Finding(Level.WARNING, what, "run the same command again: it continues where it stopped"))
     return findings
-
-
-def _of_operations(store: Store) -> list[str]:
-    """Published rows of whole operations; what cannot be right as printed is kept, and counted."""
-    published = store.published()
-    impossible = sum(bool(row.impossible) for row in published)
-    flagged = f" ({impossible} impossible as printed)" if impossible else ""
-    return [f"{len(published)} published of operations{flagged}"] if published else []
 
 
 def way_back(db: str) -> str:
@@ -265,17 +246,15 @@ def check_tables(store: Store, table_path: Callable[[str], Path] = export.destin
 
 
 def check_sources(timed: Mapping[str, Collection[str]], hashes: Mapping[str, str]) -> Iterator[Finding]:
-    """Has each kernel, as its code is now, rows from a GPU. ``timed``: kernel -> the source hashes that have some;
-    ``hashes``: kernel -> its source hash now."""
+    """Has each kernel rows from a GPU. ``timed``: kernel -> source hashes that have some; ``hashes``: today's."""
     for kernel, current in hashes.items():
         stored = timed.get(kernel, ())
         if current in stored:
             yield Finding(Level.OK, f"{kernel}: timed as its code is now")
         else:
             what = "its code has changed since it was last timed" if stored else "never timed on a GPU"
-            yield Finding(
-                Level.WARNING, f"{kernel}: {what}", f"fp8tune sweep --kernel {kernel} on a machine with a GPU"
-            )
+            fix = f"fp8tune sweep --kernel {kernel} on a machine with a GPU"
+            yield Finding(Level.WARNING, f"{kernel}: {what}", fix)
 
 
 @functools.cache  # no code changes under a running process

@@ -1,8 +1,7 @@
 """The way back for an SQLite file beside which a process that was killed left its log.
 
-The log of this very file is taken in, as any command that writes does. The log of another file, which ``git checkout``
-has replaced since, is moved away with a copy of the file that is there. Its rows come back where the file it was
-written for is found: the file that is there now, or one that was committed to git.
+The log of this very file is taken in. The log of another file, which ``git checkout`` has replaced since, is moved
+away with a copy of the file that is there. Its rows come back if that copy, or one committed to git, fits it.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def _part_from(path: Path) -> list[Finding]:
             return [*findings, Finding(Level.WARNING, what, "run the same sweep again: it measures what is missing")]
         with Store.open(str(path)) as store, Store.open(str(found), writable=False) as other:
             added, _ = store.merge(other)
-    what = f"{added} rows of the log were put back into {path}"
-    return [*findings, Finding(Level.OK, what)]
+    return [*findings, Finding(Level.OK, f"{added} rows of the log were put back into {path}")]
 
 
 def _bases(path: Path) -> Iterator[bytes]:

@@ -60,10 +60,10 @@ def _bench_operation(options: BenchOptions, backend: Backend, notices: Iterable[
     from fp8tune.bench import grouped as benchmark
     from fp8tune.plan.shapes import sweeps_dir
     from fp8tune.render import grouped as render_grouped
-    from fp8tune.store import published as store_published
+    from fp8tune.store.published import read_operations
 
     problems = benchmark.problems_of(options, backend)
-    published = store_published.read(sweeps_dir() / "published" / "grouped_mm.csv")
+    published = read_operations(sweeps_dir() / "published" / "grouped_mm.csv")
     events = benchmark.run(backend, problems, options.time_budget_s, with_torchao=not options.alone)
     rows: list[benchmark.Row] = []
     try:

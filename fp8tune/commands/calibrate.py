@@ -8,6 +8,7 @@ from typing import Annotated
 from fp8tune.commands.options import database_to_write
 from fp8tune.options import Option, WrittenDatabase
 from fp8tune.redaction import command_line
+from fp8tune.render.terminal import notice
 
 
 def calibrate(
@@ -21,20 +22,18 @@ def calibrate(
     """
     from fp8tune.calibrate import record as calibrating
     from fp8tune.measure.backends.choice import backend_for
-    from fp8tune.render import calibration as render_calibration
-    from fp8tune.render import terminal as render
+    from fp8tune.render.machine import print_calibration
     from fp8tune.render.progress import Display
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning
 
     db = database_to_write(db)
     backend, notices = backend_for(None, timer)
-    for line in notices:
-        render.notice(line)
+    notice(*notices)
     planning.make_ready(backend)
     with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if not isinstance(event, calibrating.Calibration):
                 display.update("calibrating, processes", event.done, event.total, phase="processes")
     assert isinstance(event, calibrating.Calibration)  # the last one is
-    render_calibration.print_calibration(event, "json" if json else "table")
+    print_calibration(event, "json" if json else "table")

@@ -16,6 +16,7 @@ def compare(options: CompareOptions) -> None:
     """
     from fp8tune.compare import live, recorded
     from fp8tune.compare.comparison import Comparison
+    from fp8tune.compare.sides import sides
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import compare as render_compare
     from fp8tune.render import terminal as render
@@ -24,7 +25,8 @@ def compare(options: CompareOptions) -> None:
     backend, notices = backend_for(None, options.timer)
     if options.from_db or not backend.times:
         with Store.open(database_to_read(options.db), writable=False) as store:
-            comparison = recorded.compare_stored(store, options.repository, options.revisions, options.kernels)
+            both = sides(options.repository, options.revisions, options.kernels)
+            comparison = recorded.compare(recorded.stored(store, both), both)
         if not options.from_db:
             render.notice("no GPU here: from recorded rows, as with --from-db")
     else:

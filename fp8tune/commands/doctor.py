@@ -20,14 +20,10 @@ def doctor(
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
-    from fp8tune.render.findings import print_findings
+    from fp8tune.check import repair as repairing
+    from fp8tune.render.machine import print_findings
 
     path = database_to_read(db)
-    findings = []
-    if repair:
-        from fp8tune.check import repair as repairing
-
-        findings += repairing.repair(path)
-    findings += checking.diagnose(path)
+    findings = [*(repairing.repair(path) if repair else ()), *checking.diagnose(path)]
     print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

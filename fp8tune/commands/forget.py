@@ -7,6 +7,7 @@ from typing import Annotated
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
 from fp8tune.options import Argument, Option, WrittenDatabase
+from fp8tune.render.terminal import notice
 
 
 def forget(
@@ -18,7 +19,6 @@ def forget(
 
     Every command names rows that it cannot read and leaves them out; fp8tune doctor lists them.
     """
-    from fp8tune.render import terminal as render
     from fp8tune.store.results import Store
     from fp8tune.store.unreadable import parse_name
 
@@ -30,6 +30,6 @@ def forget(
         found = dict.fromkeys(named, "") if named else store.unreadable()
         removed = store.forget(found)
     for (table, id), reason in found.items():
-        render.notice(f"{table}:{id}" + (f": {reason}" if reason else ""))
+        notice(f"{table}:{id}" + (f": {reason}" if reason else ""))
     gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)
     print(f"{db}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.options import Argument, Option, WrittenDatabase
+from fp8tune.render.terminal import notice
+from fp8tune.text import visible
 
 
 def import_(
@@ -19,21 +21,20 @@ def import_(
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
-    from fp8tune.render import progress
-    from fp8tune.render import terminal as render
+    from fp8tune.render.progress import Display, SweepProgress
     from fp8tune.store import importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import published
 
     loaded = importing.load(file, published.lookup_key)
     with Store.open(database_to_write(db), create=True) as store:
-        with progress.Display() as display:
+        with Display() as display:
             report = loaded.store(store, lambda done, total: display.update("rows stored", done, total))
-        print(f"{render.visible(str(file))}: {report.added} rows added, {report.already_there} already there")
+        print(f"{visible(str(file))}: {report.added} rows added, {report.already_there} already there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
-            with progress.SweepProgress() as shown:
+            with SweepProgress() as shown:
                 for event in published.compile_published(store):
                     shown.show(event)
         elif any(row.config is not None for row in loaded.rows):
-            render.notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")
+            notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")

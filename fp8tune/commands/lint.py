@@ -6,16 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.options import (
-    Argument,
-    Option,
-    Seed,
-    Shapes,
-    TableFormat,
-    Timer,
-    database_option,
-    seconds,
-)
+from fp8tune.options import Argument, Option, Seed, Shapes, TableFormat, Timer, database_option, seconds
+from fp8tune.render.terminal import notice
 
 
 def lint(
@@ -43,10 +35,9 @@ def lint(
     band, 3 where they leave that unclear.
     """
     from fp8tune.check import lint as linting
-    from fp8tune.render import tallies as render_tallies
-    from fp8tune.render import terminal as render
-    from fp8tune.render import trust as render_trust
     from fp8tune.render.progress import SweepProgress
+    from fp8tune.render.tallies import failure_lines
+    from fp8tune.render.trust import print_lint
     from fp8tune.sweep.options import Options
 
     options = Options(
@@ -61,8 +52,7 @@ def lint(
         command=f"fp8tune lint {kernel}",
     )
     plan = linting.planned(options)
-    for line in (*plan.sweep.notices, *plan.faults):
-        render.notice(line)
+    notice(*plan.sweep.notices, *plan.faults)
     if plan.faults:
         raise typer.Exit(1)
     with linting.opened(db) as store, SweepProgress() as progress:
@@ -73,9 +63,8 @@ def lint(
             else:
                 progress.show(event)
         tallies = linting.tallies(store, plan)
-    for line in render_tallies.failure_lines(tallies, db):
-        render.notice(line)
+    notice(*failure_lines(tallies, db))
     if report.left_out:
-        render.notice(f"{report.left_out} variations left out by the time budget")
-    render_trust.print_lint(plan, report, str(format))
+        notice(f"{report.left_out} variations left out by the time budget")
+    print_lint(plan, report, format)
     raise typer.Exit(report.exit_code if all(tally.has_right for tally in tallies) else 1)

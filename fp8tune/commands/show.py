@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fp8tune.commands.options import database_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Kernels, OperationName, Option, ReadDatabase
-from fp8tune.records import Evidence
+from fp8tune.records import Evidence, Kind
+from fp8tune.render.terminal import notice
 
 INTERPRETER = "interpreter"
 """The arch of what was checked without a GPU: nothing is timed there, so that nothing is best."""
@@ -61,34 +62,28 @@ def show(options: ShowOptions) -> None:
     elif options.conflicts:
         if options.format is Format.CSV:
             raise UsageError("--conflicts prints a table or JSON: use --format json")
-        _show_conflicts(options)
+        from fp8tune.choose.conflicts import conflicts
+        from fp8tune.render.evidence import print_conflicts
+
+        evidence = _evidence(options, database_to_read(options.db), kinds=[Kind.PUBLISHED])
+        print_conflicts(conflicts(evidence), options.format)
     else:
         _show_picks(options)
 
 
 def _show_picks(options: ShowOptions) -> None:
     from fp8tune.choose import incumbents, ranking
-    from fp8tune.render import evidence as render_evidence
-    from fp8tune.render import terminal as render
+    from fp8tune.render.evidence import print_single_bests
     from fp8tune.render.winners import print_winners
 
     db, with_losses = database_to_read(options.db), bool(options.kernels) and options.format is Format.TABLE
     evidence = _evidence(options, db, keep=ranking.competing, finalists_only=not with_losses)
     winners = ranking.winners(evidence, incumbents.COMMITTED)
     if not winners and options.format is Format.TABLE:
-        render.notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    print_winners(winners, str(options.format))
+        notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
+    print_winners(winners, options.format)
     if with_losses:
-        render_evidence.print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
-
-
-def _show_conflicts(options: ShowOptions) -> None:
-    from fp8tune.choose.conflicts import conflicts
-    from fp8tune.records import Kind
-    from fp8tune.render.evidence import print_conflicts
-
-    evidence = _evidence(options, database_to_read(options.db), kinds=[Kind.PUBLISHED])
-    print_conflicts(conflicts(evidence), str(options.format))
+        print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
 
 
 def _evidence(options: ShowOptions, db: str, **wanted: Any) -> list[Evidence]:
@@ -105,32 +100,30 @@ def _evidence(options: ShowOptions, db: str, **wanted: Any) -> list[Evidence]:
 
 
 def _show_operation(options: ShowOptions, op: OperationName) -> None:
-    from fp8tune.render import published as render_published
-    from fp8tune.render import terminal as render
+    from fp8tune.render.evidence import print_published
     from fp8tune.store.results import Store
 
     db = database_to_read(options.db)
     with Store.open(db, writable=False) as store:
         rows = [row for row in store.published() if op.covers(row) and options.arch in (None, row.device.arch)]
     if not rows and options.format is Format.TABLE:
-        render.notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
-    render_published.print_published(rows, str(options.format))
+        notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
+    print_published(rows, options.format)
 
 
 def _show_tallies(options: ShowOptions) -> None:
-    from fp8tune.render import tallies as render_tallies
-    from fp8tune.render import terminal as render
+    from fp8tune.render.tallies import print_tallies
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
     db = database_to_read(options.db)
     with Store.open(db, writable=False) as store:
         kernels = names.stored_kernels(options.kernels, store)
-        if options.arch is not None and options.arch != INTERPRETER:
+        if options.arch not in (None, INTERPRETER):
             names.check_arch(options.arch, store)
         tallies = [store.tally(subject) for name in kernels for subject in store.tried_subjects(name, options.arch)]
     shown = [tally for tally in tallies if tally.failures or not options.failed]
     if not shown and options.format is Format.TABLE:
-        render.notice(f"nothing failed of what is in {db}" if tallies else f"nothing was tried of this in {db}")
+        notice(f"nothing failed of what is in {db}" if tallies else f"nothing was tried of this in {db}")
     else:
-        render_tallies.print_tallies(shown, str(options.format))
+        print_tallies(shown, options.format)

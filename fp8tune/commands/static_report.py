@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_read
 from fp8tune.options import Arch, Kernels, Option, ReadDatabase, TableFormat
+from fp8tune.records import Kind
+from fp8tune.render.terminal import notice
 
 
 def static_report(
@@ -20,9 +22,7 @@ def static_report(
     fp8tune sweep --static --arch ARCH. Needs no GPU.
     """
     from fp8tune.choose import ranking, untimed
-    from fp8tune.records import Kind
-    from fp8tune.render import evidence as render_evidence
-    from fp8tune.render import terminal as render
+    from fp8tune.render.evidence import print_compiled, print_fitting
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
@@ -36,8 +36,8 @@ def static_report(
     found = untimed.compiled(static, untimed.timed(measured))
     rows = [row for name in wanted for row in found if row.kernel == name]
     if arch is not None:
-        render_evidence.print_fitting(rows, str(format))
+        print_fitting(rows, format)
         return
     if not rows:
-        render.notice(f"nothing was compiled only in {db}: run fp8tune sweep --static --arch {untimed.TIMED_ON}")
-    render_evidence.print_compiled(rows, str(format))
+        notice(f"nothing was compiled only in {db}: run fp8tune sweep --static --arch {untimed.TIMED_ON}")
+    print_compiled(rows, format)

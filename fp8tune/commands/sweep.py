@@ -8,7 +8,9 @@ from dataclasses import replace
 import typer
 
 from fp8tune.commands.options import database_to_write
+from fp8tune.records import Kind, Problem
 from fp8tune.redaction import command_line
+from fp8tune.render.terminal import notice, print_json_line
 from fp8tune.sweep.options import Options
 
 
@@ -18,11 +20,9 @@ def sweep(options: Options) -> None:
     Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
     shapes on Triton's interpreter and times nothing. Exit code 1: a problem is left without any right config.
     """
-    from fp8tune.records import Kind, Problem
     from fp8tune.render import contracts
-    from fp8tune.render import tallies as render_tallies
-    from fp8tune.render import terminal as render
     from fp8tune.render.progress import SweepProgress
+    from fp8tune.render.tallies import failure_lines, print_tallies
     from fp8tune.render.winners import print_winners
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning, session
@@ -31,15 +31,14 @@ def sweep(options: Options) -> None:
     db = database_to_write(options.db)
     stored = session.is_stored(db, plan)
     if stored and not options.json:
-        render.notice("every trial of this sweep is in the database; --again measures anew")
+        notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, plan.backend, session.finished_problems(store, plan))
             tallies = session.tallies(store, plan)
     else:
         if not stored:
             plan = planning.expanded(plan)
-        for line in plan.notices:
-            render.notice(line)
+        notice(*plan.notices)
         problems: dict[Problem, None] = {}
         with Store.open(db, create=True) as store, SweepProgress() as progress:
             for event in session.run(store, plan):
@@ -47,14 +46,13 @@ def sweep(options: Options) -> None:
                 if (row := session.row_of(event)) is not None:
                     problems[row.problem] = None
                     if options.json:
-                        render.print_json_line(contracts.trial(row))
+                        print_json_line(contracts.trial(row))
             winners = [] if options.json else session.winners(store, plan.backend, problems)
             tallies = session.tallies(store, plan)
     if winners:
         print_winners(winners, "table")
     elif plan.backend.kind is Kind.INTERPRETER and not options.json:
-        render_tallies.print_tallies(tallies, "table")
-    for line in render_tallies.failure_lines(tallies, db):
-        render.notice(line)
+        print_tallies(tallies, "table")
+    notice(*failure_lines(tallies, db))
     if not all(tally.has_right for tally in tallies):
         raise typer.Exit(1)

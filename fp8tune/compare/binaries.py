@@ -1,15 +1,15 @@
 """What launching a config makes the device do, as one hash: two sides with the same one run the same code.
 
 Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides), and
-every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``): it puts paths and
-line numbers into binaries, so that a comment would change them.
+every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``), or a comment would
+change binaries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8tune.measure import compiling
@@ -25,30 +25,28 @@ def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str
 
     Raises what the compiler raises.
     """
-    with _noted() as notes, _operations(notes):
+    notes: list[str] = []
+    with _launches(notes), _operations(notes):
         compiling.record_launches(reference, problem, config, arch)
     return hashlib.sha256("\n".join(notes).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
-def _noted() -> Iterator[list[str]]:
+def _launches(notes: list[str]) -> Iterator[None]:
     """While open, every Triton kernel that is compiled for a launch leaves a line."""
     from triton.runtime.jit import JITFunction
 
-    notes: list[str] = []
     run = JITFunction.run
 
     def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(function, *args, grid=grid, warmup=warmup, **options)
-        names = function.arg_names
-        blocks = grid({**dict(zip(names, args, strict=False)), **options}) if callable(grid) else grid
-        arguments = [_said(value) for value in (*args, *options.items())]
-        notes.append(f"{_binary(kernel)} {tuple(blocks)} {arguments}")
+        blocks = grid({**dict(zip(function.arg_names, args, strict=False)), **options}) if callable(grid) else grid
+        notes.append(f"{_binary(kernel)} {tuple(blocks)} {_described(args, options)}")
         return kernel
 
     JITFunction.run = noting
     try:
-        yield notes
+        yield
     finally:
         JITFunction.run = run
 
@@ -59,12 +57,15 @@ def _binary(kernel: Any) -> str:
     return f"{hashlib.sha256(code).hexdigest()} {options}"
 
 
-def _said(value: Any) -> str:
+def _described(args: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
-    return repr(value) if isinstance(value, int | float | str | bool | tuple | None) else type(value).__name__
+    def described(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+        return repr(value) if isinstance(value, int | float | str | bool | tuple | None) else type(value).__name__
+
+    return [described(value) for value in (*args, *options.items())]
 
 
 def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
@@ -73,7 +74,7 @@ def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
 
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            notes.append(f"{function} {[_said(value) for value in (*args, *(kwargs or {}).items())]}")
+            notes.append(f"{function} {_described(args, kwargs or {})}")
             return function(*args, **(kwargs or {}))
 
     made: contextlib.AbstractContextManager[Any] = Operations()  # type: ignore[no-untyped-call]

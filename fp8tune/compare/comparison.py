@@ -10,9 +10,6 @@ from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.stats import Estimate
 
-GATING = (ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG)
-UNSETTLED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS)
-
 
 @dataclass(frozen=True)
 class Revision:
@@ -52,11 +49,10 @@ class ComparedRow:
     blocks: int = 0
     """Timed in those rounds, on all three arms."""
     stalled: int = 0
-    """Of them, timed again because the machine stalled."""
+    """Of these blocks, those timed again because the machine stalled."""
     throttled: int = 0
-    """Of them, timed while the device ran slower than it should."""
+    """Those timed while the device ran slower than it should, because of ``slowdowns``."""
     slowdowns: tuple[str, ...] = ()
-    """Why it did."""
 
     @property
     def arch(self) -> str:
@@ -80,14 +76,6 @@ class ComparedRow:
         """The least ratio that such data call a REGRESSION in 95 % of runs."""
         return verdicts.smallest_detectable(self.effect, self.tested) if self.effect else None
 
-    @property
-    def throttling(self) -> str:
-        """What is known of throttled blocks, for people; empty without any."""
-        if not self.throttled:
-            return ""
-        why = ", ".join(self.slowdowns)
-        return f"{self.throttled} of {self.blocks} blocks were timed while the GPU was slowed down ({why})"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -108,10 +96,10 @@ class Comparison:
         """Of the ratios of rows whose code changed; 1 if none did; None if nothing could be compared."""
         if self.overall:
             return self.overall.ratio
-        ratios = [row.ratio for row in self.rows if row.ratio and row.verdict != ChangeVerdict.SAME_CODE]
-        if ratios:
+        changed = [row for row in self.rows if row.verdict != ChangeVerdict.SAME_CODE]
+        if ratios := [row.ratio for row in changed if row.ratio]:
             return geometric_mean(ratios)
-        return 1.0 if any(row.verdict == ChangeVerdict.SAME_CODE for row in self.rows) else None
+        return 1.0 if len(changed) < len(self.rows) else None
 
     @property
     def is_stable(self) -> bool | None:
@@ -123,10 +111,11 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """1 for a regression or newly wrong bytes; 3 if a row is open, there are none, or a control arm drifted."""
-        if any(row.verdict in GATING for row in self.rows):
+        found = {row.verdict for row in self.rows}
+        if found & {ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG}:
             return 1
-        unsettled = any(row.verdict in UNSETTLED for row in self.rows)
-        return 3 if unsettled or not self.rows or self.is_stable is False else 0
+        is_open = not found or bool(found & {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS})
+        return 3 if is_open or self.is_stable is False else 0
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -134,6 +123,11 @@ class Comparison:
         if not self.rows:
             return ("no kernel is declared at either revision: name some with --kernel",)
         reasons = dict.fromkeys(f"{row.kernel}: {row.reason}" for row in self.rows if row.reason)
-        throttled = [f"{row.kernel} {row.shape}: {row.throttling}" for row in self.rows if row.throttled]
+        slowed = "blocks were timed while the GPU was slowed down"
+        throttled = [
+            f"{row.kernel} {row.shape}: {row.throttled} of {row.blocks} {slowed} ({', '.join(row.slowdowns)})"
+            for row in self.rows
+            if row.throttled
+        ]
         drifted = ["the control arm moved by over 0.5 %: something else uses this GPU, or its clocks are not steady"]
         return (*reasons, *throttled, *(drifted if self.is_stable is False else []))

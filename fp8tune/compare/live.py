@@ -2,8 +2,7 @@
 
     checkouts -> rows -> compile both sides -> compare their bytes -> stage 1, all rows -> stage 2, open rows
 
-Yields what it is doing as it goes, and the comparison last. Nothing is stored: the rows are of two checkouts in turn,
-which a database row cannot say.
+Nothing is stored: a database row cannot say that two checkouts took turns.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Event = Step | Comparison
 
 
 def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
-    """Compare two revisions here. Closing the generator ends the workers and removes the checkouts.
+    """Each step, and last the comparison. Closing the generator ends the workers and removes the checkouts.
 
     Raises UsageError for names and revisions nobody knows and for a side that cannot be built, MachineError without a
     GPU (or a simulated clock) and if git refuses.
@@ -56,8 +55,7 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
 
 
 def _events(plan: Plan) -> Iterator[Event]:
-    rows: list[Row] = []
-    ended: list[ComparedRow] = []
+    rows, ended = list[Row](), list[ComparedRow]()
     for kernel in plan.sides.kernels:
         found, alone = yield from planning.rows(plan, kernel)
         rows += found

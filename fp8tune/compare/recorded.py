@@ -1,21 +1,19 @@
 """What changed between two git revisions, from recorded rows alone; :mod:`fp8tune.compare.live` times both now.
 
-A row belongs to a revision if the kernel's source hash there is the row's own, so that an unrelated commit orphans
-nothing. Two rows are compared only if they come from one device under one driver, torch and Triton. Each side's time is
-that of its own best config: what users of that revision get. A verdict needs several processes on both sides: one says
-nothing of the noise.
+A row belongs to a revision if the kernel has the row's source hash there: an unrelated commit orphans nothing. Rows are
+compared within one device, driver, torch and Triton, each side's at its own best config: what its users get. A verdict
+needs several processes on both sides: one says nothing of the noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 from fp8tune.choose import candidates, ranking
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.sides import Kernel, Sides, sides
+from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
 from fp8tune.store.results import Store
@@ -27,16 +25,8 @@ Best = Mapping[tuple[Problem, Device], Evidence]
 """The best config of each problem on each device."""
 
 
-def compare(
-    evidence: Iterable[Evidence], repository: Path, range_text: str, kernels: Sequence[str] | None = None
-) -> Comparison:
-    """Compare two revisions on stored evidence. Raises as :func:`fp8tune.compare.sides.sides` does."""
-    return _compared(evidence, sides(repository, range_text, kernels))
-
-
-def compare_stored(store: Store, repository: Path, range_text: str, kernels: Sequence[str] | None = None) -> Comparison:
-    """The same of a database, of which only what the two revisions timed is read."""
-    both = sides(repository, range_text, kernels)
+def stored(store: Store, both: Sides) -> list[Evidence]:
+    """What a database has of the two revisions' timed rows; nothing else is read."""
     versions = {(kernel.name, source_hash) for kernel in both.kernels for source_hash in kernel.hashes if source_hash}
 
     def keep(pools: Sequence[ComparableRows]) -> list[ComparableRows]:
@@ -46,10 +36,11 @@ def compare_stored(store: Store, repository: Path, range_text: str, kernels: Seq
                 by_version[pool.version.kernel, pool.version.source_hash].append(pool)
         return [pool for same in by_version.values() for pool in ranking.competing(same)]
 
-    return _compared(store.evidence(kinds=TIMED_KINDS, keep=keep, finalists_only=True), both)
+    return store.evidence(kinds=TIMED_KINDS, keep=keep, finalists_only=True)
 
 
-def _compared(evidence: Iterable[Evidence], both: Sides) -> Comparison:
+def compare(evidence: Iterable[Evidence], both: Sides) -> Comparison:
+    """Compare two revisions on stored evidence."""
     timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
     rows = [row for kernel in both.kernels for row in _kernel_rows(kernel, timed, both)]
     tested = sum(row.verdict is ChangeVerdict.INCONCLUSIVE and row.effect is not None for row in rows)
@@ -57,39 +48,28 @@ def _compared(evidence: Iterable[Evidence], both: Sides) -> Comparison:
 
 
 def _kernel_rows(kernel: Kernel, evidence: Sequence[Evidence], both: Sides) -> list[ComparedRow]:
-    """A row for each problem and device; INCONCLUSIVE if there are times of both sides to judge."""
+    """A row for each problem and device; INCONCLUSIVE if the code changed and both sides have times."""
     old, new = (_best(kernel.name, source_hash, evidence) for source_hash in kernel.hashes)
-    keys = sorted({*old, *new}, key=_order)
     verdict = kernel.verdict or ChangeVerdict.NO_ROWS
-    if not keys:
-        reason = (
-            "" if kernel.verdict else f"no rows at either revision: run fp8tune sweep --kernel {kernel.name} at both"
-        )
-        return [ComparedRow(kernel.name, verdict, reason=reason)]
-    rows = [_paired(ComparedRow(kernel.name, verdict, *key), old.get(key), new.get(key)) for key in keys]
-    if kernel.verdict is None:
-        for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
-            if row.ratio is None:
-                rows[number] = replace(row, reason=_why_unpaired(*key, old, new, both))
-            else:
-                rows[number] = replace(row, verdict=ChangeVerdict.INCONCLUSIVE)
-    return rows
+    rows = []
+    for key in sorted({*old, *new}, key=_order):
+        row = _paired(ComparedRow(kernel.name, verdict, *key), old.get(key), new.get(key))
+        if kernel.verdict is None and row.ratio is None:
+            row = replace(row, reason=_why_unpaired(*key, old, new, both))
+        elif kernel.verdict is None:
+            row = replace(row, verdict=ChangeVerdict.INCONCLUSIVE)
+        rows.append(row)
+    missing = f"no rows at either revision: run fp8tune sweep --kernel {kernel.name} at both"
+    return rows or [ComparedRow(kernel.name, verdict, reason="" if kernel.verdict else missing)]
 
 
 def _best(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) -> Best:
     """For one version of a kernel."""
-    rows = [
-        row
-        for row in evidence
-        if row.problem.kernel == kernel and row.version is not None and row.version.source_hash == source_hash
-    ]
+    of_kernel = [row for row in evidence if row.problem.kernel == kernel]
+    rows = [row for row in of_kernel if row.version is not None and row.version.source_hash == source_hash]
     picks = {(winner.problem, winner.device, winner.config) for winner in ranking.winners(rows)}
-    finals_last = sorted(rows, key=lambda row: row.stage == "final")
-    return {
-        (row.problem, row.device): row
-        for row in finals_last
-        if row.times_us and (row.problem, row.device, row.config) in picks
-    }
+    timed = [row for row in rows if row.times_us and (row.problem, row.device, row.config) in picks]
+    return {(row.problem, row.device): row for row in sorted(timed, key=lambda row: row.stage == "final")}
 
 
 def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -> ComparedRow:

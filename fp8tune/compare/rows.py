@@ -1,67 +1,67 @@
-"""The rows of a live comparison: which problems, which configs, and what is settled without timing.
+"""The rows of a live comparison: which problems, which configs, and what is settled without timing two sides.
 
-Everything is asked of workers that have taken one tree's kernels. Settled here are rows of one side only, identical
-code and wrong bytes. Code that cannot be built ends the comparison.
+Settled here are rows of one side only, identical code and wrong bytes. Code that cannot be built ends the comparison.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fp8tune.compare import tree
 from fp8tune.compare.binaries import launched_code
 from fp8tune.compare.comparison import ComparedRow
 from fp8tune.compare.options import CompareOptions, Configs
-from fp8tune.compare.retuning import CONFIGS, retuned
 from fp8tune.compare.sides import Kernel, Sides
-from fp8tune.compare.tree import Declared
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.compiling import compile_edges
-from fp8tune.measure.engine import Backend
+from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
+from fp8tune.stats import median
 
 T = TypeVar("T")
 
 BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
 """How a config that was built can fail on its bytes; anything else means that it cannot be built or launched here."""
 
+CONFIGS = 48
+"""Tuned anew on each problem, on either side: the default, what the table has, and a seeded choice of the rest."""
+FINALISTS = 6
+FINAL_ROUNDS = 2
+
 
 @dataclass(frozen=True)
 class Step:
-    """Progress of a comparison."""
+    """Progress of a comparison; ``total`` 0: it is one thing. ``left_s``: seconds until it ends, if known."""
 
     text: str
     done: int = 0
     total: int = 0
-    """0: it is one thing."""
     left_s: float | None = None
-    """Seconds until it ends, if known."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, where and with which clock."""
+    """What is compared (``rows`` of all shape sets), in which checkouts, and with which clock."""
 
     options: CompareOptions
     sides: Sides
     trees: tuple[Tree, Tree]
-    """The checkouts of both sides."""
     backend: Backend
     rows: tuple[NamedInts, ...]
-    """The rows of all shape sets."""
 
     @property
     def device(self) -> Device:
-        """Where everything runs."""
+        """The backend's."""
         return self.backend.device
 
     @property
@@ -77,17 +77,11 @@ class Plan:
         return f"{self.trees[side].folder / Path(path).resolve().relative_to(self.sides.root.resolve())}:{attribute}"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One problem of one kernel, and what each side launches."""
+class Row(NamedTuple):
+    """One problem of one kernel, and what each side launches, in the order of the trees."""
 
     before: KernelArm
     after: KernelArm
-
-    @property
-    def arms(self) -> tuple[KernelArm, KernelArm]:
-        """In the order of the trees."""
-        return self.before, self.after
 
     @property
     def problem(self) -> Problem:
@@ -96,16 +90,15 @@ class Row:
 
     def ended(self, device: Device, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
         """The row as it is reported, without times."""
-        before, after = self.before.config, self.after.config
-        kernel = self.problem.kernel
-        return ComparedRow(kernel, verdict, self.problem, device, None, None, reason, before, after)
-
-
-# Problems and configs
+        before, after = (arm.config for arm in self)
+        return ComparedRow(self.problem.kernel, verdict, self.problem, device, None, None, reason, before, after)
 
 
 def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
-    """The problems that both sides have, each with its configs; and the rows that one side alone has."""
+    """The problems that both sides have, each with its configs; and the rows that one side alone has.
+
+    Raises UsageError if a side does not load, and for ``--configs same`` if the axes differ.
+    """
     if None in kernel.hashes:
         return [], [ComparedRow(kernel.name, kernel.verdict or ChangeVerdict.NO_ROWS)]
     yield Step(f"reading {kernel.name}")
@@ -118,35 +111,44 @@ def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], l
     ended = [ComparedRow(kernel.name, verdict, problem, plan.device) for verdict, problem in alone]
     found = [Row(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
     if plan.options.configs is Configs.SAME:
-        found = [_with_same_config(row, after) for row in found]
+        if any(set(row.before.config) != set(after.default) for row in found):
+            raise UsageError(f"{kernel.name} has other axes after: compare with --configs own or retune")
+        found = [Row(row.before, replace(row.after, config=row.before.config)) for row in found]
     elif plan.options.configs is Configs.RETUNE:
         found = yield from _retuned(plan, kernel, found)
     return found, ended
 
 
-def _with_same_config(row: Row, after: Declared) -> Row:
-    if set(row.before.config) != set(after.default):
-        raise UsageError(f"{row.problem.kernel} has other axes after: compare with --configs own or retune")
-    return replace(row, after=replace(row.after, config=row.before.config))
-
-
 def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step, None, list[Row]]:
-    listed: list[list[list[KernelArm]]] = []
-    for side, of in enumerate(plan.trees):
-        arms = [row.arms[side] for row in rows]
-        listed.append(tree.ask(of, tree.candidates, plan.reference(kernel, side), arms, plan.device, CONFIGS))
+    listed = [
+        tree.ask(of, tree.candidates, plan.reference(kernel, side), [row[side] for row in rows], plan.device, CONFIGS)
+        for side, of in enumerate(plan.trees)
+    ]
     if plan.compiles:
-        each = zip(plan.trees, listed, strict=True)
-        arms_of = [(of, arm) for of, lists in each for arm in chain.from_iterable(lists)]
-        yield from _on_all_cores(plan, arms_of, launched_code, "compiling")
+        arms = [(of, arm) for of, lists in zip(plan.trees, listed, strict=True) for arm in chain.from_iterable(lists)]
+        yield from _on_all_cores(plan, arms, launched_code, "compiling")
     tuned: list[list[KernelArm]] = []
-    for number, of in enumerate(plan.trees):
-        yield Step(f"tuning {kernel.name}", number + 1, len(plan.trees))
-        tuned.append(retuned(plan.backend, of, listed[number]))
+    for of, lists in zip(plan.trees, listed, strict=True):
+        yield Step(f"tuning {kernel.name}", len(tuned) + 1, len(plan.trees))
+        tuned.append(retuned(plan.backend, of, lists))
     return [Row(*arms) for arms in zip(*tuned, strict=True)]
 
 
-# Identical code
+def retuned(backend: Backend, tree: Tree, listed: Sequence[Sequence[KernelArm]]) -> list[KernelArm]:
+    """For each list of one problem's arms the fastest; its first arm if none can be timed.
+
+    All are checked and timed once in one process, the fastest few twice more in another: near-ties fall either way, on
+    both sides alike.
+    """
+    groups: list[Group[KernelArm, dict[KernelArm, list[float]]]] = [Group({}, [*arms]) for arms in listed]
+    for processes, rounds in ((range(1), 1), (range(1, 2), FINAL_ROUNDS)):
+        for turn in measure(backend, groups, Schedule(processes, rounds, trees=(tree,), is_checked=True)):
+            for block in turn.blocks:
+                assert block.outcome.time_us is not None
+                turn.group.subject.setdefault(block.arm, []).append(block.outcome.time_us)
+        for group in groups:
+            group.arms = sorted(group.arms, key=lambda arm: median(group.subject.get(arm, [float("inf")])))[:FINALISTS]
+    return [(group.arms or arms)[0] for group, arms in zip(groups, listed, strict=True)]
 
 
 def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[Row], list[ComparedRow]]]:
@@ -154,16 +156,13 @@ def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list
 
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
-    changed: list[Row] = []
-    same: list[Row] = []
-    ended: list[ComparedRow] = []
-    arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
-    codes: list[str | Exception] = []
+    changed, same, ended = list[Row](), list[Row](), list[ComparedRow]()
+    codes: list[str | Exception]
     if plan.compiles:
-        codes = yield from _on_all_cores(plan, arms, launched_code, "compiling")
+        codes = yield from _on_all_cores(plan, _arms(plan, rows), launched_code, "compiling")
     else:
         texts = {kernel.name: kernel.hashes for kernel in plan.sides.kernels}
-        codes = [f"{texts[arm.problem.kernel][plan.trees.index(of)]} {arm.config}" for of, arm in arms]
+        codes = [f"{texts[row.problem.kernel][side]} {arm.config}" for row in rows for side, arm in enumerate(row)]
     for row, old, new in zip(rows, codes[::2], codes[1::2], strict=True):
         if isinstance(new, Exception):
             raise _cannot_be_built(plan, row, str(new))
@@ -174,6 +173,10 @@ def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list
     return changed, same, ended
 
 
+def _arms(plan: Plan, rows: Sequence[Row]) -> list[tuple[Tree, KernelArm]]:
+    return [pair for row in rows for pair in zip(plan.trees, row, strict=True)]
+
+
 def _on_all_cores(
     plan: Plan,
     arms: Sequence[tuple[Tree, KernelArm]],
@@ -181,19 +184,19 @@ def _on_all_cores(
     text: str,
 ) -> Generator[Step, None, list[T | Exception]]:
     """Compile something of each arm in its tree: the answers, or what was raised."""
+    inside: Callable[..., T] = within
     pools = {of: WorkerPool(max(1, usable_cores() // 2)) for of in plan.trees}
     try:
         futures = []
         for of, arm in arms:
             asked = (arm.reference, arm.problem, arm.config, plan.device.arch)
-            inside: Callable[..., T] = within
             futures.append(pools[of].submit(tree.TIMEOUT_S, inside, of, function, *asked))
         answers: list[T | Exception] = []
         for number, future in enumerate(futures, 1):
-            error = future.exception()
-            if error is not None and not isinstance(error, WorkerDied | RemoteError):
-                raise error
-            answers.append(future.result() if error is None else RuntimeError(outcome_of(error).reason))
+            try:
+                answers.append(future.result())
+            except (WorkerDied, RemoteError) as error:
+                answers.append(RuntimeError(outcome_of(error).reason))
             yield Step(text, number, len(futures))
         return answers
     finally:
@@ -205,34 +208,29 @@ def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
     return UsageError(f"{plan.trees[1].name} cannot be built: {row.problem.kernel} {row.problem.shape}: {reason}")
 
 
-# Bytes
-
-
 def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
     """Rows whose bytes are right on both sides, and what the others end as.
 
-    Each side is compared with its own reference, on the problem and on every edge that it declares. What edges launch
-    is compiled first, on all cores. Raises UsageError if the second side cannot be launched, which is no matter of
-    bytes.
+    Each side is compared with its own reference, on the problem and on every edge that it declares. Raises UsageError
+    if the second side cannot be launched, which is no matter of bytes.
     """
     if plan.backend.kind is Kind.SIMULATED:  # no kernel runs, and so none is wrong
         return [*rows], []
     if plan.compiles:
-        arms = [pair for row in rows for pair in zip(plan.trees, row.arms, strict=True)]
-        yield from _on_all_cores(plan, arms, compile_edges, "compiling edges")
-    outcomes: list[list[Outcome]] = []
+        yield from _on_all_cores(plan, _arms(plan, rows), compile_edges, "compiling edges")
+    outcomes: list[Outcome] = []
     for side, of in enumerate(plan.trees):
-        worker = plan.backend.worker(of)
-        try:
-            outcomes.append([])
+        with contextlib.closing(plan.backend.worker(of)) as worker:
             for row in rows:
-                outcomes[-1].append(worker.check(row.arms[side]))
-                yield Step("checking bytes", len(outcomes[-1]) + side * len(rows), 2 * len(rows))
-        finally:
-            worker.close()
-    ended = [_ended(plan, row, *both) for row, *both in zip(rows, *outcomes, strict=True)]
-    right = [row for row, each in zip(rows, ended, strict=True) if each is None]
-    return right, [each for each in ended if each is not None]
+                outcomes.append(worker.check(row[side]))
+                yield Step("checking bytes", len(outcomes), 2 * len(rows))
+    right, ended = list[Row](), list[ComparedRow]()
+    for row, before, after in zip(rows, outcomes[: len(rows)], outcomes[len(rows) :], strict=True):
+        if before.status is Status.OK and after.status is Status.OK:
+            right.append(row)
+        else:
+            ended.append(_ended(plan, row, before, after))
+    return right, ended
 
 
 def with_right_edges(plan: Plan, same: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
@@ -242,9 +240,8 @@ def with_right_edges(plan: Plan, same: Sequence[Row]) -> Generator[Step, None, t
     return [row for row in same if row.problem.kernel not in edited or row in right], ended
 
 
-def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow | None:
-    if before.status is Status.OK and after.status is Status.OK:
-        return None
+def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow:
+    """A row that is not right on both sides."""
     if Status.OUT_OF_MEMORY in (before.status, after.status):
         verdict, reason = ChangeVerdict.INCONCLUSIVE, before.reason or after.reason
     elif after.status is Status.OK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,26 +49,24 @@ class Sides:
     kernels: tuple[Kernel, ...]
 
 
-def sides(repository: Path, range_text: str, kernels: Sequence[str] | None = None) -> Sides:
+def sides(repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Sides:
     """The sides of ``A..B`` (or ``A...B``, from the merge base). ``kernels``: names or references; by default all.
 
     Raises UsageError for a malformed range, an unknown revision and a named kernel that neither side declares,
     MachineError without git or a repository.
     """
     root = git.toplevel(repository)
-    revisions = parse_range(root, range_text)
+    revisions = _revisions(root, range_text)
     found = [_declared(kernel, root, revisions) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
     declared = tuple(kernel for kernel in found if kernel.hashes != (None, None))
     if kernels and len(declared) < len(found):
         missing = next(kernel.reference for kernel in found if kernel not in declared)
-        raise errors.UsageError(
-            f"kernel {missing} is declared neither at {revisions[0]} nor at {revisions[1]}: check --repo"
-        )
+        neither = "neither at {} nor at {}".format(*revisions)
+        raise errors.UsageError(f"kernel {missing} is declared {neither}: check --repo")
     return Sides(root, *revisions, declared)
 
 
-def parse_range(repository: Path, text: str) -> tuple[Revision, Revision]:
-    """The two sides of ``A..B`` or ``A...B``. Raises UsageError for any other text and for unknown revisions."""
+def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
     match = _RANGE.fullmatch(text)
     if match is None or ".." in match["before"] or ".." in match["after"]:
         raise errors.UsageError(f"{text!r} is no range of revisions: write A..B, or A...B to start at their merge base")
@@ -83,10 +81,16 @@ def parse_range(repository: Path, text: str) -> tuple[Revision, Revision]:
 
 
 def _declared(kernel: str, root: Path, revisions: tuple[Revision, Revision]) -> Kernel:
-    readers = [_reader(kernel, root, revision) for revision in revisions]
-    before, after = (_unless_missing(source.source_hash, kernel, read) for read in readers)
-    names = [_unless_missing(source.kernel_name, kernel, read) for read in reversed(readers)] if ":" in kernel else []
-    return Kernel(next(filter(None, names), kernel), kernel, (before, after))
+    name, hashes = kernel, list[str | None]()
+    for revision in revisions:
+        read = _reader(kernel, root, revision)
+        try:
+            hashes.append(source.source_hash(kernel, read))
+            name = source.kernel_name(kernel, read) if ":" in kernel else kernel
+        except source.NoSuchKernel:
+            hashes.append(None)
+    before, after = hashes
+    return Kernel(name, kernel, (before, after))
 
 
 def _reader(kernel: str, root: Path, revision: Revision) -> Read:
@@ -97,10 +101,3 @@ def _reader(kernel: str, root: Path, revision: Revision) -> Read:
     if revision.name == WORKTREE:
         return source.in_folder(root, roots)
     return source.at_commit(root, revision.commit, roots)
-
-
-def _unless_missing(read_text: Callable[[str, Read], str], kernel: str, read: Read) -> str | None:
-    try:
-        return read_text(kernel, read)
-    except source.NoSuchKernel:
-        return None

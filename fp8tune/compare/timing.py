@@ -1,10 +1,9 @@
 """The rounds of a comparison: in each, three fresh workers time every row: before, after, and a control.
 
-The control has the first side's code once more: what it shows is what this machine makes of no change at all. The
-three take turns on one GPU, forth and back (A B C, C B A), so that drift hits all alike. From round to round and row to
-row they take another order: in six rounds each is first, second and last equally often, so that what a place does to a
-block (the first follows an allocation, the last comes twice in a row) is no difference between the sides. A round
-gives each row one log ratio.
+The control has the first side's code once more: it shows what this machine makes of no change at all. The three take
+turns on one GPU, forth and back (A B C, C B A), so that drift hits all alike. Their order changes from round to round
+and row to row: in six rounds each is first, second and last equally often. So what a place does to a block (the first
+follows an allocation, the last comes twice in a row) is no difference between the sides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ BLOCKS = 2
 
 @dataclass
 class RowTimes:
-    """What the rounds of one row gave. Nothing more is timed once there is a ``failure``."""
+    """What the rounds of one row gave. Nothing more is timed once there is a ``failure``.
+
+    The counts are those of :class:`fp8tune.compare.comparison.ComparedRow`.
+    """
 
     row: Row
     number: int = 0
@@ -42,16 +44,13 @@ class RowTimes:
     failure: str = ""
     blocks: int = 0
     stalled: int = 0
-    """Blocks timed again because the machine stalled: see :mod:`fp8tune.measure.steady`."""
     throttled: int = 0
-    """Blocks at whose begin or end the device ran slower than it should."""
     slowdowns: set[str] = field(default_factory=set)
-    """Why it did."""
 
     @property
     def arms(self) -> list[KernelArm]:
         """In the order of their seats."""
-        return [replace(arm, seat=seat) for seat, arm in enumerate((*self.row.arms, self.row.before))]
+        return [replace(arm, seat=seat) for seat, arm in enumerate((*self.row, self.row.before))]
 
     @property
     def changes(self) -> list[float]:
@@ -68,7 +67,7 @@ class RowTimes:
         return geomean(math.exp(logs[arm]) for logs in self.logs)
 
     def add(self, turn: Turn[KernelArm, RowTimes], arch: str) -> None:
-        """Take a round: the blocks of all arms, or what failed. It passed before: the row keeps the reason."""
+        """Take a round: the blocks of all arms, or what failed."""
         for failed in turn.failed:
             said = f"{SEATS[failed.arm.seat]}: {failed.outcome.status}: {failed.outcome.reason}"
             self.failure = "; ".join(filter(None, [self.failure, said]))

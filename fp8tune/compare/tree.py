@@ -1,7 +1,4 @@
-"""What a worker is asked that has taken the kernels of one code tree: problems, configs, and what a launch runs.
-
-Binaries are compiled into the tree's own cache: see :class:`fp8tune.measure.trees.Tree`.
-"""
+"""What a worker is asked that has taken the kernels of one code tree: problems and configs."""
 
 from __future__ import annotations
 
@@ -90,15 +87,11 @@ def _spec(reference: str) -> KernelSpec:
     """The spec, if it is the tree's own: an installed package of the same name would compare code with itself."""
     spec, tree = load_spec(reference), trees.taken()
     assert tree is not None
-    files = {_file(function) for function in (spec.launch, spec.reference, spec.inputs)}
+    modules = {getattr(function, "__module__", "") for function in (spec.launch, spec.reference, spec.inputs)}
+    files = {Path(getattr(sys.modules.get(module), "__file__", None) or "") for module in modules}
     if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
         raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}: check --repo")
     return spec
-
-
-def _file(function: Callable[..., Any]) -> Path:
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    return Path(getattr(module, "__file__", None) or "")
 
 
 def _exported(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:

@@ -1,8 +1,8 @@
 """The statistics of ``compare``: one log ratio a round and row goes in, one verdict a row comes out.
 
-A round is three fresh worker processes and gives each row one log ratio, after over before: the process is the unit of
-replication. Stage 1 times every row. The rows it leaves open are decided on stage 2's fresh rounds alone, so that no
-row is tested on the data that chose it. All thresholds are on ratios of times: above 1 the kernel became slower.
+A round is three fresh worker processes and gives each row one log ratio, after over before (above 0: slower). Stage 1
+times every row. The rows it leaves open are decided on stage 2's rounds alone: no row is tested on the data that chose
+it. Thresholds are on ratios of times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ as long: 8 of 1,449 on one H100. Untrimmed, five of twelve changed rows there ha
 
 STAGE_ONE_ROUNDS = 6
 STAGE_TWO_ROUNDS = 18
-"""Both are multiples of six, the orders in which three arms can take turns: each row has all of them equally often."""
+"""Both are multiples of six, the number of orders of three arms: each row has all of them equally often."""
 
 
 class ChangeVerdict(StrEnum):
@@ -47,7 +47,6 @@ class ChangeVerdict(StrEnum):
     NEW = "NEW"
     REMOVED = "REMOVED"
     NO_ROWS = "no rows"
-    """Nothing recorded to compare with."""
 
 
 def paired(logs: Sequence[float]) -> Estimate:
@@ -64,7 +63,7 @@ def unpaired(before_us: Sequence[float], after_us: Sequence[float]) -> Estimate:
 def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
     """The geometric mean over all rows, from the log ratios of each stage: a list of rows, each a list of rounds.
 
-    Rows timed by the same processes share what those have in common, so rounds are averaged over rows first.
+    Rounds are averaged over rows first, because rows timed by the same processes share what those have in common.
     """
     rows = sum(map(len, stages))
     rounds = [[math.fsum(logs) / len(stage) for logs in zip(*stage, strict=True)] for stage in stages]
@@ -74,9 +73,8 @@ def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
 def all_rows(changes: Sequence[Sequence[Sequence[float]]], controls: Sequence[Sequence[Sequence[float]]]) -> Estimate:
     """The geometric mean of the change over all rows, with an error that counts what the control arm moved by.
 
-    Rounds do not show what an arm has in common in all rounds, for instance where its memory lies. The control arm
-    does: it runs the first side's code and should not move. What it moved by is one more variance, with one degree of
-    freedom.
+    Rounds do not show what an arm has in common in all of them, for instance where its memory lies; the control arm,
+    which should not move, does. What it moved by is one more variance, with one degree of freedom.
     """
     return weighted([(1.0, geomean(changes)), (1.0, Estimate(0.0, abs(geomean(controls).mean), 1.0))])
 
@@ -101,10 +99,7 @@ def smallest_detectable(change: Estimate, tested: int = 1) -> float:
 
 
 def is_stable(control: Estimate, tested: int = 1) -> bool:
-    """Whether a control arm stayed within +-0.5 %, or moved by no more than chance; False: it drifted.
-
-    ``tested``: how many control arms are considered together.
-    """
+    """Whether one of ``tested`` control arms stayed within +-0.5 %, or moved by no more than chance."""
     by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
     return abs(control.mean) <= SLOWDOWN or by_chance
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.records import Code, Facts
-from fp8tune_kernels.arches import SIMDS, Arch
+from fp8tune_kernels.arches import REGISTER_UNIT, SIMDS, Arch
 
 _CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk|sr)_(?:fp8|bf8)_f32")
 
@@ -95,7 +95,7 @@ def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int
     ``shared_bytes`` per block.
     """
     of_simd = arch.registers_per_block // SIMDS // arch.warp_size
-    taken_by_warp = max(_rounded_up(registers, arch.register_unit), arch.register_unit)
+    taken_by_warp = max(_rounded_up(registers, REGISTER_UNIT), REGISTER_UNIT)
     per_simd = min(arch.warps_per_simd, of_simd // taken_by_warp)
     if arch.backend == "hip" and scalar_registers:
         per_simd = min(per_simd, SCALAR_REGISTERS // _rounded_up(scalar_registers, _SCALAR_UNIT))

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from fp8tune.bench.cells import Timing
+from fp8tune.bench.kernels import Ceiling, Kernel, Row
+from fp8tune.bench.warming import Compiled
 from fp8tune.records import Progress
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import microseconds, print_json, rate, share, times
 
-if TYPE_CHECKING:
-    from fp8tune.bench.cells import Timing
-    from fp8tune.bench.kernels import Ceiling, Kernel, Row
-    from fp8tune.bench.warming import Compiled
-
 
 def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
     """Everything that was timed: ``table``, ``markdown`` or ``json``."""
-    from fp8tune.bench.kernels import Ceiling
-
     ceiling = Ceiling.of([row for kernel in kernels for row in kernel.rows])
     if output_format == "json":
         print_json(contracts.bench(kernels, ceiling, rivals))
@@ -35,7 +30,7 @@ class BenchProgress(Display):
     """A line a problem, with every output that is wrong, and the bar; before that what is compiled."""
 
     def compiled(self, event: Compiled) -> None:
-        """One more thing is compiled."""
+        """One more is compiled."""
         self.update("compiling", event.done, event.total, event.left_s, phase="compiling")
         self._begun = self._clock()
 
@@ -79,12 +74,11 @@ def _ratio(name: str) -> Callable[[Row], str]:
 
 def _invalid(timing: Timing) -> str:
     """Why a time counts for nothing: ``wrong: 84 % of codes, 31 % of scales``."""
-    return timing.reason if timing.time_us is not None else ""
+    return "" if timing.time_us is None else timing.reason
 
 
 def _shape(row: Row) -> str:
-    layout = row.problem.input_layout
-    return str(row.problem.shape) + ("" if layout == "contiguous" else f" {layout}")
+    return f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
 
 
 def _below(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Iterator[str]:

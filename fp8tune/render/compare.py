@@ -31,9 +31,7 @@ def print_comparison(comparison: Comparison, output_format: str) -> None:
         case "html":
             print(page(comparison))
         case _:
-            print_parts(_reports(comparison, str.lower), output_format)
-            about = f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."
-            print_parts([summary(comparison), about], output_format)
+            print_parts([*_reports(comparison, str.lower), summary(comparison), _about(comparison)], output_format)
 
 
 def _reports(comparison: Comparison, header: Callable[[str], str] = str) -> Iterator[Report[ComparedRow]]:
@@ -51,7 +49,9 @@ def _reports(comparison: Comparison, header: Callable[[str], str] = str) -> Iter
         left("Verdict", lambda row: str(row.verdict)),
     ]
     columns = [Column(header(column.header), column.side, column.cell) for column in columns]
-    for device in _devices(comparison):
+    found = dict.fromkeys(row.device for row in comparison.rows)
+    # rows of a kernel that is new as a whole have no device
+    for device in sorted(found, key=lambda device: device is None) or [None]:
         yield Report(_described(device), columns, [row for row in comparison.rows if row.device == device], names=2)
 
 
@@ -76,12 +76,11 @@ def summary(comparison: Comparison) -> str:
     if comparison.control is not None:
         state = "stable" if comparison.is_stable else "drifted"
         said.append(f"of the control arm {_mean(comparison.control.ratio, comparison.control)}, {state}")
-    for disturbed, why in (
-        (sum(row.throttled for row in comparison.rows), "timed while the GPU was slowed down"),
-        (sum(row.stalled for row in comparison.rows), "timed again because the machine stalled"),
-    ):
-        if disturbed:
-            said.append(f"{disturbed} of {sum(row.blocks for row in comparison.rows)} blocks were {why}")
+    blocks = sum(row.blocks for row in comparison.rows)
+    if throttled := sum(row.throttled for row in comparison.rows):
+        said.append(f"{throttled} of {blocks} blocks were timed while the GPU was slowed down")
+    if stalled := sum(row.stalled for row in comparison.rows):
+        said.append(f"{stalled} of {blocks} blocks were timed again because the machine stalled")
     return "; ".join(said) + "."
 
 
@@ -89,15 +88,12 @@ def _mean(ratio: float, effect: Estimate | None) -> str:
     return slower(ratio, 2) + (f" ({_interval(effect)})" if effect else "")
 
 
+def _about(comparison: Comparison) -> str:
+    return f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."
+
+
 def _provenance(comparison: Comparison, title: str) -> str:
-    about = f"Before: {comparison.before}, after: {comparison.after}. {comparison.origin}."
-    return f"{title}. {about} {summary(comparison)}"
-
-
-def _devices(comparison: Comparison) -> list[Device | None]:
-    """Each once, in order; rows without any (a kernel that is new as a whole) last."""
-    found = dict.fromkeys(row.device for row in comparison.rows)
-    return sorted(found, key=lambda device: device is None) or [None]
+    return f"{title}. {_about(comparison)} {summary(comparison)}"
 
 
 def _described(device: Device | None) -> str:
@@ -119,7 +115,7 @@ def _problem(problem: Problem | None) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Tables to paste under a pull request, one a device, each with the line that says where it comes from."""
+    """A table a device, each with the line that says where it comes from."""
     return "\n\n".join(
         f"{report.markdown()}\n\n{markdown_text(_provenance(comparison, report.title))}"
         for report in _reports(comparison)
@@ -146,7 +142,7 @@ th, td {{ padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; 
 
 
 def page(comparison: Comparison) -> str:
-    """One self-contained page: a table a device, each with the line that says where it comes from."""
+    """The same as one self-contained page."""
     tables = [
         f"{report.html(lambda row: str(row.verdict))}\n<p>{html_text(_provenance(comparison, report.title))}</p>"
         for report in _reports(comparison)
@@ -160,6 +156,5 @@ class CompareProgress(Display):
 
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.compare.live.compare`."""
-        match event:
-            case Step(text, done, total, left_s):
-                self.update(text, done, total, left_s, phase=f"{text} {total}")
+        if isinstance(event, Step):
+            self.update(event.text, event.done, event.total, event.left_s, phase=f"{event.text} {event.total}")

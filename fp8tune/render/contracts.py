@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fp8tune.records import Device, NamedInts, Problem, Published, Row, Status, Subject
+from fp8tune.records import Device, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.store.tallies import Tally
+    from fp8tune.store.results import Tally
 
 Object = Mapping[str, object]
 
@@ -35,12 +35,12 @@ DTYPES = ("in_dtype", "fp8_dtype", "scale_mode")
 
 
 def _fields(found: object, *names: str) -> Object:
-    """Attributes under their own names."""
-    return {name: getattr(found, name) for name in names}
+    """Attributes under their own names; a shape or config as an object."""
+    return {name: _plain(getattr(found, name)) for name in names}
 
 
-def _config(config: NamedInts | None) -> object:
-    return None if config is None else dict(config)
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _device(device: Device, *versions: str) -> Object:
@@ -48,12 +48,12 @@ def _device(device: Device, *versions: str) -> Object:
 
 
 def _problem(problem: Problem, *more: str) -> Object:
-    return {"shape": dict(problem.shape), **_fields(problem, "routing", "input_layout", *more)}
+    return _fields(problem, "shape", "routing", "input_layout", *more)
 
 
 def _subject(found: Row | Winner | Subject, *more: str) -> Object:
-    kernel, kind = found.problem.kernel, str(found.kind)
-    return {"kernel": kernel, **_device(found.device), "kind": kind, **_problem(found.problem, *more)}
+    where = {"kernel": found.problem.kernel, **_device(found.device), "kind": found.kind}
+    return {**where, **_problem(found.problem, *more)}
 
 
 # sweep --json, show
@@ -64,9 +64,8 @@ def trial(row: Row) -> Object:
     it is not ``ok``."""
     return {
         **_subject(row, *DTYPES),
-        "config": _config(row.config),
-        "status": str(row.outcome.status),
-        **_fields(row.outcome, "time_us", "reason"),
+        **_fields(row, "config"),
+        **_fields(row.outcome, "status", "time_us", "reason"),
         **_fields(row, "stage", "round"),
     }
 
@@ -76,15 +75,13 @@ def winner(pick: Winner) -> Object:
     or blocks that its time rests on, ``noise_floor`` a share of it."""
     return {
         **_subject(pick, *DTYPES),
-        "config": _config(pick.config),
+        **_fields(pick, "config"),
         "status": "ok",
         "time_us": pick.time_us,
         "reason": "",
         **_fields(pick, "ceiling_share", "n"),
         "source": pick.evidence.source or None,
-        **_fields(pick, "verdict", "noise_floor"),
-        "runner_up": _config(pick.runner_up),
-        "runner_up_us": pick.runner_up_us,
+        **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
     }
 
 
@@ -100,9 +97,9 @@ def tally(found: Tally) -> Object:
         "wrong": wrong,
         "other": len(found.outcomes) - ok - wrong - pruned,
         "pruned": pruned,
-        "config": _config(config),
-        "status": None if failure is None else str(failure.status),
-        "reason": "" if failure is None else failure.reason,
+        "config": _plain(config),
+        "status": failure and failure.status,
+        "reason": failure.reason if failure else "",
     }
 
 
@@ -113,12 +110,10 @@ def conflict(found: Conflict) -> Object:
     return {
         "kernel": found.problem.kernel,
         **_device(found.rows[0].device),
-        "shape": dict(found.problem.shape),
-        "input_layout": found.problem.input_layout,
+        **_fields(found.problem, "shape", "input_layout"),
         "ratio": found.ratio,
         "rows": [
-            {"source": row.source, "time_us": value_us(row), "config": _config(row.config), "note": row.note}
-            for row in found.rows
+            {"source": row.source, "time_us": value_us(row), **_fields(row, "config", "note")} for row in found.rows
         ],
     }
 
@@ -130,9 +125,7 @@ def published(row: Published) -> Object:
         **_fields(row, "operation", "source"),
         "device": row.device.name,
         "arch": row.device.arch,
-        "recipe": row.recipe,
-        "shape": dict(row.shape),
-        **_fields(row, "bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us"),
+        **_fields(row, "recipe", "shape", "bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us"),
         "speedup_fwd_bwd": row.speedup,
         **_fields(row, "note", "impossible"),
     }
@@ -147,7 +140,7 @@ def compiled(found: CompiledKernel) -> Object:
         "configs": len(found.fitting) + found.failed,
         "fitting": len(found.fitting),
         **_fields(found, "spilling", "failed"),
-        "config": _config(found.choice.config if found.choice else None),
+        "config": dict(found.choice.config) if found.choice else None,
         "timed_on": TIMED_ON,
         "mean_slowdown": found.choice.slowdown if found.choice else None,
     }
@@ -155,8 +148,8 @@ def compiled(found: CompiledKernel) -> Object:
 
 def fitting(found: CompiledKernel, each: Fitting) -> Object:
     """One config that compiles, ``static-report --arch``, with the fields of :class:`fp8tune.records.Facts`."""
-    slowdown = {"mean_slowdown": each.slowdown}
-    return {**_fields(found, "kernel", "arch"), "config": dict(each.config), **slowdown, **asdict(each.facts)}
+    config = {**_fields(each, "config"), "mean_slowdown": each.slowdown}
+    return {**_fields(found, "kernel", "arch"), **config, **asdict(each.facts)}
 
 
 # calibrate, lint, doctor
@@ -178,8 +171,7 @@ def variation(found: VariationResult) -> Object:
         **_problem(problem, "scale_mode", "seed"),
         "config": dict(found.pick),
         "best_config": dict(found.best),
-        **_fields(found, "slowdown", "allowed", "processes"),
-        "verdict": str(found.verdict),
+        **_fields(found, "slowdown", "allowed", "processes", "verdict"),
     }
 
 
@@ -222,7 +214,7 @@ def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
         "kernel": row.problem.kernel,
         **_device(row.device, "torch", "triton"),
         **_problem(row.problem, *DTYPES, "seed"),
-        "config": _config(ours.config),
+        **_fields(ours, "config"),
         **_fields(row, "bytes_moved", "time_us"),
         "reason": ours.reason,
         **_wrong_shares(ours),
@@ -265,8 +257,7 @@ def grouped_row(row: grouped.Row) -> Object:
         "recipe": row.operation.recipe,
         "emulated": row.is_emulated,
         **_device(row.device, "torch", "triton"),
-        "shape": dict(row.problem.shape),
-        **_fields(row.problem, "routing", "seed"),
+        **_fields(row.problem, "shape", "routing", "seed"),
         "padded": row.padded,
         "steps": [
             {"contender": who, "step": step, **_fields(timing, "time_us", "reason")}
@@ -278,8 +269,7 @@ def grouped_row(row: grouped.Row) -> Object:
         "torchao_speedup_fwd_bwd": row.speedup("fwd+bwd", "torchao"),
         **_fields(row, "gemms_us", "bound", "bound_share"),
         "parts": _timings(row.parts),
-        "rest_us": row.rest_us,
-        "peak_bytes": dict(row.peak_bytes),
+        **_fields(row, "rest_us", "peak_bytes"),
     }
 
 
@@ -312,10 +302,7 @@ def compared(row: ComparedRow) -> Object:
     before, ``smallest_detectable`` the least such ratio that is called a regression in 95 % of runs."""
     problem = row.problem
     return {
-        **_fields(row, "kernel", "arch"),
-        "shape": dict(row.shape),
-        **_fields(row, "before_us", "after_us", "ratio"),
-        "verdict": str(row.verdict),
+        **_fields(row, "kernel", "arch", "shape", "before_us", "after_us", "ratio", "verdict"),
         **{name: getattr(problem, name) if problem else None for name in ("routing", "input_layout", "scale_mode")},
         "device": row.device.name if row.device else None,
         "reason": row.reason,
@@ -327,6 +314,5 @@ def compared(row: ComparedRow) -> Object:
         "stalled_blocks": row.stalled,
         "throttled_blocks": row.throttled,
         "throttle_reasons": list(row.slowdowns),
-        "before_config": _config(row.before_config),
-        "after_config": _config(row.after_config),
+        **_fields(row, "before_config", "after_config"),
     }

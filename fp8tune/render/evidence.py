@@ -1,20 +1,17 @@
-"""What ``show`` and ``static-report`` print of evidence that is no measurement of ours, and of one config for all."""
+"""What ``show`` and ``static-report`` print beside measured rows: published ones, compiled ones, one config for all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from fp8tune.records import Code, Evidence, Kind
+from fp8tune.choose.candidates import Candidates, value_us
+from fp8tune.choose.conflicts import Conflict
+from fp8tune.choose.ranking import Shared, robust, usable
+from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
+from fp8tune.records import Code, Evidence, Kind, Published
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
-from fp8tune.render.terminal import microseconds, print_json, slower, visible
-
-if TYPE_CHECKING:
-    from fp8tune.choose.candidates import Candidates
-    from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.ranking import Shared
-    from fp8tune.choose.untimed import CompiledKernel, Fitting
+from fp8tune.render.terminal import microseconds, print_csv, print_json, slower, times
 
 LISTED = 10
 """Configs of a kernel that was only compiled that are printed; JSON has all."""
@@ -22,43 +19,31 @@ LISTED = 10
 
 def print_single_bests(all_candidates: Sequence[Candidates]) -> None:
     """The one config for all problems of each kernel on each device, with what it loses on each of them."""
-    from fp8tune.choose.ranking import robust, usable
-
     groups: dict[tuple[str, str, str], list[Candidates]] = {}
     for candidates in usable(all_candidates):
         device = candidates.device
         groups.setdefault((candidates.problem.kernel, device.arch, device.name), []).append(candidates)
     for found in groups.values():
         if len(found) > 1 and (best := robust(found)) is not None:
-            _print_single_best(found, best)
+            print_parts(_single_best(found, best), "table")
 
 
-def _print_single_best(all_candidates: Sequence[Candidates], best: Shared) -> None:
+def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator[Report[Candidates] | str]:
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
-    print(visible(f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"))
-    named = [candidates for candidates in all_candidates if best.config in candidates.times_us]
+    yield f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"
     columns: list[Column[Candidates]] = [
-        left("shape", lambda row: str(row.problem.shape) + _transposed(row)),
+        left("shape", lambda row: f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")),
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
         right("slowdown", lambda row: f"{row.slowdowns[best.config]:.3f}"),
     ]
-    Report("what it loses on each shape that it was timed on", columns, named).print()
-    print()
-
-
-def _transposed(row: Candidates) -> str:
-    return "" if row.problem.input_layout == "contiguous" else " transposed"
+    timed = [candidates for candidates in all_candidates if best.config in candidates.times_us]
+    yield Report("what it loses on each shape that it was timed on", columns, timed)
 
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     """Every conflict with the best row of each source: a table, or JSON."""
-    from fp8tune.choose.candidates import value_us
-
-    if output_format == "json":
-        print_report(conflicts, contracts.conflict, (), output_format)
-        return
 
     def of_first(text: Callable[[Conflict], str]) -> Callable[[tuple[Conflict, Evidence]], str]:
         """A conflict is named in its first line alone."""
@@ -74,16 +59,42 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
         left("note", lambda line: line[1].note),
     ]
     lines = [(conflict, row) for conflict in conflicts for row in conflict.rows]
-    print_parts([Report("published rows that contradict each other; all are kept", columns, lines, names=2)], "table")
+    table = Report("published rows that contradict each other; all are kept", columns, lines, names=2)
+    print_report(conflicts, contracts.conflict, [table], output_format)
+
+
+def print_published(rows: Sequence[Published], output_format: str) -> None:
+    """Whole operations: ``table``, ``markdown``, ``json``, or ``csv`` as ``fp8tune import`` reads it."""
+    if output_format == "csv":
+        objects = map(contracts.published, rows)
+        print_csv([{k: value for k, value in each.items() if k not in ("row", "operation")} for each in objects])
+    else:
+        print_report(rows, contracts.published, _published(rows), output_format)
+
+
+def _published(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
+    columns: list[Column[Published]] = [
+        left("shape", lambda row: str(row.shape)),
+        left("note", lambda row: row.note),
+        left("recipe", lambda row: row.recipe),
+        right("bf16 fwd", lambda row: microseconds(row.bf16_fwd_us)),
+        right("scaled fwd", lambda row: microseconds(row.scaled_fwd_us)),
+        right("bf16 fwd+bwd", lambda row: microseconds(row.bf16_fwd_bwd_us)),
+        right("scaled fwd+bwd", lambda row: microseconds(row.scaled_fwd_bwd_us)),
+        right("x fwd+bwd", lambda row: times(row.speedup)),
+        left("source", lambda row: row.source),
+        left("device", lambda row: row.device.name),
+        left("as printed", lambda row: "impossible" if row.impossible else ""),
+    ]
+    if rows:
+        yield Report("published by others, us, not measured here", columns, rows, names=2)
+    for row in rows:
+        if row.impossible:
+            yield f"- {row.shape} {row.note}: {row.impossible}, which cannot be"
 
 
 def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
     """What was compiled for each arch, and the config that suits it best."""
-    from fp8tune.choose.untimed import TIMED_ON
-
-    if output_format == "json":
-        print_json([contracts.compiled(row) for row in rows])
-        return
     columns: list[Column[CompiledKernel]] = [
         left("kernel", lambda row: row.kernel),
         left("arch", lambda row: row.arch),
@@ -93,34 +104,29 @@ def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
         left("first choice", lambda row: str(row.choice.config) if row.choice else ""),
         right(f"loses on {TIMED_ON}", lambda row: slower(row.choice.slowdown if row.choice else None)),
     ]
-    if rows:
+    if output_format == "json":
+        print_json([contracts.compiled(row) for row in rows])
+    elif rows:
         Report("compiled, not run", columns, rows).print()
 
 
 def print_fitting(rows: Sequence[CompiledKernel], output_format: str) -> None:
     """The configs of each kernel that compile for an arch, in the order of choice, with what the compiler says."""
-    if output_format == "json":
-        print_json([contracts.fitting(row, each) for row in rows for each in row.fitting])
-        return
-    for row in rows:
-        axes = list(dict.fromkeys(name for each in row.fitting for name in each.config))
-        listed = f", {LISTED} of {len(row.fitting)} configs" if len(row.fitting) > LISTED else ""
-        title = f"{row.kernel} compiled for {row.arch}, not run{listed}"
-        columns = [*(right(name, _axis(name)) for name in axes), *_facts()]
-        print_parts([Report(title, columns, row.fitting[:LISTED], names=len(axes))], "table")
+    pairs = [(row, each) for row in rows for each in row.fitting]
+    print_report(pairs, lambda pair: contracts.fitting(*pair), map(_fitting, rows), output_format)
 
 
-def _axis(name: str) -> Callable[[Fitting], str]:
-    return lambda each: str(each.config.get(name, ""))
-
-
-def _facts() -> list[Column[Fitting]]:
-    from fp8tune.choose.untimed import TIMED_ON
-
+def _fitting(row: CompiledKernel) -> Report[Fitting]:
     def code(each: Fitting) -> Code:
         return each.facts.code or Code()
 
-    return [
+    def axis(name: str) -> Column[Fitting]:
+        return right(name, lambda each: str(each.config.get(name, "")))
+
+    axes = dict.fromkeys(name for each in row.fitting for name in each.config)
+    listed = f", {LISTED} of {len(row.fitting)} configs" if len(row.fitting) > LISTED else ""
+    columns = [
+        *map(axis, axes),
         right(f"loses on {TIMED_ON}", lambda each: slower(each.slowdown)),
         right("registers", lambda each: str(each.facts.registers)),
         right("spilled B", lambda each: str(each.facts.spill_bytes)),
@@ -128,3 +134,5 @@ def _facts() -> list[Column[Fitting]]:
         right("resident warps", lambda each: str(code(each).resident_warps)),
         left("fp8", lambda each: "native" if code(each).fp8_conversions else "emulated"),
     ]
+    title = f"{row.kernel} compiled for {row.arch}, not run{listed}"
+    return Report(title, columns, row.fitting[:LISTED], names=len(axes))

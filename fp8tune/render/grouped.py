@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+from fp8tune.bench.grouped import Row
 from fp8tune.records import Published
 from fp8tune.render import contracts
 from fp8tune.render.bench import reasons
-from fp8tune.render.published import print_published
+from fp8tune.render.evidence import print_published
 from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import microseconds, print_json, share, times
-
-if TYPE_CHECKING:
-    from fp8tune.bench.grouped import Row
 
 FORWARD, BOTH, GRAPH = "fwd", "fwd+bwd", "fwd+bwd in a CUDA graph"
 
@@ -25,13 +23,12 @@ def print_grouped(rows: Sequence[Row], published: Sequence[Published], output_fo
         return
     if rows:
         title = _title(rows[0])
-        print_parts([Report(title, list(_steps(rows)), rows)], output_format)
-        print_parts([_parts(f"parts of a step: {title}", rows)], output_format)
+        tables: list[Report[Any]] = [Report(title, list(_steps(rows)), rows), _parts(f"parts of a step: {title}", rows)]
         if any(who in row.operation.variants for row in rows for who, _ in row.steps):
-            print_parts([_variants(f"each operand read once for both passes: {title}", rows)], output_format)
+            tables.append(_variants(f"each operand read once for both passes: {title}", rows))
+        print_parts(tables, output_format)
     print_parts((f"- {reason}" for reason in reasons(_missing(rows))), output_format)
-    if published:
-        print_published(published, output_format)
+    print_published(published, output_format)
 
 
 def row_line(row: Row) -> str:
@@ -63,8 +60,8 @@ def _steps(rows: Sequence[Row]) -> Iterator[Column[Row]]:
     yield right("of bound", lambda row: share(row.bound_share))
     yield right("in a graph", lambda row: microseconds(row.ours_us(GRAPH), "-"))
     if any(("torchao", FORWARD) in row.steps for row in rows):
-        yield right("torchao fwd", lambda row: _time(row, "torchao", FORWARD))
-        yield right("torchao fwd+bwd", lambda row: _time(row, "torchao", BOTH))
+        for step in (FORWARD, BOTH):
+            yield right(f"torchao {step}", _time("torchao", step))
         yield right("x torchao", _over_torchao)
     yield right("peak bf16", lambda row: _gib(row.peak_bytes.get("bf16")))
     yield right(f"peak {ours}", lambda row: _gib(row.peak_bytes.get(ours)))
@@ -74,10 +71,9 @@ def _valid_time(who: str, step: str) -> Callable[[Row], str]:
     return lambda row: microseconds(row.time_us(who, step), "-")
 
 
-def _time(row: Row, who: str, step: str) -> str:
+def _time(who: str, step: str) -> Callable[[Row], str]:
     """Also of a contender that is wrong, beside that word."""
-    timing = row.steps.get((who, step))
-    return microseconds(timing.time_us if timing else None, "-")
+    return lambda row: microseconds(row.steps[who, step].time_us if (who, step) in row.steps else None, "-")
 
 
 def _over_torchao(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,16 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fp8tune import records
+from fp8tune.measure.engine import CompileProgress
 from fp8tune.render.terminal import microseconds
+from fp8tune.sweep import events
 from fp8tune.text import visible
-
-if TYPE_CHECKING:
-    from fp8tune.sweep.events import Event
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, a line within one phase at most this often."""
-
-P = TypeVar("P", bound="Display")
 
 
 class Display:
@@ -35,7 +32,7 @@ class Display:
         self._clock, self._phase = clock, ""
         self._begun = self._last_line = clock()
 
-    def __enter__(self: P) -> P:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             # the text comes last and is cut, so that a long one leaves the bar and the ETA in 80 columns
             self._bar = Progress(
@@ -75,7 +72,7 @@ class Display:
         """A line that stays, above the bar."""
         self._last_line, text = self._clock(), visible(text)
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -95,11 +92,8 @@ class SweepProgress(Display):
         self._best: dict[object, tuple[float, str]] = {}
         self._problems: set[object] = set()
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Take one event of :func:`fp8tune.sweep.loop.sweep`."""
-        from fp8tune.measure.engine import CompileProgress
-        from fp8tune.sweep import events
-
         match event:
             case events.Started(device, planned, stored):
                 self._total += planned

@@ -47,7 +47,7 @@ def right(header: str, cell: Callable[[R], str]) -> Column[R]:
 
 @dataclass(frozen=True)
 class Report(Generic[R]):
-    """Rows under columns. ``names``: so many first columns name a row, and stand in every block of a wide table."""
+    """Rows under columns. The first ``names`` columns name a row, and stand in every block of a wide table."""
 
     title: str
     columns: Sequence[Column[R]]
@@ -55,7 +55,7 @@ class Report(Generic[R]):
     names: int = 1
 
     def cells(self) -> list[list[str]]:
-        """The text of every cell, row by row."""
+        """Row by row."""
         return [[column.cell(row) for column in self.columns] for row in self.rows]
 
     def print(self, output_format: str = "table") -> None:
@@ -91,23 +91,24 @@ class Report(Generic[R]):
             console.print(*([""] if number else []), title, grid, sep="\n", markup=False)
 
     def markdown(self) -> str:
-        """The lines of a table to paste, without the title."""
+        """A table to paste, without the title."""
         rules = ["---:" if column.side == "right" else "---" for column in self.columns]
         lines = [[column.header for column in self.columns], rules, *self.cells()]
         return "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)
 
     def html(self, style: Callable[[R], str]) -> str:
         """The element ``<table>``, without the title. ``style`` is the CSS class of a row."""
-        rows = [self._html_row("th", [column.header for column in self.columns], "")]
-        rows += [self._html_row("td", cells, style(row)) for row, cells in zip(self.rows, self.cells(), strict=True)]
-        return "\n".join(["<table>", *rows, "</table>"])
 
-    def _html_row(self, tag: str, texts: Sequence[str], style: str) -> str:
-        cells = [
-            f'<{tag} class="{column.side}">{html_text(text)}</{tag}>'
-            for column, text in zip(self.columns, texts, strict=True)
-        ]
-        return f'<tr class="{html_text(style)}">{"".join(cells)}</tr>'
+        def line(tag: str, style: str, texts: Sequence[str]) -> str:
+            sides = (column.side for column in self.columns)
+            cells = (
+                f'<{tag} class="{side}">{html_text(cell)}</{tag}>' for side, cell in zip(sides, texts, strict=True)
+            )
+            return f'<tr class="{html_text(style)}">{"".join(cells)}</tr>'
+
+        header = line("th", "", [column.header for column in self.columns])
+        rows = [line("td", style(row), cells) for row, cells in zip(self.rows, self.cells(), strict=True)]
+        return "\n".join(["<table>", header, *rows, "</table>"])
 
 
 def markdown_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Standard output and error as the program has them: results go to the one, whatever else is printed to the other."""
+"""Standard output is for results alone; whatever else is printed goes to standard error."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ _INPUT, _OUTPUT, _ERROR = range(3)
 
 
 class ReaderLeft(Fp8tuneError):  # noqa: N818 - no error of the user's
-    """Whoever read the output has ended, as ``head`` does: nothing to say, and the exit code of a SIGPIPE."""
+    """The reader of the output has ended, as ``head`` does. Has no message, and the exit code of a SIGPIPE."""
 
     exit_code = 141
 
 
 @contextlib.contextmanager
 def own_output() -> Iterator[None]:
-    """Keep stdout to this program: what specs, kernels in C and child processes print goes to stderr.
+    """Results get a descriptor of their own; what specs, kernels in C and child processes print goes to stderr.
 
-    Results get a descriptor of their own. Does nothing more where stdout was replaced already, as tests do. Raises
-    ReaderLeft or MachineError where the output cannot be written.
+    A stdout that tests replaced stays. Raises ReaderLeft or MachineError where the output cannot be written.
     """
     _check_open()
     if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
@@ -48,7 +47,7 @@ def own_output() -> Iterator[None]:
 
 
 def _check_open() -> None:
-    """Open what was closed: the next file to be opened, such as the database, would take its place."""
+    """Open what was closed, because the next file to be opened, such as the database, would take its place."""
     is_closed = sys.stdout is None
     for stream, number in ((sys.stdin, _INPUT), (sys.stdout, _OUTPUT), (sys.stderr, _ERROR)):
         if stream is None:
@@ -68,7 +67,7 @@ def _opened(number: int, like: Any, name: str) -> TextIO:
 
 
 class _Checked(io.FileIO):
-    """A descriptor whose errors are told from those of all other files."""
+    """A descriptor whose errors are told from those of other files."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         super().__init__(descriptor, "wb")

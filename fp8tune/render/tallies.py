@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fp8tune.records import Outcome, Problem
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.store.tallies import Tally
-
-_NUMBER = re.compile(r"\d+")
+from fp8tune.store.results import Tally
 
 
 def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[str]:
@@ -23,33 +21,27 @@ def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[s
     for kernel, mine in by_kernel.items():
         failures = [outcome for tally in mine for outcome in tally.failures.values()]
         if failures:
-            without = [tally for tally in mine if not tally.has_right]
+            said = f"{len(failures)} of {sum(len(tally.outcomes) for tally in mine)} configs failed"
+            if without := [tally.subject.problem for tally in mine if not tally.has_right]:
+                said = f"no config is right on {len(without)} of {len(mine)} problems, first {_named(without[0])}"
             arch = mine[0].subject.device.arch
             more = "" if db is None else f"; see fp8tune show --failed --kernel {kernel} --arch {arch} --db {db}"
-            yield f"{kernel}: {_said(mine, without, len(failures))}, {_commonest(failures)}{more}"
-
-
-def _said(tallies: Sequence[Tally], without: Sequence[Tally], failed: int) -> str:
-    if without:
-        first = _named(without[0].subject.problem)
-        return f"no config is right on {len(without)} of {len(tallies)} problems, first {first}"
-    return f"{failed} of {sum(len(tally.outcomes) for tally in tallies)} configs failed"
+            yield f"{kernel}: {said}, {_commonest(failures)}{more}"
 
 
 def _commonest(failures: Sequence[Outcome]) -> str:
     """The reason most have, whatever numbers it names."""
-    kinds = Counter((outcome.status, _NUMBER.sub("0", outcome.reason)) for outcome in failures)
-    kind, count = kinds.most_common(1)[0]
-    example = next(o for o in failures if (o.status, _NUMBER.sub("0", o.reason)) == kind)
+    kinds = [(outcome.status, re.sub(r"\d+", "0", outcome.reason)) for outcome in failures]
+    kind, count = Counter(kinds).most_common(1)[0]
+    example = failures[kinds.index(kind)]
     return f"{count} of {len(failures)} failures: {example.status}: {example.reason}"
 
 
 def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
     """How many configs of each problem are right, and why the first of the others is not."""
-    told = {id(tally): contracts.tally(tally) for tally in tallies}
 
     def count(name: str) -> Column[Tally]:
-        return right(name, lambda tally: str(told[id(tally)][name]))
+        return right(name, lambda tally: str(contracts.tally(tally)[name]))
 
     columns: list[Column[Tally]] = [
         left("kernel", lambda tally: tally.subject.problem.kernel),
@@ -61,7 +53,7 @@ def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
         left("first", _first),
     ]
     report = Report("configs that were tried", columns, tallies, names=4)
-    print_report(tallies, lambda tally: told[id(tally)], [report], output_format)
+    print_report(tallies, contracts.tally, [report], output_format)
 
 
 def _named(problem: Problem) -> str:

@@ -26,8 +26,7 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
         return lambda row: text(getattr(row.held_out, of)) if row.held_out and getattr(row.held_out, of) else ""
 
     def mean(regret: Regret) -> str:
-        untimed = f" ({regret.untimed} not timed)" if regret.untimed else ""
-        return slower(regret.geomean_slowdown) + untimed
+        return slower(regret.geomean_slowdown) + (f" ({regret.untimed} not timed)" if regret.untimed else "")
 
     def worst(regret: Regret) -> str:
         return slower(regret.worst_slowdown)
@@ -64,21 +63,18 @@ def export_losses(merged: Merged) -> list[str]:
 
 
 MOST_ALIKE = 5
-"""So many notices of one kernel are printed one by one."""
+"""More notices of one kernel are cut."""
 
 
 def export_notices(notices: Sequence[str], verbose: bool) -> list[str]:
-    """What was left out and why; of a kernel with many such lines the first and how many there are, unless verbose."""
+    """What was left out and why. Many lines of one kernel are cut to the first and their number, unless verbose."""
     by_kernel: dict[str, list[str]] = {}
     for line in notices:
         by_kernel.setdefault(line.partition(":")[0], []).append(line)
-    shown: list[str] = []
     for kernel, lines in by_kernel.items():
-        if verbose or len(lines) <= MOST_ALIKE:
-            shown += lines
-        else:
-            shown += [lines[0], f"{kernel}: {len(lines) - 1} more lines of this kernel, --verbose prints all"]
-    return shown
+        if not verbose and len(lines) > MOST_ALIKE:
+            lines[1:] = [f"{kernel}: {len(lines) - 1} more lines of this kernel, --verbose prints all"]
+    return [line for lines in by_kernel.values() for line in lines]
 
 
 def print_lint(plan: LintPlan, report: LintReport, output_format: str) -> None:
@@ -94,6 +90,5 @@ def print_lint(plan: LintPlan, report: LintReport, output_format: str) -> None:
         left("verdict", lambda row: str(row.verdict)),
         left("best there", lambda row: "" if row.pick == row.best else str(row.best)),
     ]
-    title = f"{plan.kernel} on {plan.device.name or plan.device.arch}"
-    table = Report(title, columns, report.results)
+    table = Report(f"{plan.kernel} on {plan.device.name or plan.device.arch}", columns, report.results)
     print_report(report.results, contracts.variation, [table], output_format)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
+from fp8tune.choose.candidates import Winner
 from fp8tune.records import NamedInts
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import microseconds, rate, share, slower
-
-if TYPE_CHECKING:
-    from fp8tune.choose.candidates import Winner
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
@@ -20,47 +17,42 @@ ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 
 def print_winners(winners: Sequence[Winner], output_format: str) -> None:
     """The best config of each problem, as a table, JSON or CSV."""
-    if output_format in ("json", "csv"):
-        print_report(winners, contracts.winner, (), output_format)
-        return
-    by_kernel: dict[tuple[str, str], list[Winner]] = {}
+    by_kernel: dict[str, list[Winner]] = {}
     for winner in winners:
-        by_kernel.setdefault((winner.problem.kernel, winner.device.name or winner.device.arch), []).append(winner)
-    for (kernel, device), group in by_kernel.items():
-        _report(f"{kernel} on {device} ({group[0].device.arch})", group).print()
-        print()
+        device = winner.device
+        title = f"{winner.problem.kernel} on {device.name or device.arch}"
+        by_kernel.setdefault(title, []).append(winner)
+    tables = (_report(f"{title} ({found[0].device.arch})", found) for title, found in by_kernel.items())
+    print_report(winners, contracts.winner, tables, output_format)
 
 
 def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
     """One row a problem; what all rows have in common stands in the title."""
     dims = _names(winner.problem.shape for winner in winners)
-    named: list[Column[Winner]] = [*(right(name, _dim(name)) for name in dims)]
-    named += [
+    axes = _names(winner.config for winner in winners if winner.config)
+    columns: list[Column[Winner]] = [
+        *(right(name, _dim(name)) for name in dims),
         left("layout", lambda winner: winner.problem.input_layout),
         left("routing", lambda winner: winner.problem.routing),
+        *(right(name, _axis(name)) for name in axes),
+        right("us", lambda winner: microseconds(winner.time_us)),
+        right("GB/s", _gb_per_s),
+        right("of ceiling", lambda winner: share(winner.ceiling_share)),
+        right("next best", lambda winner: slower(winner.ratio)),
+        right("noise", lambda winner: share(winner.noise_floor, 2)),
+        left("verdict", lambda winner: str(winner.verdict or "")),
+        right("n", lambda winner: str(winner.n)),
+        left("from", _origin),
     ]
-    axes = _names(winner.config for winner in winners if winner.config)
-    columns = [*named, *(right(name, _axis(name)) for name in axes), *_measured()]
     cells = Report("", columns, winners).cells()
-    common = {i for i, column in enumerate(zip(*cells, strict=True)) if len(cells) > 1 and len({*column}) == 1}
-    common -= {i for i, column in enumerate(columns) if column.header in (*dims, *ALWAYS)}
-    said = [
-        f"{columns[i].header} {cells[0][i]}" for i in sorted(common) if cells[0][i] not in ("", "none", "contiguous")
-    ]
-    shown = [i for i in range(len(columns)) if i not in common]
+    shown, said = [], [title]
+    for i, (column, texts) in enumerate(zip(columns, zip(*cells, strict=True), strict=True)):
+        if len(cells) == 1 or len({*texts}) > 1 or column.header in (*dims, *ALWAYS):
+            shown.append(i)
+        elif texts[0] not in ("", "none", "contiguous"):
+            said.append(f"{column.header} {texts[0]}")
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
-    return Report(", ".join([title, *said]), kept, cells, names=sum(i < len(named) for i in shown))
-
-
-def _measured() -> Iterator[Column[Winner]]:
-    yield right("us", lambda winner: microseconds(winner.time_us))
-    yield right("GB/s", lambda winner: rate(_gb_per_s(winner)))
-    yield right("of ceiling", lambda winner: share(winner.ceiling_share))
-    yield right("next best", lambda winner: slower(winner.ratio))
-    yield right("noise", lambda winner: share(winner.noise_floor, 2))
-    yield left("verdict", lambda winner: str(winner.verdict or ""))
-    yield right("n", lambda winner: str(winner.n))
-    yield left("from", _origin)
+    return Report(", ".join(said), kept, cells, names=sum(i < len(dims) + 2 for i in shown))
 
 
 def _names(items: Iterable[NamedInts]) -> list[str]:
@@ -89,6 +81,6 @@ def _origin(winner: Winner) -> str:
     return (evidence.source or evidence.kind) + ("" if evidence.complete else " (unfinished)")
 
 
-def _gb_per_s(winner: Winner) -> float | None:
+def _gb_per_s(winner: Winner) -> str:
     moved = winner.evidence.bytes_moved
-    return moved / winner.time_us / 1e3 if moved and winner.time_us else None
+    return rate(moved / winner.time_us / 1e3 if moved and winner.time_us else None)

@@ -24,8 +24,8 @@ from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec
 
 FUNCTIONS = ("bytes_moved", "scaled_down", "invalid", "edges", "lookup_key")
-"""What of a spec runs while a sweep is planned: it knows no tensors, and what it raises is no trial's failure.
-``problems`` too, whose KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
+"""What of a spec runs while a sweep is planned: what it raises is no trial's failure. ``problems`` too, whose KeyError
+has a meaning: see :mod:`fp8tune.plan.problems`."""
 
 LARGEST = 2**63 - 1
 """The largest value an axis may have: what the database holds."""

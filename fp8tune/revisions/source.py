@@ -23,12 +23,6 @@ from fp8tune.revisions import git
 from fp8tune.revisions.walk import Module, Read, Walk, candidates
 from fp8tune_kernels import catalog
 
-TIMED = ("launch", "outputs")
-"""The fields of a spec that run inside the clock, or decide the memory it runs on."""
-
-CHECKED = ("inputs", "reference", "edges")
-"""The fields of a spec that say which bytes are right, and on what."""
-
 NOT_TIMED = frozenset(
     f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "tables", "runtime", "lookup", "launching")
 )
@@ -47,7 +41,7 @@ class NoSuchKernel(errors.UsageError):
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a spec is declared; ``root``, for a ``path.py:ATTRIBUTE``, is the folder its imports start from."""
+    """Where a spec is declared; of a ``path.py:ATTRIBUTE``, ``root`` is the folder its imports start from."""
 
     module: str
     attribute: str
@@ -84,12 +78,12 @@ def source_hash(kernel: str, read: Read) -> str:
 
     Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
     """
-    return _hash(kernel, read, TIMED, "launch")
+    return _hash(kernel, read, ("launch", "outputs"))
 
 
 def reference_hash(kernel: str, read: Read) -> str:
     """The same of the code that says which bytes are right: what another reference checked is checked anew."""
-    return _hash(kernel, read, CHECKED, "reference")
+    return _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
 
 
 def folder_hash(kernel: str) -> str:
@@ -98,7 +92,10 @@ def folder_hash(kernel: str) -> str:
     Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
     them. Raises NoSuchKernel if the kernel is not installed.
     """
-    folder = kernel_file(kernel).parent
+    start, paths = _root(kernel), candidates(parse_reference(kernel).module)
+    folder = next(((start / path).parent for path in paths if (start / path).is_file()), None)
+    if folder is None:
+        raise NoSuchKernel(f"{kernel} is not installed: there is no {paths[0]} below {start}")
     root, files = (folder.parent, "**/*.py") if kernel in catalog.KERNELS else (folder, "*.py")
     texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
@@ -128,7 +125,7 @@ def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
 
 
 def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
-    """Reads files as a commit of a git repository has them, trying each source root in turn."""
+    """The same of the files that a commit of a git repository has."""
     return _in_roots(functools.partial(git.show, repository, commit), roots)
 
 
@@ -141,15 +138,6 @@ def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
     return read
 
 
-def kernel_file(kernel: str) -> Path:
-    """The file that declares an installed kernel. Raises NoSuchKernel if there is none."""
-    root, files = _root(kernel), candidates(parse_reference(kernel).module)
-    for path in files:
-        if (root / path).is_file():
-            return root / path
-    raise NoSuchKernel(f"{kernel} is not installed: there is no {files[0]} below {root}")
-
-
 def _root(kernel: str) -> Path:
     """The folder an installed kernel's imports start from, the current one last, as when its spec is loaded."""
     reference = parse_reference(kernel)
@@ -160,9 +148,9 @@ def _root(kernel: str) -> Path:
         spec = importlib.util.find_spec(package)
     except ValueError:  # __main__, and whatever a program put into sys.modules by hand
         raise NoSuchKernel(f"{package} has no file of its own: name the kernel's file as path.py:ATTRIBUTE") from None
-    if spec is None and any((Path.cwd() / path).is_file() for path in candidates(package)):
-        return Path.cwd()
     if spec is None:
+        if any(Path(path).is_file() for path in candidates(package)):
+            return Path.cwd()
         raise NoSuchKernel(f"no module named {package!r}: install it, or name the file as path.py:ATTRIBUTE")
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).parent
@@ -174,9 +162,9 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr]:
     reference = parse_reference(kernel)
     # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
     walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
-    old = reference.module.replace(FOLDER, "fp8tune_kernels.", 1)
-    name = reference.module if walk.module(reference.module) else old
-    attribute, seen = reference.attribute, set[str]()
+    name, attribute, seen = reference.module, reference.attribute, set[str]()
+    if walk.module(name) is None:
+        name = name.replace(FOLDER, "fp8tune_kernels.", 1)
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
         for statement in module.statements.get(attribute, ()):
@@ -188,11 +176,11 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr]:
     raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 
-def _hash(kernel: str, read: Read, names: tuple[str, ...], needed: str) -> str:
-    """Of the keywords of these names in a spec's declaration; of all of it where ``needed`` is none of them."""
+def _hash(kernel: str, read: Read, fields: tuple[str, ...], needed: str = "launch") -> str:
+    """Of these fields of a spec's declaration; of all of it where ``needed`` is not written there."""
     walk, module, spec = _declared(kernel, read)
     given = _keywords(spec)
-    for expression in [given[name] for name in names if name in given] if needed in given else [spec]:
+    for expression in [given[name] for name in fields if name in given] if needed in given else [spec]:
         walk.enter(module, expression)
     return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
 

@@ -1,7 +1,6 @@
 """What a column of the results database may hold: names, one line of text, named integers, packed samples.
 
-Every type refuses anything else when it is written and when it is read, so that a hostile or damaged database is
-refused at this border and nothing else has to be on its guard.
+Every type refuses anything else when written and when read: a hostile or damaged database is refused here.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def parse_named_ints(text: str) -> NamedInts:
 
 
 def pack_samples(samples_us: Sequence[float]) -> bytes:
-    """Times in microseconds -> bytes, exact to 1 ns: zlib over zigzag varints of the differences in nanoseconds.
-
-    Raises DatabaseError for a sample that is no time.
-    """
+    """Times in us -> zlib over zigzag varints of their differences in ns. Raises DatabaseError for what is no time."""
     packed, previous = bytearray(), 0
     for sample in samples_us:
         if not 0 <= sample <= LONGEST_US:  # not a NaN either
@@ -106,23 +102,37 @@ def _start_of(value: Any) -> str:
 
 
 class _Checked(TypeDecorator[Any]):
-    """A column that takes and gives back one kind of value and refuses any other with a DatabaseError."""
+    """A column that raises DatabaseError for any value but its own, when it is written and when it is read."""
 
     impl: Any = String
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Refuse to store what would not be read back."""
+        stored = self._stored(value)
+        self._read(stored)
+        return stored
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Refuse to read what fp8tune has not written."""
+        return self._read(value)
+
+    def _stored(self, value: Any) -> Any:
+        return value
+
+    def _read(self, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Plain(_Checked):
+    """A value stored as it is."""
+
     cache_ok = True
     required = False
     """Whether NULL is refused too: set by a column that is not nullable. A damaged file holds NULLs anywhere."""
     expected = ""
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Refuse to store what would not be read back."""
-        return self._checked(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Refuse to read anything else: the file was not written by fp8tune."""
-        return self._checked(value)
-
-    def _checked(self, value: Any) -> Any:
+    def _read(self, value: Any) -> Any:
         if value is None and not self.required:
             return None
         if value is None or not self._holds(value):
@@ -133,7 +143,7 @@ class _Checked(TypeDecorator[Any]):
         raise NotImplementedError
 
 
-class Text(_Checked):
+class Text(_Plain):
     """A text that ``pattern`` matches in full."""
 
     cache_ok = True
@@ -146,7 +156,7 @@ class Text(_Checked):
         return isinstance(value, str) and _matches(self.pattern, value)
 
 
-class Whole(_Checked):
+class Whole(_Plain):
     """An integer of 64 bits and nothing else: SQLite itself would keep a text."""
 
     impl = BigInteger
@@ -166,7 +176,7 @@ class Count(Whole):
     low = 0
 
 
-class Finite(_Checked):
+class Finite(_Plain):
     """A finite number."""
 
     impl = Double
@@ -194,38 +204,15 @@ class Share(Finite):
     low, high = 0.0, 1.0
 
 
-class _AsText(TypeDecorator[Any]):
-    """A value as text. Refuses to store what would not be read back."""
-
-    impl = String
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        """Value -> text."""
-        text = self._text(value)
-        self._value(text)
-        return text
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Text -> value. Raises DatabaseError for any other text."""
-        return self._value(value)
-
-    def _text(self, value: Any) -> str:
-        raise NotImplementedError
-
-    def _value(self, text: Any) -> Any:
-        raise NotImplementedError
-
-
-class NamedIntsText(_AsText):
+class NamedIntsText(_Checked):
     """Named integers, in the order given; ``unstated`` stands for None, so that a unique index can hold it."""
 
     cache_ok = True
 
-    def _text(self, value: Mapping[str, int] | None) -> str:
+    def _stored(self, value: Mapping[str, int] | None) -> str:
         return UNSTATED if value is None else " ".join(f"{name}={number}" for name, number in value.items())
 
-    def _value(self, text: Any) -> NamedInts | None:
+    def _read(self, text: Any) -> NamedInts | None:
         if text == UNSTATED:
             return None
         try:
@@ -239,8 +226,8 @@ class ShapeText(NamedIntsText):
 
     cache_ok = True
 
-    def _value(self, text: Any) -> NamedInts | None:
-        shape = super()._value(text)
+    def _read(self, text: Any) -> NamedInts | None:
+        shape = super()._read(text)
         try:
             check_sizes(shape or NamedInts())
         except ValueError as error:
@@ -259,15 +246,15 @@ def check_sizes(shape: NamedInts) -> None:
         raise ValueError(f"the product of {shape} is larger than 2^63 - 1")
 
 
-class AxesJson(_AsText):
+class AxesJson(_Checked):
     """The declared grid in declaration order, as JSON: ``[["BLOCK_SIZE", [32, 64]], ...]``."""
 
     cache_ok = True
 
-    def _text(self, value: Any) -> str:
+    def _stored(self, value: Any) -> str:
         return json.dumps(value, separators=(",", ":"))
 
-    def _value(self, text: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _read(self, text: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         with contextlib.suppress(TypeError, ValueError, RecursionError):  # brackets may be nested without end
             axes = tuple((name, tuple(values)) for name, values in json.loads(text))
             if all(NAME.fullmatch(name) and all(map(_is_axis_value, values)) for name, values in axes):
@@ -279,34 +266,30 @@ def _is_axis_value(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST  # a bool is an int, and no size
 
 
-class KeyNames(_AsText):
+class KeyNames(_Checked):
     """The names a table is looked up by, one blank between."""
 
     cache_ok = True
 
-    def _text(self, value: Sequence[str] | None) -> str:
+    def _stored(self, value: Sequence[str] | None) -> str:
         text = " ".join(value or ())
         if tuple(text.split()) != tuple(value or ()):
             raise DatabaseError(f"refused {_start_of(text)}: a key name holds a blank")
         return text
 
-    def _value(self, text: Any) -> tuple[str, ...]:
+    def _read(self, text: Any) -> tuple[str, ...]:
         names = tuple(text.split()) if isinstance(text, str) else ("",)
         if all(NAME.fullmatch(name) for name in names):
             return names
         raise DatabaseError(f"refused {_start_of(text)}: that is no list of key names")
 
 
-class CommandLine(TypeDecorator[str]):
+class CommandLine(_Checked):
     """A command as it was typed, without the passwords of database URLs: neither written nor read with one."""
 
-    impl = String
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Store no password, wherever the command comes from."""
-        return None if value is None else redacted(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        """Read none either."""
+    def _read(self, value: Any) -> str | None:
         return None if value is None else redacted(str(value))
+
+    _stored = _read

@@ -1,11 +1,10 @@
 """Opening a results database: URLs, SQLite's modes, a server's locks, and the driver's errors as one line each.
 
-SQLite is written in WAL mode, so that a reader never waits for a sweep, with ``synchronous=NORMAL``: a killed
-process loses nothing that was committed, a power cut may lose the last trials but never the file. Closing goes back
-to one plain file, which can be committed and can be read where nothing may be written. A rollback journal would leave
-a log behind less often, but a commit takes 2 ms instead of 0.1, and a reader of some seconds would stop the sweep.
+SQLite is written in WAL mode with ``synchronous=NORMAL``: a reader never waits for a sweep, a killed process loses
+nothing that was committed, and a power cut at most the last trials. Closing goes back to one plain file. With a
+rollback journal a commit takes 2 ms instead of 0.1, and a reader stops the sweep.
 
-On PostgreSQL writers queue for one advisory lock, as they do for SQLite's, and each reader sees one moment.
+On PostgreSQL writers queue for one advisory lock. Each reader sees one moment.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ BUSY_TIMEOUT_S = 30.0
 """How long to wait for another process's commit; the slowest seen with four writers took half a second."""
 
 _BUSY_RETRY_S = 0.02
-
-_HEADER_BYTES = 20
-_WRITE_VERSION_BYTE = 18  # of SQLite's file header: 2 says WAL
-_WAL = 2
 
 _DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
 _FOREIGN = "is not a results database of this fp8tune: give another file with --db"
@@ -142,10 +137,7 @@ def begin_writing(connection: Connection) -> None:
 
 
 def private_copy(connection: Connection, label: str) -> Connection:
-    """A copy that only its connection sees and that goes with it, in place of one that reads an older SQLite file.
-
-    SQLite keeps it in memory, and on disk what is too large. Raises DatabaseError for a server's database.
-    """
+    """A temporary copy of an older SQLite file, which replaces the connection. Raises DatabaseError for a server's."""
     if connection.dialect.name != "sqlite":
         raise DatabaseError(
             f"{label} is of an older fp8tune: run fp8tune sweep or fp8tune import on it, which bring it up to date"
@@ -163,10 +155,7 @@ def private_copy(connection: Connection, label: str) -> Connection:
 
 
 def close(connection: Connection, *, wrote: bool) -> None:
-    """Close, and leave one plain file behind where this was the last writer.
-
-    Raises DatabaseError where the file was replaced by another since: its rows are saved beside it first.
-    """
+    """Close; the last writer leaves one plain file. Raises DatabaseError if the file was replaced; saves the rows."""
     with contextlib.suppress(DatabaseError):  # of a connection that is lost already
         connection.rollback()
     is_ours = False
@@ -207,11 +196,7 @@ def _path_of(raw: sqlite3.Connection) -> str:
 
 @contextlib.contextmanager
 def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
-    """One transaction.
-
-    A writer takes the one lock of writers at once, so that two of them queue instead of failing half way. All that a
-    reader reads is of one moment.
-    """
+    """One transaction. A writer takes the writers' lock at once: two queue instead of failing half way."""
     if write:
         _check_still_there(connection)
     with connection.begin():
@@ -315,18 +300,11 @@ def _sqlite_url(path: Path, *, create: bool, writable: bool) -> URL:
 
 def _is_stranded(path: Path) -> bool:
     """Whether the file says WAL where SQLite may not make the files that WAL needs."""
-    if Path(f"{path}-wal").exists() or os.access(path.parent, os.W_OK):
-        return False
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    return len(header) == _HEADER_BYTES and header[_WRITE_VERSION_BYTE] == _WAL
+    return not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK) and logs.says_wal(path)
 
 
 def _switch_to_wal(connection: Connection) -> None:
-    """Wait for whoever writes, as everywhere else: SQLite itself refuses a change of mode then, at once.
-
-    Two of 32,000 opens met that, with four processes at it on two loaded cores (Python 3.11).
-    """
+    """Wait for whoever writes: SQLite itself refuses a change of mode then (2 of 32,000 opens by four processes)."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -360,8 +338,5 @@ def _map_errors(engine: Engine, label: str, secrets: Collection[str]) -> None:
         for part, line in _LINES[engine.dialect.name].items():
             if text.startswith(part) if state else part in text:
                 raise DatabaseError(f"{label} {line}") from None
-        raise DatabaseError(f"{label} cannot be used: {without(secrets, _first_line(original))}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        first_line = (str(original).strip().splitlines() or [type(original).__name__])[0][:200]
+        raise DatabaseError(f"{label} cannot be used: {without(secrets, first_line)}") from None

@@ -1,8 +1,7 @@
 """One record a candidate: how a million trials become what is ranked.
 
-Trials are read in one pass over a covering index, without touching a blob. Where many kernel versions, devices or
-drivers have rows, those that cannot compete are left out before a record is made of them; so are, where only picks are
-asked for, configs that did not reach the finals.
+Trials are read in one pass over a covering index, without touching a blob. Pools that cannot compete are left out
+before a record is made of them. So are configs that did not reach the finals, if only picks are asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
 from fp8tune.store import process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
-from fp8tune.store.reading import Shared, chosen, codes
+from fp8tune.store.reading import Shared, codes
 from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
 from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
@@ -53,35 +52,7 @@ _KINDS = {str(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
-class Query:
-    """Which candidates to gather; None means any. ``device``: with the software that drove it."""
-
-    kernel: str | None = None
-    arch: str | None = None
-    kinds: Collection[Kind] | None = None
-    problems: Collection[Problem] | None = None
-    device: Device | None = None
-    keep: Keep | None = None
-    """Which pools to read: :func:`fp8tune.choose.ranking.competing` leaves out what cannot win."""
-    finalists_only: bool = False
-    """With ``keep``: of a pool whose finals count, only what reached them, all that its pick depends on."""
-
-
-def evidence(connection: Connection, ceiling: str, query: Query) -> list[Evidence]:
-    """One record a candidate that has trials; ``ceiling`` names the calibration to attach."""
-    gathering = _Gathering.begin(connection, ceiling)
-    wanted = gathering.candidates(query)
-    if query.keep is None:
-        return gathering.read(wanted)
-    pools = gathering.pools(query, wanted)
-    kept = {pool: pools[pool] for pool in query.keep(list(pools))}
-    if len(kept) < len(pools):
-        wanted = wanted.where(_in_pools(kept.values()))
-    return gathering.read_finalists(wanted, kept) if query.finalists_only else gathering.read(wanted)
-
-
-@dataclass(frozen=True)
-class _Gathering:
+class Gathering:
     """What all records refer to, read once."""
 
     connection: Connection
@@ -98,8 +69,8 @@ class _Gathering:
     """(name of a device, kind) -> the highest rate of a kernel, GB/s; looked up when it is first asked for."""
 
     @classmethod
-    def begin(cls, connection: Connection, ceiling: str) -> _Gathering:
-        """Read all that is small."""
+    def begin(cls, connection: Connection, ceiling: str) -> Gathering:
+        """Read all that is small; ``ceiling`` names the calibration to attach."""
         return cls(
             connection=connection,
             shared=Shared.load(connection),
@@ -111,23 +82,30 @@ class _Gathering:
             checked=references.references(connection),
         )
 
-    def candidates(self, query: Query) -> Select[Any]:
-        """The ids of what is asked for, whichever pool it is in."""
-        wanted = chosen(query.kernel, query.arch, query.kinds)
-        if query.problems is not None:
-            ids = [id for id, one in self.shared.problems.items() if one in query.problems]
-            wanted = wanted.where(Candidates.c.problem_id.in_(ids))
-        if query.device is not None:
-            ids = [id for id, one in self.shared.devices.items() if one == query.device]
-            wanted = wanted.where(Candidates.c.device_id.in_(ids))
-        return wanted
+    def wanted(self, among: Select[Any], problems: Collection[Problem] | None, device: Device | None) -> Select[Any]:
+        """Of these candidates the ids of those on some problems and a device; None means any."""
+        if problems is not None:
+            ids = [id for id, one in self.shared.problems.items() if one in problems]
+            among = among.where(Candidates.c.problem_id.in_(ids))
+        if device is not None:
+            ids = [id for id, one in self.shared.devices.items() if one == device]
+            among = among.where(Candidates.c.device_id.in_(ids))
+        return among
 
-    def pools(self, query: Query, wanted: Select[Any]) -> dict[ComparableRows, _Ids]:
+    def read_kept(self, wanted: Select[Any], keep: Keep, *, few: bool, finalists_only: bool) -> list[Evidence]:
+        """The records of the pools that ``keep`` returns. ``few``: these are not most of all candidates."""
+        pools = self._pools(wanted, few=few)
+        kept = {pool: pools[pool] for pool in keep(list(pools))}
+        if len(kept) < len(pools):
+            wanted = wanted.where(_in_pools(kept.values()))
+        return self._read_finalists(wanted, kept) if finalists_only else self.read(wanted)
+
+    def _pools(self, wanted: Select[Any], *, few: bool) -> dict[ComparableRows, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
         ids = wanted.with_only_columns(*_POOL).distinct()
         found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, ids)]
         rivals = len({problem for problem, *_ in found}) < len(found)
-        newest = _last_timed(self.connection, wanted if query.problems is not None else None) if rivals else {}
+        newest = _last_timed(self.connection, wanted if few else None) if rivals else {}
         pools = {}
         for pool in found:
             with contextlib.suppress(MissingRowError):
@@ -157,7 +135,7 @@ class _Gathering:
                         found.append(self._evidence(rows[id], summary))
             return found
 
-    def read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
+    def _read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
         if not self.finals:
             return self.read(wanted)

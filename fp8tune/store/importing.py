@@ -1,9 +1,8 @@
 """Bringing in rows from elsewhere: another fp8tune database, or a CSV of published measurements. All or nothing.
 
-A CSV of grouped GEMMs is :mod:`fp8tune.store.published`'s. A row of a kernel becomes one of kind ``published`` with its
-source. What the sources do not say is stored as ``unstated``: the routing, the scale mode, the config. The FP8 dtype is
-the arch's own. ``transposed view as input`` in the note makes the input layout ``transposed``, which is another problem
-than ``contiguous``.
+A CSV row of a kernel becomes one of kind ``published`` with its source. What sources do not say is ``unstated``: the
+routing, the scale mode, the config. The FP8 dtype is the arch's own. ``transposed view as input`` in the note makes the
+input layout ``transposed``, which is another problem than ``contiguous``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
-from fp8tune.store import csv_fields
-from fp8tune.store import published as operations
+from fp8tune.store import published
 from fp8tune.store.columns import ARCH, UNSTATED
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
@@ -31,8 +29,7 @@ PUBLISHED_SWEEP = "published"
 _TRANSPOSED = "transposed view as input"
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
-PROGRESS_ROWS = 1000
-"""Rows from one word of progress to the next."""
+_PROGRESS_ROWS = 1000  # from one report of progress to the next
 
 Progress = Callable[[int, int], None]
 """Takes the rows stored and all there are."""
@@ -54,13 +51,9 @@ class ImportReport:
     """Whether the rows are of whole operations: there are no configs among them."""
 
 
-def no_lookup_key(problem: Problem) -> NamedInts | None:
+def _no_lookup_key(problem: Problem) -> NamedInts | None:
     """For importing without loading kernels: rows stay evidence and are not exported."""
     return None
-
-
-def no_progress(done: int, total: int) -> None:
-    """For importing in silence."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +64,15 @@ class Loaded:
     rows: tuple[Row, ...] = ()
     published: tuple[Published, ...] = ()
 
-    def store(self, store: Store, progress: Progress = no_progress) -> ImportReport:
+    def store(self, store: Store, progress: Progress = lambda done, total: None) -> ImportReport:
         """Put it into an open store, all or nothing. Raises DatabaseError for a database that cannot be merged."""
         if self.rows:
-            added = _store_published(store, self.rows, progress)
+            device = Device(arch="published")
+            sweep = store.begin_sweep(
+                PUBLISHED_SWEEP, device, command="fp8tune import", commit="", timer="", seed=0, uid=PUBLISHED_SWEEP
+            )
+            added = store.add_many(sweep, _counted(self.rows, progress))
+            store.finish_sweep(sweep)
             return ImportReport(added, len(self.rows) - added)
         if self.published:
             added = store.add_published(self.published)
@@ -85,7 +83,7 @@ class Loaded:
             return ImportReport(*store.merge(other))
 
 
-def load(path: Path, lookup_key: LookupKey = no_lookup_key) -> Loaded:
+def load(path: Path, lookup_key: LookupKey = _no_lookup_key) -> Loaded:
     """Read and check a database or a CSV, told apart by content.
 
     Raises UsageError naming file and line for a CSV that cannot be used, DatabaseError for such a database.
@@ -93,20 +91,20 @@ def load(path: Path, lookup_key: LookupKey = no_lookup_key) -> Loaded:
     if not _is_csv(path):
         Store.open(str(path), writable=False).close()
         return Loaded(path)
-    if operations.is_of_operations(path):
-        return Loaded(path, published=tuple(operations.read(path)))
+    if published.is_of_operations(path):
+        return Loaded(path, published=tuple(published.read_operations(path)))
     return Loaded(path, rows=tuple(read_published(path, lookup_key)))
 
 
-def import_file(store: Store, path: Path, *, lookup_key: LookupKey = no_lookup_key) -> ImportReport:
+def import_file(store: Store, path: Path, *, lookup_key: LookupKey = _no_lookup_key) -> ImportReport:
     """:func:`load` a file and store it: where either fails, nothing is written."""
     return load(path, lookup_key).store(store)
 
 
-def read_published(path: Path, lookup_key: LookupKey = no_lookup_key) -> list[Row]:
+def read_published(path: Path, lookup_key: LookupKey = _no_lookup_key) -> list[Row]:
     """The rows of a CSV with the columns :data:`COLUMNS`. Raises UsageError naming file and line."""
     known_key = functools.cache(lookup_key)  # a file repeats a few problems
-    return csv_fields.read(path, COLUMNS, lambda fields: _published(fields, known_key))
+    return published.read(path, COLUMNS, lambda fields: _published(fields, known_key))
 
 
 def _is_csv(path: Path) -> bool:
@@ -122,19 +120,9 @@ def _is_csv(path: Path) -> bool:
     raise DatabaseError(f"{path} is no fp8tune database, nor named .csv: give the file that another fp8tune wrote")
 
 
-def _store_published(store: Store, rows: Sequence[Row], progress: Progress) -> int:
-    nobody = Device(arch="published")
-    sweep = store.begin_sweep(
-        PUBLISHED_SWEEP, nobody, command="fp8tune import", commit="", timer="", seed=0, uid=PUBLISHED_SWEEP
-    )
-    added = store.add_many(sweep, _counted(rows, progress))
-    store.finish_sweep(sweep)
-    return added
-
-
 def _counted(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
     for done, row in enumerate(rows):
-        if done % PROGRESS_ROWS == 0:
+        if done % _PROGRESS_ROWS == 0:
             progress(done, len(rows))
         yield row
     progress(len(rows), len(rows))
@@ -142,32 +130,28 @@ def _counted(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
 
 def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
     """One line as a row. Raises UsageError or ValueError saying what is wrong with it."""
-    note, arch = csv_fields.line("note", fields["note"]), fields["arch"]
+    note, arch = published.line("note", fields["note"]), fields["arch"]
     if not ARCH.fullmatch(arch):
         raise unknown("arch", arch[:80], ARCHES)
+    if (kernel := fields["kernel"]) not in KERNELS:
+        raise unknown("kernel", kernel[:80], KERNELS)
     problem = Problem(
-        kernel=_kernel(fields["kernel"]),
-        shape=csv_fields.shape(fields["shape"]),
+        kernel=kernel,
+        shape=published.shape(fields["shape"]),
         routing=UNSTATED,
         input_layout="transposed" if _TRANSPOSED in note else "contiguous",
         fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else UNSTATED,
         scale_mode=UNSTATED,
     )
-    time_us = csv_fields.microseconds("us", fields["us"])
+    time_us = published.microseconds("us", fields["us"])
     return Row(
         problem=problem,
-        config=csv_fields.named_ints(fields["config"]) if fields["config"] else None,
-        device=Device(arch=arch, name=csv_fields.line("device", fields["device"])),
+        config=published.named_ints(fields["config"]) if fields["config"] else None,
+        device=Device(arch=arch, name=published.line("device", fields["device"])),
         kind=Kind.PUBLISHED,
         outcome=Outcome(Status.OK, time_us),
         lookup_key=lookup_key(problem),
-        source=csv_fields.source(fields["source"]),
+        source=published.source(fields["source"]),
         note=note,
         process=f"figure {time_us!r}",  # each printed figure counts as one, and only once
     )
-
-
-def _kernel(name: str) -> str:
-    if name not in KERNELS:
-        raise unknown("kernel", name[:80], KERNELS)
-    return name

@@ -1,7 +1,7 @@
 """SQLite's logs beside a file: whether they are the file's own.
 
-SQLite keeps a log by name (``results.db-wal``, ``results.db-journal``), and no log names the file it was written for.
-If the file is replaced while a log lies beside it, the next opening writes the log's pages into a file they do not fit.
+SQLite finds a log by its name alone (``results.db-wal``, ``results.db-journal``). If the file is replaced while a log
+lies beside it, the next opening writes the log's pages into a file they do not fit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOOKS = 3
-_LOOK_EVERY_S = 0.02
-"""Beside a process that opens or closes the file, one look may see the file before and the log after."""
+_READS = 3
+_READ_EVERY_S = 0.02
+"""While a process opens or closes the file, one read may see the file before and the log after."""
 
 _DB_HEADER_BYTES = 100
-_WRITE_VERSION_BYTE = 18  # 1: a rollback journal, 2: a write-ahead log
+_WRITE_VERSION_BYTE = 18
+_JOURNAL, _WAL = 1, 2
 _COUNTER = slice(24, 28)
 _PAGES = slice(28, 32)
 _WAL_HEADER_BYTES = 32
@@ -27,13 +28,16 @@ _JOURNAL_HEADER = struct.Struct(">8sIIIII")  # magic, records, nonce, pages of t
 
 def foreign(path: Path) -> Path | None:
     """The log beside a file that is of another file; None where there is none."""
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_LOOK_EVERY_S)
-        found = _foreign(path)
-        if found is None:
+    for _ in range(_READS - 1):
+        if _foreign(path) is None:
             return None
-    return found
+        time.sleep(_READ_EVERY_S)
+    return _foreign(path)
+
+
+def says_wal(path: Path) -> bool:
+    """Whether the header of a file says that it has a write-ahead log."""
+    return _read(path, _WRITE_VERSION_BYTE, 1) == bytes([_WAL])
 
 
 def beside(path: Path) -> list[Path]:
@@ -67,7 +71,7 @@ class Opened:
 
 def unused(path: Path, suffix: str) -> Path:
     """``results.db.saved``, or ``results.db.saved-2`` and so on where there is one."""
-    names = [f"{path.name}.{suffix}", *(f"{path.name}.{suffix}-{number}" for number in range(2, 1000))]
+    names = (f"{path.name}.{suffix}{number}" for number in ("", *range(-2, -1000, -1)))
     return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 
 
@@ -77,15 +81,15 @@ def _foreign(path: Path) -> Path | None:
         return None
     log, journal = unmerged(path), _named(path, "-journal")
     # a file says 2 from before its log is made until after it is gone
-    if log is not None and header[_WRITE_VERSION_BYTE] == 1:
+    if log is not None and header[_WRITE_VERSION_BYTE] == _JOURNAL:
         return log
     return journal if journal.exists() and not _is_journal_of(journal, header) else None
 
 
 def _is_journal_of(journal: Path, header: bytes) -> bool:
-    """Whether a rollback journal, which holds pages as they were before, is of the file with this header.
+    """Whether a rollback journal is of the file with this header.
 
-    The first page counts changes: in the file it is the one before this change or after it.
+    It holds pages as they were before. The first page counts changes: the file has that count or the next.
     """
     start = _read(journal, 0, _JOURNAL_HEADER.size)
     if len(start) < _JOURNAL_HEADER.size or start[:8] != _JOURNAL_MAGIC:
@@ -96,19 +100,15 @@ def _is_journal_of(journal: Path, header: bytes) -> bool:
     for number in range((_size(journal) - sector) // record if pages else 0):
         place = sector + number * record
         if _read(journal, place, 4) == b"\0\0\0\1":
-            before = _number(_read(journal, place + 4, _DB_HEADER_BYTES)[_COUNTER])
+            before = int.from_bytes(_read(journal, place + 4, _DB_HEADER_BYTES)[_COUNTER])
             break
     if before is None:
         return int.from_bytes(header[_PAGES]) == int(pages)
-    return _number(header[_COUNTER]) - before in (0, 1)
+    return int.from_bytes(header[_COUNTER]) - before in (0, 1)
 
 
 def _named(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data)
 
 
 def _size(path: Path) -> int:

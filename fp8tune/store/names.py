@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.revisions import source
@@ -21,23 +21,15 @@ def check_arch(arch: str, store: Store | None = None) -> None:
 
 
 def stored_kernels(kernels: Sequence[str] | None, store: Store) -> list[str]:
-    """The kernels to read: those named, or all that have rows. Raises UsageError for a name nobody knows.
-
-    A kernel is named as for a sweep, and by references too: see :func:`declared_name`.
-    """
+    """The kernels to read: those named (see :func:`declared_name`), or all with rows. Raises UsageError if unknown."""
     stored = store.kernels()
+    known = dict.fromkeys((*KERNELS, *stored))
     if not kernels:
-        return [name for name in dict.fromkeys((*KERNELS, *stored)) if name in stored]
-    return list(dict.fromkeys(_stored_kernel(name, stored) for name in kernels))
-
-
-def _stored_kernel(kernel: str, stored: Collection[str]) -> str:
-    """The name under which the rows of a kernel are kept, which its name or reference stands for."""
-    if ":" in kernel:
-        return declared_name(kernel)
-    if kernel not in {*KERNELS, *stored}:
-        raise unknown("kernel", kernel, {*KERNELS, *stored})
-    return kernel
+        return [name for name in known if name in stored]
+    for name in kernels:
+        if ":" not in name and name not in known:
+            raise unknown("kernel", name, known)
+    return list(dict.fromkeys(declared_name(name) if ":" in name else name for name in kernels))
 
 
 def declared_name(reference: str) -> str:

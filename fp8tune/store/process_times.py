@@ -1,7 +1,7 @@
 """What finals timed, one value a worker process, and which finals count.
 
-Finals count once they may stand (:meth:`fp8tune.store.results.Store.end_finals`). Of the finals of one problem, kernel
-version and device, those of the sweep that started last count.
+Finals count once they ended (:meth:`fp8tune.store.results.Store.end_finals`). Of those of one problem, kernel version
+and device, the sweep that started last counts.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def of_candidate(
 
 def process_names(connection: Connection) -> Mapping[int, str]:
     """The names of all workers by id. Few beside the trials."""
-    found = readable(connection, select(Workers.c.id, Workers.c.process))
-    return ById(connection, Workers, ((row.id, row.process) for row in found))
+    return ById(connection, Workers, readable(connection, select(Workers.c.id, Workers.c.process)))
 
 
 def of_sweep(connection: Connection, subject: Subject, sweep: int) -> dict[NamedInts, list[Timed]]:
@@ -87,6 +86,6 @@ def of_sweep(connection: Connection, subject: Subject, sweep: int) -> dict[Named
 def tick_us(connection: Connection, subject: Subject, sweep: int) -> float | None:
     """The smallest step between two samples of a block in one sweep's finals of a problem; None where unknown."""
     mine = (Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.sweep_id == sweep, Trials.c.stage != "screen")
-    query = select(func.min(Trials.c.tick_us)).where(*mine)
-    found: float | None = connection.scalar(query.where(Trials.c.tick_us.between(0, LARGEST_NUMBER)))  # no text is
+    is_number = Trials.c.tick_us.between(0, LARGEST_NUMBER)  # no text is
+    found: float | None = connection.scalar(select(func.min(Trials.c.tick_us)).where(*mine, is_number))
     return found

@@ -1,15 +1,16 @@
-"""The queries that turn stored rows back into records, one trial at a time.
+"""An open database, its transactions, and the queries that turn stored rows back into records, one trial at a time.
 
-What ranking needs, a million trials at once, is :mod:`fp8tune.store.gathering`'s.
+What ranking needs, a million trials at once: :mod:`fp8tune.store.gathering`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Select, Table, func, select
 
@@ -29,11 +30,11 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import references, unreadable
+from fp8tune.store import database, references, unreadable
 from fp8tune.store.columns import unpack_samples
-from fp8tune.store.connected import Connected, reads
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
+    FACTS,
     Calibrations,
     Candidates,
     Codes,
@@ -49,6 +50,56 @@ from fp8tune.store.schema import (
     Workers,
 )
 from fp8tune.store.unreadable import ById, MissingRowError, readable, stream
+from fp8tune.store.writing import Writer
+
+
+class Connected:
+    """One open connection."""
+
+    def __init__(self, connection: Connection, *, writable: bool) -> None:
+        self._connection = connection
+        self._writable = writable
+        self._writer = Writer(connection)
+
+    def close(self) -> None:
+        """Close; SQLite is left as one plain file where no other process has it open."""
+        database.close(self._connection, wrote=self._writable)
+
+    @contextlib.contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[None]:
+        if write and not self._writable:
+            raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        try:
+            with database.transaction(self._connection, write=write):
+                yield
+        except BaseException:
+            self._writer.forget()
+            raise
+
+
+Of = TypeVar("Of", bound=Connected)
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+_Method = Callable[Concatenate[Of, Given], Found]
+
+
+def reads(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
+    """A method that reads in a transaction of its own: all that it reads is of one moment."""
+    return _within_transaction(method, write=False)
+
+
+def writes(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
+    """A method that writes in a transaction of its own, all or nothing."""
+    return _within_transaction(method, write=True)
+
+
+def _within_transaction(method: _Method[Of, Given, Found], *, write: bool) -> _Method[Of, Given, Found]:
+    @functools.wraps(method)
+    def within(self: Of, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+        with self._transaction(write=write):
+            return method(self, *args, **kwargs)
+
+    return within
 
 
 class Reading(Connected):
@@ -71,8 +122,9 @@ class Reading(Connected):
         pairs = []
         for row in readable(self._connection, query.order_by(Completions.c.id)):
             with contextlib.suppress(MissingRowError):
-                pairs.append((shared.versions[row.version_id], shared.problems[row.problem_id]))
-        return [(version, problem) for version, problem in pairs if version is not None]
+                version, problem = shared.versions[row.version_id], shared.problems[row.problem_id]
+                pairs += [(version, problem)] if version is not None else []
+        return pairs
 
     @reads
     def unfinished_sweeps(self) -> list[str]:
@@ -90,17 +142,15 @@ class Reading(Connected):
         stage: str | None = "screen",
         reference: str = "",
     ) -> dict[NamedInts, Outcome]:
-        """Config -> what became of it (in any sweep and round, unless given): the median time of its trials, and the
-        reason of the last that failed.
+        """Config -> its last status, the median time of its trials, and the reason of the last that failed.
 
-        ``reference``: the hash of today's. What was checked by another is left out then, and what an unknown one found
-        wrong.
+        ``reference``: the hash of today's. What another checked, or an unknown one found wrong, is left out.
         """
         checked = references.references(self._connection)
         given = {Trials.c.stage: stage, Trials.c.sweep_id: sweep, Trials.c.round: round}
         query = (
             select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
-            .add_columns(*(Candidates.c[name] for name in _FACTS))
+            .add_columns(*(Candidates.c[name] for name in FACTS))
             .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
             .join(Configs, Configs.c.id == Candidates.c.config_id)
             .where(Candidates.c.id.in_(candidates_of(subject)), Candidates.c.kind == str(subject.kind))
@@ -147,12 +197,12 @@ class Reading(Connected):
     def published(self) -> list[Published]:
         """What others printed of whole operations, in the order stored. Few."""
         shared = Shared.load(self._connection)
-        told = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
+        printed = [name for name in Published.__dataclass_fields__ if name in PublishedOperations.c]
         found = []
         for row in readable(self._connection, select(*PublishedOperations.c).order_by(PublishedOperations.c.id)):
             with contextlib.suppress(MissingRowError):
                 problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
-                values = {name: getattr(row, name) for name in told}
+                values = {name: getattr(row, name) for name in printed}
                 found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))
         return found
 
@@ -180,8 +230,7 @@ class Reading(Connected):
             .group_by(Candidates.c.device_id, Candidates.c.kind)
         )
         counts: dict[tuple[str, Kind], int] = {}
-        devices = readable(self._connection, select(Devices.c.id, Devices.c.arch))
-        arches = {row.id: row.arch for row in devices}
+        arches = {row.id: row.arch for row in readable(self._connection, select(Devices.c.id, Devices.c.arch))}
         for device, kind, number in self._connection.execute(query):
             if device in arches:
                 place = arches[device], Kind(kind)
@@ -202,7 +251,6 @@ class Reading(Connected):
         return found
 
 
-_FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
 _ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")
 
 
@@ -232,8 +280,7 @@ class Shared:
 
 
 def _items(connection: Connection, table: Table) -> ById:
-    found = readable(connection, select(table.c.id, table.c["items"]))
-    return ById(connection, table, ((row.id, row.items) for row in found))
+    return ById(connection, table, readable(connection, select(table.c.id, table.c["items"])))
 
 
 def _records(connection: Connection, table: Table, record: type[Any], id: str = "id") -> Iterable[tuple[int, Any]]:
@@ -269,28 +316,18 @@ def candidates_of(subject: Subject) -> Select[Any]:
         .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
         .where(KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash)
         .where(Candidates.c.device_id.in_(device_ids(subject.device)))
-        .where(Candidates.c.problem_id.in_(problem_ids(subject.problem)))
+        .where(Candidates.c.problem_id.in_(_problem_ids(subject.problem)))
     )
 
 
 def device_ids(device: Device) -> Select[Any]:
-    """The id of a device, as a query; likewise the next."""
-    return select(Devices.c.id).where(
-        *(Devices.c[name] == getattr(device, name) for name in Device.__dataclass_fields__)
-    )
+    """The id of a device, as a query."""
+    return select(Devices.c.id).where(*(Devices.c[name] == value for name, value in vars(device).items()))
 
 
-def problem_ids(problem: Problem) -> Select[Any]:
-    """A problem's."""
-    names = [name for name in Problem.__dataclass_fields__ if name != "shape"]
-    return select(Problems.c.id).where(
-        Problems.c.canonical == problem.shape.canonical,
-        *(Problems.c[name] == getattr(problem, name) for name in names),
-    )
-
-
-def _facts(row: Any, code: Code | None = None) -> Facts:
-    return Facts(**{name: getattr(row, name) for name in _FACTS}, code=code)
+def _problem_ids(problem: Problem) -> Select[Any]:
+    wanted = vars(problem) | {"canonical": problem.shape.canonical}
+    return select(Problems.c.id).where(*(Problems.c[name] == wanted[name] for name in wanted if name != "shape"))
 
 
 def _outcome(rows: Sequence[tuple[Any, Ended]]) -> Outcome:
@@ -298,7 +335,7 @@ def _outcome(rows: Sequence[tuple[Any, Ended]]) -> Outcome:
     mine = [row for row, ended in rows if ended.status is status]
     times = [row.time_us for row in mine if row.time_us is not None]
     time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, mine[-1].reason, facts=_facts(rows[-1][0]))
+    return Outcome(status, time_us, mine[-1].reason, facts=Facts(*(getattr(rows[-1][0], name) for name in FACTS)))
 
 
 def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:
@@ -317,7 +354,7 @@ def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Itera
         except MissingRowError:  # named already
             continue
         except DatabaseError as error:
-            unreadable.of(connection).add(Trials, found.id, str(error))
+            unreadable.leave_out(connection, Trials, found.id, str(error))
             continue
         yield row
 
@@ -337,7 +374,7 @@ def _row(found: Any, shared: Shared, code: Code | None) -> Row:
             reason=found.reason,
             samples_us=unpack_samples(found.samples),
             tick_us=found.tick_us,
-            facts=_facts(found, code),
+            facts=Facts(**{name: getattr(found, name) for name in FACTS}, code=code),
             telemetry=Telemetry(*(getattr(found, name) for name in Telemetry.__dataclass_fields__)),
         ),
         version=shared.versions[found.version_id],

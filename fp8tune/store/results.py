@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from sqlalchemy import Connection, Table, inspect, select, update
@@ -21,14 +23,16 @@ from fp8tune.records import (
     KernelVersion,
     Kind,
     NamedInts,
+    Outcome,
     Problem,
     Published,
     Row,
+    Status,
     Subject,
 )
-from fp8tune.store import database, gathering, migrations, process_times, unreadable
-from fp8tune.store.connected import reads, writes
-from fp8tune.store.reading import Reading
+from fp8tune.store import database, migrations, process_times, unreadable
+from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
     Completions,
@@ -38,7 +42,6 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
-from fp8tune.store.tallies import Tally
 from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
 
@@ -47,6 +50,32 @@ COPY_CEILING = "copy_ceiling_gb_per_s"
 
 _YIELD = 1000
 """Rows read at a time where a whole table is streamed."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The configs that were tried on a subject."""
+
+    subject: Subject
+    outcomes: Mapping[NamedInts, Outcome]
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """How many configs ended how."""
+        return Counter(outcome.status for outcome in self.outcomes.values())
+
+    @property
+    def failures(self) -> dict[NamedInts, Outcome]:
+        """What failed; wrong bytes first."""
+        failed = {
+            c: outcome for c, outcome in self.outcomes.items() if outcome.status not in (Status.OK, Status.PRUNED)
+        }
+        return dict(sorted(failed.items(), key=lambda item: item[1].status is not Status.WRONG))
+
+    @property
+    def has_right(self) -> bool:
+        """Whether at least one config is right, or none was tried."""
+        return not self.failures or Status.OK in self.counts
 
 
 class Store(Reading):
@@ -129,7 +158,7 @@ class Store(Reading):
         self._writer.id(
             Finals,
             self._writer.swept(sweep_id, subject),
-            {name: getattr(run, name) for name in ("tie_band", "keep_band", "floor_us")},
+            {"tie_band": run.tie_band, "keep_band": run.keep_band, "floor_us": run.floor_us},
         )
 
     @writes
@@ -199,14 +228,22 @@ class Store(Reading):
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
         *,
-        keep: gathering.Keep | None = None,
+        keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
         finalists_only: bool = False,
     ) -> list[Evidence]:
-        """All candidates that have rows, each with one time a process: see :class:`fp8tune.store.gathering.Query`."""
-        query = gathering.Query(kernel, arch, kinds, problems, device, keep, finalists_only)
-        return gathering.evidence(self._connection, COPY_CEILING, query)
+        """One record a candidate that has rows; None means any.
+
+        ``device``: with the software that drove it. ``keep``: which pools to read, see
+        :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
+        what reached them.
+        """
+        gathering = Gathering.begin(self._connection, COPY_CEILING)
+        wanted = gathering.wanted(chosen(kernel, arch, kinds), problems, device)
+        if keep is None:
+            return gathering.read(wanted)
+        return gathering.read_kept(wanted, keep, few=problems is not None, finalists_only=finalists_only)
 
     # Health
 

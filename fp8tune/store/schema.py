@@ -47,6 +47,9 @@ from fp8tune.store.columns import (
     Whole,
 )
 
+FACTS = tuple(name for name in Facts.__dataclass_fields__ if name != "code")
+"""Columns of candidates that say what the compiler says."""
+
 STAGES = ("screen", "final", "duplicate")
 """The stages of a trial."""
 

@@ -1,7 +1,6 @@
 """What the trials of each candidate come to, from one pass over an index that covers all that ranking asks.
 
-The rows are grouped here and not in SQL: to have a candidate's blocks put together as a text and to take it apart again
-costs twice as much as the rows themselves.
+Rows are grouped here: to join a candidate's blocks to a text in SQL, and to split it again, costs twice as much.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ def _summaries(connection: Connection, query: Select[Any]) -> Iterator[tuple[int
 def _readable(connection: Connection, candidate: int) -> list[Sequence[Any]]:
     """The trials of one candidate that can be read; the others are noted."""
     query = select(*(Trials.c[name] for name in _COLUMNS)).where(Trials.c.candidate_id == candidate)
-    return list(unreadable.one_by_one(connection, query, unreadable.of(connection).add))
+    return list(unreadable.one_by_one(connection, query))
 
 
 def _unchecked(name: str) -> Any:
-    """A column as the driver gives it: to check each value on its own would take longer than to read them all."""
+    """A column as the driver gives it: checking each value takes longer than reading them all."""
     return type_coerce(Trials.c[name], String() if name in _TEXT else Double() if name in _REAL else Integer())
 
 

@@ -1,16 +1,16 @@
 """Rows that cannot be read: each is named once, left out of everything, and may be removed.
 
-A row is unreadable where a value is none that its column may hold (:mod:`fp8tune.store.columns`), or where a row that
-it refers to is missing. It comes from a damaged file, or from a database that something else wrote to. One such row
-must not keep all others from being read.
+A row is unreadable if a column may not hold its value (:mod:`fp8tune.store.columns`), or if a row that it refers to is
+missing. The file is damaged then, or something else wrote to it. All other rows are still read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +40,8 @@ from fp8tune.store.schema import METADATA, STAGES, Trials
 NAMED_AT_ONCE = 10
 """Rows that are named one by one; of more only that there are more."""
 
+_MISSING = "it is missing, and rows refer to it"
+
 _NAME = re.compile(r"([a-z_]{1,40}):([0-9]{1,18})")
 _CHUNK = 500
 _PLAIN = ((Boolean, int), (Integer, int), (String, str), (LargeBinary, bytes))
@@ -51,28 +53,17 @@ RowName = tuple[str, int]
 """A table's name and a row's id."""
 
 
-class Unreadable:
-    """The rows of one open database that were found to be unreadable, each with the reason."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[RowName, str] = {}
-
-    def add(self, table: Table, id: int, reason: str) -> None:
-        """Note a row, and say so once on stderr (through :mod:`logging`)."""
-        if (table.name, id) in self.reasons:
-            return
-        self.reasons[table.name, id] = reason
-        if len(self.reasons) <= NAMED_AT_ONCE:
-            name = f"{table.name}:{id}"
-            _logger.warning(f"left out {name}, which cannot be read: {reason} (fp8tune forget {name} removes it)")
-        elif len(self.reasons) == NAMED_AT_ONCE + 1:
-            _logger.warning("left out more rows that cannot be read: fp8tune doctor says how many")
-
-
-def of(connection: Connection) -> Unreadable:
-    """What was found through this connection so far."""
-    found: Unreadable = connection.info.setdefault("unreadable", Unreadable())
-    return found
+def leave_out(connection: Connection, table: Table, id: int, reason: str) -> None:
+    """Note an unreadable row for this connection, and say so once on stderr (through :mod:`logging`)."""
+    noted: set[RowName] = connection.info.setdefault("unreadable", set())
+    if (table.name, id) in noted:
+        return
+    noted.add((table.name, id))
+    if len(noted) <= NAMED_AT_ONCE:
+        name = f"{table.name}:{id}"
+        _logger.warning(f"left out {name}, which cannot be read: {reason} (fp8tune forget {name} removes it)")
+    elif len(noted) == NAMED_AT_ONCE + 1:
+        _logger.warning("left out more rows that cannot be read: fp8tune doctor says how many")
 
 
 class MissingRowError(DatabaseError):
@@ -87,28 +78,25 @@ class ById(dict[int, Any]):
         self._connection, self._table = connection, table
 
     def __missing__(self, id: int) -> Any:
-        of(self._connection).add(self._table, id, "it is missing, and rows refer to it")
+        leave_out(self._connection, self._table, id, _MISSING)
         raise MissingRowError(
             f"{self._table.name}:{id} is missing, and rows refer to it: run fp8tune forget --unreadable"
         )
 
 
 def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
-    """The rows of a query of table columns; those that cannot be read are noted and left out.
-
-    Looks at each value by itself only where reading them all fails.
-    """
+    """The rows of a query of table columns; those that cannot be read are noted and left out."""
     try:
         return connection.execute(query).all()
     except DatabaseError:
-        return list(one_by_one(connection, query, of(connection).add))
+        return list(one_by_one(connection, query))
 
 
 Note = Callable[[Table, int, str], None]
 """Takes an unreadable row: its table, its id, the reason."""
 
 
-def stream(connection: Connection, query: Select[Any], by: Column[Any]) -> Iterator[Any]:
+def stream(connection: Connection, query: Select[Any], by: Column[Any], note: Note | None = None) -> Iterator[Any]:
     """Likewise, without holding all rows in memory: by a rising column of the query that no two rows share."""
     last = None
     try:
@@ -117,11 +105,12 @@ def stream(connection: Connection, query: Select[Any], by: Column[Any]) -> Itera
             yield row
     except DatabaseError:
         rest = query if last is None else query.where(by > last)
-        yield from one_by_one(connection, rest, of(connection).add)
+        yield from one_by_one(connection, rest, note)
 
 
-def one_by_one(connection: Connection, query: Select[Any], note: Note) -> Iterator[Any]:
-    """The same, slowly: each value is looked at by itself."""
+def one_by_one(connection: Connection, query: Select[Any], note: Note | None = None) -> Iterator[Any]:
+    """The same, slowly: each value is checked by itself. ``note`` takes those left out."""
+    note = note or functools.partial(leave_out, connection)
     columns = list(query.selected_columns)
     tables: list[Any] = list(dict.fromkeys(column.table for column in columns))
     record: Any = namedtuple("Row", [column.name for column in columns])  # type: ignore[misc]
@@ -175,28 +164,23 @@ def find(connection: Connection) -> dict[RowName, str]:
         found.setdefault((table.name, id), reason)
 
     for table in _TABLES:
-        query = select(*table.c)
-        if table is Trials:
-            query = query.where(_is_suspect(connection))
-        elif _can_be_read(connection, query):
-            continue
-        for _ in one_by_one(connection, query, note):
-            pass
+        query = select(*table.c).order_by(table.c.id)
+        query = query.where(_is_suspect(connection)) if table is Trials else query
+        deque(stream(connection, query, table.c.id, note), 0)
     for table in _TABLES:
         for column, parent in _references(table):
             there = select(parent.c.id).where(parent.c.id == column).exists()
             for id in connection.execute(select(type_coerce(column, NullType())).where(~there).distinct()).scalars():
                 if isinstance(id, int):  # what is no id was found above
-                    note(parent, id, "it is missing, and rows refer to it")
+                    note(parent, id, _MISSING)
     return found
 
 
 def first(connection: Connection, table: Table) -> str:
     """The first row of a table that cannot be read and the reason, as one text; empty where all can be."""
     found: list[str] = []
-    for _ in one_by_one(connection, select(*table.c), lambda of, id, reason: found.append(f"{of.name}:{id}: {reason}")):
-        if found:
-            break
+    rows = one_by_one(connection, select(*table.c), lambda of, id, reason: found.append(f"{of.name}:{id}: {reason}"))
+    any(found for _ in rows)  # stops soon after the first
     return found[0] if found else ""
 
 
@@ -234,15 +218,6 @@ _TABLES = [table for table in METADATA.sorted_tables if "id" in table.c]
 def _references(table: Table) -> list[tuple[Column[Any], Table]]:
     """The columns that refer to other tables, with those."""
     return [(column, foreign.column.table) for column in table.c for foreign in column.foreign_keys]
-
-
-def _can_be_read(connection: Connection, query: Select[Any]) -> bool:
-    try:
-        for _ in connection.execute(query, execution_options={"yield_per": _CHUNK}):
-            pass
-    except DatabaseError:
-        return False
-    return True
 
 
 def _is_suspect(connection: Connection) -> Any:

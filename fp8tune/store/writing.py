@@ -1,11 +1,11 @@
 """The statements behind :class:`fp8tune.store.results.Store` that store: what trials share is found or inserted once.
 
-Rows are identified by their table's unique columns, never by an id, so that the same code stores a new trial, continues
-a sweep and merges another database.
+A table's unique columns identify its rows, never an id. So the same code stores, continues a sweep and merges.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -15,9 +15,10 @@ from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, i
 from sqlalchemy.dialects import sqlite
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Subject, Telemetry
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Subject
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
+    FACTS,
     METADATA,
     Candidates,
     Codes,
@@ -37,7 +38,6 @@ _ROWS: tuple[Table, ...] = (Trials, PublishedOperations)
 _SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and table not in _ROWS]
 """Tables that other tables refer to, or that say something once; each after those it refers to."""
 
-_FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
 _CHUNK = 1000
 _COUNTED = {"preserve_rowcount": True}
 """How many rows an insert really stored, from every driver."""
@@ -46,6 +46,7 @@ _REMEMBERED = 50_000
 """Ids kept in memory: enough for any sweep, bounded for an import of millions."""
 
 Values = Mapping[str, Any]
+_NOTHING: Values = {}
 
 
 class Writer:
@@ -54,8 +55,6 @@ class Writer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ids: dict[Hashable, int] = {}
-        self._inserts: dict[Table, Insert] = {}
-        self._insert_once: Insert | None = None
 
     def forget(self) -> None:
         """Drop remembered ids: after a transaction was rolled back they may name rows that are not there."""
@@ -63,18 +62,18 @@ class Writer:
 
     def device_id(self, device: Device) -> int:
         """The id of a device, inserted where there is none; likewise the methods below."""
-        return self._known(device, lambda: self.id(Devices, _fields(device)))
+        return self._known(device, lambda: self.id(Devices, vars(device)))
 
     def problem_id(self, problem: Problem) -> int:
         """A problem; its shape is found in any order of its names."""
-        key = _fields(problem) | {"canonical": problem.shape.canonical}
+        key = vars(problem) | {"canonical": problem.shape.canonical}
         shape = {"shape": key.pop("shape")}
         return self._known(problem, lambda: self.id(Problems, key, shape))
 
     def version_id(self, version: KernelVersion | None, kernel: str) -> int:
         """A kernel version. The newest declaration of a source wins: a grid may change without the code."""
         wanted = version or KernelVersion(kernel, "")
-        declared = _fields(wanted)
+        declared = dict(vars(wanted))
         key = {name: declared.pop(name) for name in ("kernel", "source_hash")}
         return self._known(wanted, lambda: self.id(KernelVersions, key, declared, newer=declared))
 
@@ -98,7 +97,7 @@ class Writer:
             "reason": outcome.reason,
             "time_us": None if outcome.time_us is None else round(outcome.time_us, 6),
             "tick_us": outcome.tick_us,
-            **{name: getattr(outcome.telemetry, name) for name in Telemetry.__dataclass_fields__},
+            **vars(outcome.telemetry),
             "created_at": time.time(),
             "samples": pack_samples(outcome.samples_us),
         }
@@ -106,8 +105,7 @@ class Writer:
     def published(self, row: Published) -> Values:
         """A published row's columns, with its problem and device stored."""
         problem = Problem(row.operation, row.shape, UNSTATED, fp8_dtype=UNSTATED, scale_mode=UNSTATED)
-        told = _fields(row)
-        values = {name: told[name] for name in told if name not in ("operation", "shape", "device")}
+        values = {name: value for name, value in vars(row).items() if name in PublishedOperations.c}
         return {"problem_id": self.problem_id(problem), "device_id": self.device_id(row.device), **values}
 
     def insert(self, table: Table, rows: Iterable[Values]) -> tuple[int, int]:
@@ -121,9 +119,7 @@ class Writer:
 
     def insert_trial_once(self, trial: Values) -> bool:
         """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
-        if self._insert_once is None:
-            self._insert_once = _insert_once()
-        return self._connection.execute(self._insert_once, trial, execution_options=_COUNTED).rowcount == 1
+        return self._connection.execute(_insert_once(), trial, execution_options=_COUNTED).rowcount == 1
 
     def merge(self, read: Callable[[Table], Iterator[Values]]) -> tuple[int, int]:
         """Take over another database, read table by table. Returns (rows stored, rows given)."""
@@ -133,14 +129,14 @@ class Writer:
         counts = [self.insert(table, (_translated(table, row, ids) for row in read(table))) for table in _ROWS]
         return sum(stored for stored, _ in counts), sum(given for _, given in counts)
 
-    def id(self, table: Table, key: Values, rest: Values | None = None, newer: Values | None = None) -> int:
-        """The id of the row with this unique key, inserted with ``rest`` where there is none.
+    def id(self, table: Table, key: Values, rest: Values = _NOTHING, newer: Values | None = None) -> int:
+        """The id of the row with this unique key, inserted with ``rest`` if there is none.
 
-        Where there is one, ``newer`` replaces what it says (None leaves it).
+        If there is one, ``newer`` replaces what it says (None leaves it).
         """
         if newer:
-            return self._find_or_insert(table, key, rest or {}, newer)
-        return self._known((table, *key.values()), lambda: self._find_or_insert(table, key, rest or {}, {}))
+            return self._find_or_insert(table, key, rest, newer)
+        return self._known((table, *key.values()), lambda: self._find_or_insert(table, key, rest, {}))
 
     def _known(self, name: Hashable, find: Callable[[], int]) -> int:
         if name not in self._ids:
@@ -174,11 +170,11 @@ class Writer:
             "note": row.note,
         }
         lookup_key_id = self._ints_id(LookupKeys, row.lookup_key)
-        facts = {name: getattr(row.outcome.facts, name) for name in _FACTS} | {"bytes_moved": row.bytes_moved}
+        facts = {name: getattr(row.outcome.facts, name) for name in FACTS} | {"bytes_moved": row.bytes_moved}
         newer = facts if row.lookup_key is None else facts | {"lookup_key_id": lookup_key_id}
         candidate = self.id(Candidates, key, facts | {"lookup_key_id": lookup_key_id}, newer)
         if (code := row.outcome.facts.code) is not None:
-            self.id(Codes, {"candidate_id": candidate}, _fields(code), newer=_fields(code))
+            self.id(Codes, {"candidate_id": candidate}, vars(code), newer=vars(code))
         return candidate
 
     def _ints_id(self, table: Table, items: NamedInts | None) -> int:
@@ -187,7 +183,7 @@ class Writer:
     def _merged_id(self, table: Table, row: Values, ids: Mapping[str, Mapping[int, int]]) -> int:
         values = _translated(table, row, ids)
         key = {name: values.pop(name) for name in _unique_names(table)}
-        newer = {name: values[name] for name in _FACTS} if table is Candidates else None
+        newer = {name: values[name] for name in FACTS} if table is Candidates else None
         if table is KernelVersions and self._yields_to(key, values):
             newer = values
         return self.id(table, key, values, newer)
@@ -200,13 +196,12 @@ class Writer:
         return ours is not None and _text(declared.values()) > _text(ours)
 
     def _statement(self, table: Table) -> Insert:
-        """Insert, silently leaving out what is there already. Made once a table: the making would cost a trial more."""
-        if table not in self._inserts:
-            self._inserts[table] = _insert_ignoring(table, self._connection.dialect.name)
-        return self._inserts[table]
+        return _insert_ignoring(table, self._connection.dialect.name)
 
 
+@functools.cache
 def _insert_ignoring(table: Table, dialect: str) -> Insert:
+    """Insert, silently leaving out what is there already."""
     if dialect == "sqlite":
         return sqlite.insert(table).on_conflict_do_nothing()
     from sqlalchemy.dialects import postgresql  # imports asyncio, which nobody else needs
@@ -214,16 +209,13 @@ def _insert_ignoring(table: Table, dialect: str) -> Insert:
     return postgresql.insert(table).on_conflict_do_nothing()
 
 
+@functools.cache  # the making costs more than a trial
 def _insert_once() -> Insert:
     columns = [column for column in Trials.c if column.name != "id"]
     given = {column.name: bindparam(column.name, type_=column.type) for column in columns}
     same = [Trials.c.candidate_id, Trials.c.sweep_id, Trials.c.stage, Trials.c.round, Trials.c.status]
     there = select(Trials.c.id).where(*(column == given[column.name] for column in same)).exists()
     return insert(Trials).from_select([*given], select(*given.values()).where(~there))
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _text(values: Iterable[Any]) -> str:

@@ -9,10 +9,9 @@ from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.candidates import Winner
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
-from fp8tune.records import Kind, Problem, Row
+from fp8tune.records import Kind, Problem, Row, Subject
 from fp8tune.store import database
-from fp8tune.store.results import Store
-from fp8tune.store.tallies import Subject, Tally
+from fp8tune.store.results import Store, Tally
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import replay, sweep
 from fp8tune.sweep.planning import Plan

@@ -1,26 +1,25 @@
 """The GPU architectures kernels are tuned for, with the limits a config can break. Imports neither torch nor triton.
 
-Sources. NVIDIA: CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications per
-Compute Capability" (warps, blocks, registers and shared memory of an SM), whose text adds that the system keeps 1 KiB
-of shared memory of every block; registers are given to warps in units of 256 (CUDA Occupancy Calculator).
-AMD: instruction set references of MI200 (gfx90a), CDNA3 (gfx942) and CDNA4 (gfx950), chapters on the vector registers
-and the local data share; a CU has four SIMDs of 512 vector registers (128 KiB) each. What a wave is given of them:
-LLVM's ``AMDGPUBaseInfo.cpp`` (``getMaxWavesPerEU``: 8 waves a SIMD since gfx90a, ``getVGPRAllocGranule``: 8 vector
-registers, ``getTotalNumSGPRs`` and ``getSGPRAllocGranule``: 800 scalar registers by 16, ``getMaxWorkGroupsPerCU``: 16
-work-groups of more than one wave).
+Sources. NVIDIA: CUDA C++ Programming Guide, appendix "Compute Capabilities" (an SM's warps, blocks, registers and
+shared memory, of which the system keeps 1 KiB a block); CUDA Occupancy Calculator (registers by 256 a warp).
+AMD: instruction set references of MI200, CDNA3 and CDNA4 (four SIMDs a CU, 512 vector registers each; LDS); LLVM's
+``AMDGPUBaseInfo.cpp`` (``getMaxWavesPerEU``: 8 waves a SIMD, ``getVGPRAllocGranule``: 8, ``getTotalNumSGPRs`` and
+``getSGPRAllocGranule``: 800 by 16, ``getMaxWorkGroupsPerCU``: 16 work-groups of more than one wave).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp8tune_kernels.spec import DeviceLimits
 
-__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "MXFP8_GEMM_ARCHES", "SIMDS", "Arch", "default_fp8_dtype"]
+__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "MXFP8_GEMM_ARCHES", "REGISTER_UNIT", "SIMDS", "Arch", "default_fp8_dtype"]
 
 KIB = 1024
 SIMDS = 4
 """Of every SM and CU listed here: each schedules its own warps from its own registers."""
+REGISTER_UNIT = 8
+"""Registers a thread is given a multiple of."""
 
 DEFAULT_FP8_DTYPE = "float8_e4m3fn"
 """The OCP format: NVIDIA's, gfx950's, and what runs where there is no GPU."""
@@ -29,26 +28,19 @@ MXFP8_GEMM_ARCHES = ("sm_100",)
 """Where ``torch._scaled_grouped_mm`` takes E8M0 scales; anywhere else an MXFP8 GEMM is emulated."""
 
 
-@dataclass(frozen=True)
-class Arch:
-    """One architecture. Sizes in bytes; registers are 32 bits wide."""
+@dataclass(frozen=True, kw_only=True)
+class Arch(DeviceLimits):
+    """One architecture, with the multiprocessors of the part named beside its entry.
 
-    name: str
+    A block's share of the registers, 32 bits each, can be the whole file of an SM or CU.
+    """
+
     backend: str
     """Triton's name of it: ``cuda`` or ``hip``."""
-    warp_size: int
-    shared_bytes_per_block: int
-    """The most shared memory (LDS) one block can have, opt-in included."""
-    registers_per_block: int
-    """A block's share of the register file is at most this; it is also the whole file of an SM or CU."""
-    multiprocessors: int
-    """SMs or CUs of the part named beside the entry; the running device knows its own."""
     warps_per_simd: int
     """Warps (waves) that can be resident on each of the four SIMDs (NVIDIA: sub-partitions) of an SM or CU."""
     blocks_per_multiprocessor: int
     """Blocks of more than one warp that can be resident on an SM or CU."""
-    register_unit: int
-    """Registers a thread is given a multiple of."""
     shared_bytes: int
     """Shared memory (LDS) of an SM or CU."""
     reserved_shared_bytes: int = 0
@@ -58,19 +50,13 @@ class Arch:
 
     def limits(self, multiprocessors: int | None = None) -> DeviceLimits:
         """What :attr:`KernelSpec.invalid` asks for; ``multiprocessors`` of the running device where it is known."""
-        return DeviceLimits(
-            arch=self.name,
-            warp_size=self.warp_size,
-            shared_bytes_per_block=self.shared_bytes_per_block,
-            registers_per_block=self.registers_per_block,
-            multiprocessors=self.multiprocessors if multiprocessors is None else multiprocessors,
-        )
+        return self if multiprocessors is None else replace(self, multiprocessors=multiprocessors)
 
 
 def _nvidia(name: str, shared_kib: int, multiprocessors: int, warps: int, blocks: int) -> Arch:
     """``shared_kib``: of a block; an SM has the 1 KiB more that the system keeps."""
     return Arch(
-        name=name,
+        arch=name,
         backend="cuda",
         warp_size=32,
         shared_bytes_per_block=shared_kib * KIB,
@@ -78,7 +64,6 @@ def _nvidia(name: str, shared_kib: int, multiprocessors: int, warps: int, blocks
         multiprocessors=multiprocessors,
         warps_per_simd=warps // SIMDS,
         blocks_per_multiprocessor=blocks,
-        register_unit=8,  # 256 a warp
         shared_bytes=(shared_kib + 1) * KIB,
         reserved_shared_bytes=KIB,
     )
@@ -86,7 +71,7 @@ def _nvidia(name: str, shared_kib: int, multiprocessors: int, warps: int, blocks
 
 def _amd(name: str, shared_kib: int, multiprocessors: int, fp8_dtype: str) -> Arch:
     return Arch(
-        name=name,
+        arch=name,
         backend="hip",
         warp_size=64,
         shared_bytes_per_block=shared_kib * KIB,
@@ -94,14 +79,13 @@ def _amd(name: str, shared_kib: int, multiprocessors: int, fp8_dtype: str) -> Ar
         multiprocessors=multiprocessors,
         warps_per_simd=8,
         blocks_per_multiprocessor=16,
-        register_unit=8,
         shared_bytes=shared_kib * KIB,
         fp8_dtype=fp8_dtype,
     )
 
 
 ARCHES = {
-    arch.name: arch
+    arch.arch: arch
     for arch in (
         _nvidia("sm_80", 163, 108, 64, 32),  # A100; no FP8 units, casts are emulated
         _nvidia("sm_89", 99, 142, 48, 24),  # L40S

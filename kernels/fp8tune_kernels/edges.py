@@ -1,11 +1,9 @@
 """How a kernel declares its edges: the small inputs on which every config is checked before it is timed.
 
-The sizes that are timed are multiples of every block, their values are normally distributed, and their addresses are
-aligned: a kernel that forgets the last, partial block is right on all of them. An edge changes some of this.
-
-Triton specializes code on whether a size is 1 or a multiple of 16, and on whether an address is a multiple of 16 bytes.
-So an edge of 48 columns runs the binary that is timed with 8192. One of 1 column, one of an odd number, and one past an
-aligned address have binaries of their own: edges combine these, because each such binary is compiled for every config.
+The timed sizes are multiples of every block, of normally distributed values at aligned addresses; an edge is not.
+Triton specializes code on sizes of 1 or of multiples of 16, and on addresses of multiples of 16 bytes. So 48 columns
+run the binary that is timed with 8192. A size of 1, an odd one and an odd address have binaries of their own, which are
+compiled for every config: edges combine these.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Size = int | Callable[[Mapping[str, int]], int]
 
 @dataclass(frozen=True)
 class Declaration:
-    """An edge, but for the dtypes, the scale mode and the input layout: it has those of the problem that is timed."""
+    """An edge, but for what it has of the problem that is timed: dtypes, scale mode, input layout."""
 
     name: str
     content: str
@@ -60,16 +58,14 @@ def declared(*edges: Declaration) -> Callable[[Problem], Iterator[Edge]]:
 def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
     """A size past the largest power of two that is below the size of ``dim``: 4097 for 5120 and for 8192.
 
-    It is ``by`` more than a multiple of every tile that is shorter. Where tiles are as long as the next power of two
-    of the size, it has the tile of the size that is timed, and so its registers and shared memory.
+    It is ``by`` more than a multiple of every shorter tile, and has the timed size's next power of two: its own tile.
     """
     return lambda shape: bucket(max(shape[dim] - 1, 0)) + by
 
 
 def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
-    """A size of which every tile that is shorter than half of it leaves nearly a tile: 6128 for 5120 and for 8192.
+    """A size of which every tile shorter than half of it leaves nearly a tile: 6128 for 5120 and for 8192.
 
-    The largest of a row is then as likely to be in the tail as in any other tile. The tile is the timed size's own, as
-    with :func:`past_half`.
+    The largest of a row is then as likely to be in the tail as in any other tile.
     """
     return lambda shape: max(3 * bucket(max(shape[dim] - 1, 0)) // 2 - 16, 1)

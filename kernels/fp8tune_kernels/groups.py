@@ -1,8 +1,7 @@
-"""How token rows spread over groups: the six layouts every grouped kernel must be right and is timed on.
+"""How token rows spread over groups: the six layouts that grouped kernels are checked and timed on.
 
 A layout is a list of end rows, one a group: non-decreasing, the last one M; in ``empty`` the rows of the last eighth
-belong to no group, so that a sweep checks padding, too. Pure Python integers from a seeded generator, so the same on
-every platform and independent of any device.
+belong to no group. Python's seeded generator makes them the same on every platform.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fp8tune_kernels.spec import ROUTINGS
 __all__ = ["ALIGNMENT", "group_ends"]
 
 ALIGNMENT = 16
-"""Group sizes of the ``jagged`` layout are multiples of this: what a grouped GEMM asks of its operands."""
+"""Of the ``jagged`` layout's groups: what a grouped GEMM asks of its operands."""
 
 
 def group_ends(routing: str, M: int, G: int, seed: int = 0) -> list[int]:

@@ -1,17 +1,16 @@
 """Repairs to Triton's interpreter (``TRITON_INTERPRET=1``), which runs the kernels where there is no GPU.
 
-Three faults of Triton 3.6 to 3.9 stand between an interpreted FP8 kernel and the bytes a GPU writes. Its casts are
-wrong: those to float8 round half up and lose the mantissa's carry, those to bfloat16 cut off, those from bfloat16 and
-float8 get subnormals or NaN wrong. 3.6 and 3.7 do not know ``float8e4b8`` (torch's ``float8_e4m3fnuz``) as
-the type of a cast. The tuner installs the repairs for kernels of others, too. And it patches all of
-``triton.language`` again for each call of a device function, and looks for integer overflows that it does not report:
-each was over a third of the time of the tests that it was timed on. Nothing is touched outside interpreter mode.
+Of Triton 3.6 to 3.9. Casts to float8 round half up and lose the mantissa's carry, those to bfloat16 cut off, those from
+bfloat16 and float8 get subnormals or NaN wrong; 3.6 and 3.7 know no cast to ``float8e4b8`` (torch's
+``float8_e4m3fnuz``). It patches all of ``triton.language`` again for each call of a device function, and looks for
+integer overflows that it does not report: each was over a third of a test's time.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def install() -> None:
 
 
 def quiet() -> None:
-    """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN, and no GPU says a word."""
+    """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN."""
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
 
 
@@ -56,8 +55,7 @@ _BITS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
 def _rounding_like_torch(convert: Any) -> Any:
-    """Wrap the interpreter's float conversion: between the types that kernels use as torch does it, through float32 and
-    to the nearest, ties to even. Where a kernel asks for another rounding, the interpreter's own."""
+    """Convert between the types of kernels as torch does, through float32; with another rounding as before."""
 
     @functools.wraps(convert)
     def convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
@@ -89,8 +87,8 @@ def _knowing_float8e4b8(patch_language: Any) -> Any:
 
 
 def _once_a_launch(patch_language: Any) -> Any:
-    """Wrap the interpreter's patch of the language modules that a function sees. A launch applies it and takes it back;
-    the device functions it calls would apply it again, each time they are called, and never take it back."""
+    """Patch the language modules that a function sees once a launch, which takes it back: the device functions it calls
+    would patch them again each time, and never take it back."""
     applied: dict[frozenset[str], Any] = {}
 
     @functools.cache
@@ -99,29 +97,20 @@ def _once_a_launch(patch_language: Any) -> Any:
 
     def patch(function: Any) -> Any:
         if seen(function) in applied:
-            return _Scopes({})
+            return SimpleNamespace(restore=lambda: None)
         scope, is_launch = patch_language(function), not applied
         applied[seen(function)] = scope
-        return _Scopes(applied) if is_launch else scope
+        return SimpleNamespace(restore=restore) if is_launch else scope
+
+    def restore() -> None:
+        while applied:  # the last first
+            applied.popitem()[1].restore()
 
     return patch
 
 
-class _Scopes:
-    """What one launch patched, or nothing."""
-
-    def __init__(self, applied: dict[frozenset[str], Any]) -> None:
-        self._applied = applied
-
-    def restore(self) -> None:
-        """Take all of them back, the last first."""
-        while self._applied:
-            self._applied.popitem()[1].restore()
-
-
 def _where_it_can_assert(semantic: Any) -> Any:
-    """Wrap the check of an integer operation for overflow, five operations more, whose outcome ``device_assert`` drops
-    unless the builder's option ``debug`` is set."""
+    """Check integer operations for overflow, five operations more, only where ``device_assert`` reports it."""
     check = semantic.binary_op_sanitize_overflow_impl
 
     @functools.wraps(check)

@@ -1,8 +1,7 @@
 """What a kernel declares about itself: the one interface between a kernel file and the tuner.
 
-This module imports neither torch nor triton, so that names, problems and configs can be read on any machine. A spec
-may live in any repository: fp8tune loads it as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` and treats it like its
-own.
+Imports neither torch nor triton. A spec may live in any repository: fp8tune loads it as ``module:ATTRIBUTE`` or
+``path.py:ATTRIBUTE`` and treats it like its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ LAYOUT_FLAG = "input_layout_transposed"
 
 ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
 """Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
-
 
 INTERPRETED_SIZES = {"M": 157, "K": 101, "N": 67, "E": 2, "G": 3}
 """dim -> its largest size on Triton's interpreter, where a spec names no other."""
@@ -76,7 +74,7 @@ class NamedInts(Mapping[str, int]):
 
 @dataclass(frozen=True)
 class Problem:
-    """One input a kernel is checked and timed on. Everything that can change the winner is part of it."""
+    """One input a kernel is checked and timed on: everything that can change the winner."""
 
     kernel: str
     shape: NamedInts
@@ -123,8 +121,8 @@ class Span:
         return config[self.axis] >= key[self.size]
 
     def suits(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-        """Whether a config that was chosen for one lookup key may be launched for another: not if it read the input
-        once there and would read it twice here. A row of an older kernel without such an axis or size passes."""
+        """Whether a config for one lookup key may be launched for another: not if it would read the input twice only
+        here. A row of an older kernel without such an axis or size passes."""
         if self.axis not in config or not measured.keys() & wanted.keys() >= {self.size}:
             return True
         return self.holds(config, wanted) or not self.holds(config, measured)
@@ -145,23 +143,22 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Everything fp8tune needs to check, time and export a kernel. Tensors are torch tensors."""
+    """Everything fp8tune needs to check, time and export a kernel."""
 
     name: str
     axes: Mapping[str, tuple[int, ...]]
-    """The grid: axis name -> values, in declaration order (the canonical order that breaks ties)."""
+    """The grid: axis name -> values, in the order that breaks ties."""
     default: NamedInts
-    """The declared default config: always in the sweep, and what the wrapper launches where the table has nothing."""
+    """The config that is always in the sweep, and that is launched where the table has nothing."""
     key: tuple[str, ...]
-    """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (that dim rounded down to a power of
-    two; see :func:`bucket`) or :data:`LAYOUT_FLAG`. Never the exact M: it changes every step."""
+    """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (see :func:`bucket`) or
+    :data:`LAYOUT_FLAG`. Never the exact M: it changes every step."""
     problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
-    """One row of a shape set (``M``, ``K``, ``N``, ``E``) -> the shapes of this kernel in it. May repeat itself; the
-    plan drops duplicates. A row of activations alone has no ``N``: yield what needs none first, and let the
-    KeyError go, which ends the row's shapes."""
+    """One row of a shape set (``M``, ``K``, ``N``, ``E``) -> the shapes of this kernel in it; duplicates are dropped.
+    A row of activations alone has no ``N``: yield what needs none first, and let the KeyError go."""
     inputs: Callable[[Problem, str], tuple[Any, ...]]
-    """(problem, torch device) -> the positional inputs of ``outputs``, ``launch`` and ``reference``. Seeded, random,
-    never constant. Must work on device ``meta`` (shapes and strides only)."""
+    """(problem, torch device) -> the positional inputs of ``outputs``, ``launch`` and ``reference``: seeded, random.
+    Must work on device ``meta`` (shapes and strides only)."""
     outputs: Callable[..., tuple[Any, ...]]
     """(*inputs) -> freshly allocated, uninitialised output tensors. Must work on ``meta`` inputs."""
     launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
@@ -175,15 +172,15 @@ class KernelSpec:
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
     """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None
-    """The tile that may hold all of what the kernel reduces over. The lookup of a key without a row leaves out configs
-    that do not suit it. A kernel of this package says it in :mod:`fp8tune_kernels.catalog`."""
+    """The lookup of a key without a row leaves out configs that do not suit it. A kernel of this package says it in
+    :mod:`fp8tune_kernels.catalog`."""
     input_layouts: tuple[str, ...] = ("contiguous",)
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
     scale_modes: tuple[str, ...] = ("power-of-two", "exact")
     interpreted: Mapping[str, int] = field(default_factory=dict)
-    """dim -> its largest size on Triton's interpreter, which should end in about a second. Best a prime: no block
-    divides it. Dims that are not named: :data:`INTERPRETED_SIZES`."""
+    """dim -> its largest size on Triton's interpreter, for about a second: best a prime, which no block divides.
+    Dims that are not named: :data:`INTERPRETED_SIZES`."""
     scaled_down: Callable[[Problem], Problem] = None  # type: ignore[assignment]  # see __post_init__
     """The problem at a size for the interpreter; derived from ``interpreted`` where it is not given."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
@@ -198,18 +195,13 @@ class KernelSpec:
 
     def lookup_key(self, problem: Problem) -> NamedInts:
         """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
-        return NamedInts([(name, self._key_value(name, problem)) for name in self.key])
-
-    def _key_value(self, name: str, problem: Problem) -> int:
-        if name == LAYOUT_FLAG:
-            return int(problem.input_layout == "transposed")
-        if name.endswith("_bucket"):
-            return bucket(problem.shape[name.removesuffix("_bucket")])
-        return problem.shape[name]
+        values = {LAYOUT_FLAG: int(problem.input_layout == "transposed"), **problem.shape}
+        values.update({f"{dim}_bucket": bucket(size) for dim, size in problem.shape.items()})
+        return NamedInts([(name, values[name]) for name in self.key])
 
 
 class _Derived:
-    """A function of a shape or a problem that a spec did not give. Remembers: ``inputs`` may take its time on meta."""
+    """A function of a shape or a problem that a spec did not give; remembers, as ``inputs`` may take long on meta."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = functools.cache(function)
@@ -219,8 +211,7 @@ class _Derived:
 
 
 def _bytes_moved(spec: KernelSpec, shape: Mapping[str, int]) -> int:
-    """The bytes of all inputs and outputs. Beside narrower ones, tensors of float32 and int32 are left out: they are
-    scales and offsets, too few to count."""
+    """The bytes of all inputs and outputs, but for float32 and int32 beside narrower ones: scales and offsets."""
     if math.prod(shape.values()) >= 2**58:  # meta tensors have sizes of 64 bits
         return math.prod(shape.values())
     if spec.routed and shape.get("G") == 0:  # no offsets at all

@@ -12,6 +12,7 @@ from places import PLANTED
 from fp8tune.compare import live, recorded
 from fp8tune.compare.comparison import Comparison
 from fp8tune.compare.options import CompareOptions
+from fp8tune.compare.sides import sides
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions import source
@@ -107,7 +108,7 @@ def test_recorded_rows_belong_to_both_layouts(repository: Path) -> None:
         return Evidence(problem, CONFIG, device, Kind.MEASURED, Status.OK, (time_us,), version)
 
     rows = [swept("old", 100.0), swept("slower", 50.0)]
-    (same,) = recorded.compare(rows, repository, "old..new", ["colwise"]).rows
+    (same,) = recorded.compare(rows, sides(repository, "old..new", ["colwise"])).rows
     assert (str(same.verdict), same.before_us, same.after_us) == ("SAME-CODE", 100.0, 100.0)
-    (changed,) = recorded.compare(rows, repository, "old..slower", ["colwise"]).rows
+    (changed,) = recorded.compare(rows, sides(repository, "old..slower", ["colwise"])).rows
     assert changed.ratio == 0.5

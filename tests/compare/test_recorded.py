@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fp8tune import errors
-from fp8tune.compare import recorded as compare
-from fp8tune.compare.comparison import ComparedRow
+from fp8tune.compare import recorded
+from fp8tune.compare.comparison import ComparedRow, Comparison
+from fp8tune.compare.sides import sides
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.render import contracts
 from fp8tune.revisions import source
@@ -69,8 +71,12 @@ def rows(repository: Path, revision: str, kernel: str, time_us: float, device: D
     )
 
 
+def compare(evidence: Sequence[Evidence], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
+    return recorded.compare(evidence, sides(repository, range_text, kernels))
+
+
 def compared(repository: Path, *evidence: Evidence, range_text: str = "main..branch") -> dict[str, ComparedRow]:
-    comparison = compare.compare(evidence, repository, range_text)
+    comparison = compare(evidence, repository, range_text)
     assert len({row.kernel for row in comparison.rows}) == len(comparison.rows)
     return {row.kernel: row for row in comparison.rows}
 
@@ -89,7 +95,7 @@ def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
     for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
         times_us = tuple(200.0 * factor * x for x in spread)
         after = replace(rows(repository, "branch", "colwise", 1.0), times_us=times_us)
-        comparison = compare.compare([before, after], repository, "main..branch", ["colwise"])
+        comparison = compare([before, after], repository, "main..branch", ["colwise"])
         (row,) = comparison.rows
         assert (row.verdict, row.n) == (verdict, 4)
         assert row.effect is not None
@@ -99,7 +105,7 @@ def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
 
 def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    comparison = compare.compare(evidence, repository, "main..branch", ["colwise"])
+    comparison = compare(evidence, repository, "main..branch", ["colwise"])
     assert [row.verdict for row in comparison.rows] == ["INCONCLUSIVE"]
     assert comparison.exit_code == 3
     assert any("one process a side" in line for line in comparison.notices)
@@ -158,7 +164,7 @@ def test_the_verdict_words(repository: Path) -> None:
 )
 def test_unlike_devices_and_versions_are_never_paired(repository: Path, change: dict[str, str], says: str) -> None:
     elsewhere = rows(repository, "branch", "colwise", 150.0, replace(H100, **change))
-    comparison = compare.compare(
+    comparison = compare(
         [rows(repository, "main", "colwise", 200.0), elsewhere], repository, "main..branch", ["colwise"]
     )
     assert [row.verdict for row in comparison.rows] == ["no rows", "no rows"]
@@ -179,15 +185,15 @@ def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     shape = NamedInts(M=1, K=1, G=1)
     slower = [replace(row, problem=replace(row.problem, shape=shape), times_us=(50.0,)) for row in changed]
     same = rows(repository, "main", "rowwise-2d", 90.0)
-    assert compare.compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
-    assert compare.compare([same], repository, "main..branch").geomean == 1.0
-    assert compare.compare([same], repository, "main..branch", ["colwise"]).geomean is None
+    assert compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
+    assert compare([same], repository, "main..branch").geomean == 1.0
+    assert compare([same], repository, "main..branch", ["colwise"]).geomean is None
 
 
 def test_exit_code_three_says_that_nothing_could_be_compared(repository: Path) -> None:
-    assert compare.compare([], repository, "main..branch", ["colwise"]).exit_code == 3
-    assert compare.compare([], repository, "main..branch", ["rowwise-2d"]).exit_code == 0
-    assert compare.compare([], repository, "main..main").exit_code == 0
+    assert compare([], repository, "main..branch", ["colwise"]).exit_code == 3
+    assert compare([], repository, "main..branch", ["rowwise-2d"]).exit_code == 0
+    assert compare([], repository, "main..main").exit_code == 0
 
 
 def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
@@ -203,16 +209,16 @@ def test_uncommitted_work_is_named_worktree(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
     run(repository, "checkout", "-q", "main")
     write(repository, "colwise", 2)
-    comparison = compare.compare(evidence, repository, "main..WORKTREE", ["colwise"])
+    comparison = compare(evidence, repository, "main..WORKTREE", ["colwise"])
     assert comparison.rows[0].after_us == 150.0
     assert str(comparison.after).endswith("+)")
-    assert compare.compare(evidence, repository, "WORKTREE..branch", ["colwise"]).rows[0].verdict == "SAME-CODE"
+    assert compare(evidence, repository, "WORKTREE..branch", ["colwise"]).rows[0].verdict == "SAME-CODE"
 
 
 @pytest.mark.parametrize("text", ["main", "main..", "..branch", "a..b..c", "a....b", "..", "", "main branch"])
 def test_a_malformed_range_is_one_line(repository: Path, text: str) -> None:
     with pytest.raises(errors.UsageError, match="no range of revisions"):
-        compare.compare([], repository, text)
+        compare([], repository, text)
 
 
 HOSTILE = (
@@ -231,7 +237,7 @@ def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository:
     for number, text in enumerate(HOSTILE):
         range_text = f"{text}{dots}branch" if number % 2 else f"main{dots}{text}"
         try:
-            compare.compare([], repository, range_text, ["colwise"])
+            compare([], repository, range_text, ["colwise"])
         except errors.Fp8tuneError as error:
             assert "\n" not in str(error).strip() or "\n" in text
     assert not list(repository.glob("*made*"))
@@ -241,11 +247,11 @@ def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository:
 
 def test_unknown_revisions_and_kernels_are_one_line(repository: Path) -> None:
     with pytest.raises(errors.UsageError, match="did you mean branch"):
-        compare.compare([], repository, "main..brnch")
+        compare([], repository, "main..brnch")
     with pytest.raises(errors.UsageError, match="did you mean colwise"):
-        compare.compare([], repository, "main..branch", ["colwse"])
+        compare([], repository, "main..branch", ["colwse"])
     with pytest.raises(errors.UsageError, match="declared neither at main"):
-        compare.compare([], repository, "main..branch", ["colwise-dual"])
+        compare([], repository, "main..branch", ["colwise-dual"])
 
 
 def test_a_kernel_of_another_repository_is_named_by_reference(repository: Path) -> None:
@@ -255,18 +261,18 @@ def test_a_kernel_of_another_repository_is_named_by_reference(repository: Path) 
     ]
     folder = repository / "kernels/fp8tune_kernels/quantize"
     for kernel in ("fp8tune_kernels.quantize.colwise:SPEC", f"{folder}/colwise.py:SPEC"):
-        comparison = compare.compare(evidence, repository, "main..branch", [kernel])
+        comparison = compare(evidence, repository, "main..branch", [kernel])
         assert [(row.kernel, row.ratio) for row in comparison.rows] == [("colwise", 0.5)]
 
 
 def test_a_file_outside_the_repository_is_refused(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(errors.UsageError, match="lies outside"):
-        compare.compare([], repository, "main..branch", [f"{tmp_path_factory.mktemp('other')}/k.py:SPEC"])
+        compare([], repository, "main..branch", [f"{tmp_path_factory.mktemp('other')}/k.py:SPEC"])
 
 
 def test_json_keeps_the_contract(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    found = compare.compare(evidence, repository, "main..branch", ["colwise"])
+    found = compare(evidence, repository, "main..branch", ["colwise"])
     said = json.loads(json.dumps(contracts.comparison(found)))
     wanted = {"kernel": "colwise", "arch": "sm_90", "before_us": 200.0, "after_us": 150.0, "ratio": 0.75}
     assert {"rows", "geomean"} <= set(said)

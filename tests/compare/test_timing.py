@@ -9,8 +9,7 @@ import pytest
 from places import PLANTED
 
 from fp8tune.compare import verdicts
-from fp8tune.compare.retuning import retuned
-from fp8tune.compare.rows import Row
+from fp8tune.compare.rows import Row, retuned
 from fp8tune.compare.timing import ORDERS, RowTimes, time_rounds
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.gpu import GpuBackend

@@ -159,7 +159,7 @@ def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> No
 def test_arches_know_their_fp8_format() -> None:
     assert default_fp8_dtype("gfx942") == default_fp8_dtype("gfx90a") == "float8_e4m3fnuz"
     assert {default_fp8_dtype(name) for name in ("sm_90", "sm_100", "gfx950", "interpreter")} == {"float8_e4m3fn"}
-    assert all(name == arch.name for name, arch in ARCHES.items())
+    assert all(name == arch.arch for name, arch in ARCHES.items())
     assert ARCHES["sm_90"].limits(multiprocessors=114).multiprocessors == 114
 
 

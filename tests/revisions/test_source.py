@@ -215,7 +215,7 @@ def test_a_file_in_a_package_and_a_loose_file_find_their_neighbours(tmp_path: Pa
         (tmp_path / path).write_text(text)
     reference = f"{tmp_path}/other/kernel.py:SPEC"
     assert source.source_hash(reference, source.installed(reference)) == hash_of(FILES)
-    assert source.kernel_file(reference) == tmp_path / "other/kernel.py"
+    assert source.parse_reference(reference) == source.Reference("other.kernel", "SPEC", tmp_path)
     (tmp_path / "loose.py").write_text("from neighbour import f\nSPEC = K(launch=f)\n")
     (tmp_path / "neighbour.py").write_text("def f(): return 1\n")
     loose = f"{tmp_path}/loose.py:SPEC"
@@ -255,7 +255,7 @@ def test_every_declared_kernel_has_a_hash_that_reaches_its_jit_functions(kernel:
     read = source.installed(kernel)
     walk = codewalk.Walk(read, package="fp8tune_kernels", ignored=source.NOT_TIMED)
     source.source_hash(kernel, read)
-    tree = ast.parse(source.kernel_file(kernel).read_text())
+    tree = ast.parse(read(codewalk.candidates(catalog.module_name(kernel))[0]) or "")
     launch = next(node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "launch")
     module = walk.module(catalog.module_name(kernel))
     assert module is not None

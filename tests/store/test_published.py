@@ -19,7 +19,7 @@ from places import PUBLISHED, PUBLISHED_OPERATIONS
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.records import Device, NamedInts, Published
-from fp8tune.store import csv_fields, published
+from fp8tune.store import published
 from fp8tune.store.importing import ImportReport, import_file, load
 from fp8tune.store.published import COLUMNS, TIMES
 from fp8tune.store.results import Store
@@ -55,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_all_rows_are_kept_and_the_impossible_one_says_why(store: Store) -> None:
     assert import_file(store, PUBLISHED_OPERATIONS) == ImportReport(8, 0, of_operations=True)
     rows = store.published()
-    assert rows == published.read(PUBLISHED_OPERATIONS)
+    assert rows == published.read_operations(PUBLISHED_OPERATIONS)
     (impossible,) = [row for row in rows if row.impossible]
     assert (impossible.shape, impossible.note) == (NamedInts(M=16640, N=8192, K=5120, E=16), "before")
     assert impossible.impossible == "scaled forward is not below forward+backward"
@@ -148,14 +148,14 @@ def test_a_header_that_lacks_a_column_is_named(tmp_path: Path, store: Store) -> 
     with pytest.raises(UsageError, match="line 1: the header lacks the column device"):
         import_file(store, tmp_path / "x.csv")
     with pytest.raises(UsageError, match="cannot be read"):
-        published.read(tmp_path / "missing.csv")
+        published.read_operations(tmp_path / "missing.csv")
 
 
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=40)))
 def test_any_text_is_a_row_or_one_line(fields: dict[str, str]) -> None:
     values = [(GOOD | fields)[name] for name in COLUMNS]
     try:
-        row = csv_fields.read_line(Path("x.csv"), 2, COLUMNS, values, published._published)
+        row = published.read_line(Path("x.csv"), 2, COLUMNS, values, published._operation)
     except Fp8tuneError as error:
         assert "\n" not in str(error)
         return

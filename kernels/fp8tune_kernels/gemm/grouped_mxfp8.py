@@ -5,11 +5,9 @@
     weight gradient    grad_B = grad.t() @ A      ``mxfp8-dim1`` of both: along the rows, 32 of one group
 
 Operands are those of :mod:`fp8tune_kernels.gemm.grouped_mm`, but K and N are multiples of 32, and so are group sizes.
-
-Two paths, named by :func:`mxfp8_path`. ``native``, on sm_100: the scales in the blocked layout and
-``torch._scaled_grouped_mm``. This path has not been run: the layout is tested byte for byte, the GEMM is not.
-``emulated``, anywhere else: codes times scales, exactly, in bfloat16, and a bfloat16 grouped GEMM. It shows what MXFP8
-does to a model's numbers, and says nothing of its speed.
+:func:`mxfp8_path` names the path of a device. ``native``, on sm_100: ``torch._scaled_grouped_mm`` on blocked scales;
+the layout is tested byte for byte, the GEMM has not been run. ``emulated``, anywhere else: codes times scales, exactly,
+in bfloat16, and a bfloat16 grouped GEMM, which says nothing of MXFP8's speed.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
 from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
@@ -30,29 +29,25 @@ from fp8tune_kernels.quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.runtime.once import differentiable_once
 
-__all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands_of_groups", "operands_of_rows", "quantize"]
+__all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands", "quantize"]
 
-Tensors = tuple[torch.Tensor, ...]
+Tensors = tuple[Tensor, ...]
 
 
 def mxfp8_grouped_mm(
-    A: torch.Tensor,
-    B_t: torch.Tensor,
-    offs: torch.Tensor,
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
     *,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     scale_mode: str = "rceil",
     pad_token_groups: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e in MXFP8 (e4m3fn); differentiable in A and B_t.
 
-    ``scale_mode``: ``rceil`` (nothing is clamped) or ``floor``. ``pad_token_groups`` pads each group to a positive
-    multiple of 32 rows on the device, as :func:`fp8tune_kernels.fp8_grouped_mm` does to 16; without it the weight
-    gradient wants sizes that are such multiples: none of its blocks must straddle two groups. A CPU refuses others.
-
-    ``bias`` and ``out_dtype`` are those of ``torch._grouped_mm``: None, or for the dtype bfloat16. There is no second
-    derivative. Raises ValueError, before any launch, naming the argument, as ``fp8_grouped_mm`` does.
+    ``scale_mode``: ``rceil`` (nothing is clamped) or ``floor``. The other arguments and the ValueErrors are those of
+    :func:`fp8tune_kernels.fp8_grouped_mm`. Groups are padded to 32 rows, so that no block straddles two of them.
     """
     A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, MX_BLOCK)
     check_scale_mode(scale_mode)
@@ -71,72 +66,67 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
     """The three GEMMs, for groups whose sizes are positive multiples of 32."""
 
     @staticmethod
-    def forward(ctx: Any, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, scale_mode: str) -> torch.Tensor:
+    def forward(ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, scale_mode: str) -> Tensor:
         ctx.save_for_backward(A, B_t, offs)
         ctx.scale_mode = scale_mode
         E, K, N = B_t.shape
         q_B, scales_B = quantize(quantize_mxfp8_dim0, B_t.mT.reshape(E * N, K), scale_mode)
         q_A, scales_A = quantize(quantize_mxfp8_dim0, A, scale_mode)
-        return multiply(operands_of_rows(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
+        return multiply(operands(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
 
     @staticmethod
     @differentiable_once("mxfp8_grouped_mm")
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         A, B_t, offs = ctx.saved_tensors
         grad = grad.contiguous()
         grad_A = grad_B_t = None
         if ctx.needs_input_grad[0]:
             q_grad, scales_grad = quantize(quantize_mxfp8_dim0, grad, ctx.scale_mode)
             q_B, scales_B = quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
-            grad_A = multiply(operands_of_rows(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
+            grad_A = multiply(operands(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
         if ctx.needs_input_grad[1]:
             offs = checked_offsets(offs, grad.shape[0], MX_BLOCK)
             q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
             q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
-            grad_B = multiply(operands_of_groups(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
+            grad_B = multiply(operands(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
             grad_B_t = grad_B.transpose(1, 2).to(B_t.dtype)
         return grad_A, grad_B_t, None, None
 
 
-_apply: Callable[..., torch.Tensor] = _Mxfp8GroupedMM.apply
+_apply: Callable[..., Tensor] = _Mxfp8GroupedMM.apply
 
 
-def quantize(kernel: Any, x: torch.Tensor, scale_mode: str = "rceil") -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(kernel: Any, x: Tensor, scale_mode: str = "rceil") -> tuple[Tensor, Tensor]:
     """Codes, e4m3fn, and scales by one of the ``quantize_mxfp8_...`` wrappers."""
     codes, scales = kernel(x, float8_dtype=torch.float8_e4m3fn, scale_mode=scale_mode)
     return codes, scales
 
 
-def operands_of_rows(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> Tensors:
-    """(M, K), scales (M, K/32) by (E, K, N), strides (K*N, 1, K), scales (E, N, K/32) -> for :func:`multiply`."""
-    if mxfp8_path(a.device) == "native":
+def operands(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor) -> Tensors:
+    """What :func:`multiply` takes, of codes and scales.
+
+    Rows (M, K), scales (M, K/32), by experts (E, K, N), strides (K*N, 1, K), scales (E, N, K/32); or, contracted over
+    the rows of groups, (N, M), scales (N, M/32), by (M, K), strides (1, M), scales (K, M/32).
+    """
+    if mxfp8_path(a.device) == "emulated":
+        return _values(a, scale_a), _values(b.mT, scale_b).mT
+    if b.dim() == 3:
         return a, b, mxfp8_blocked.of_row_groups(scale_a, offs), mxfp8_blocked.of_experts(scale_b)
-    return _values(a, scale_a), _values(b.mT, scale_b).mT
+    return a, b, mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
 
 
-def operands_of_groups(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> Tensors:
-    """(N, M), scales (N, M/32) by (M, K), strides (1, M), scales (K, M/32) -> for :func:`multiply`."""
-    if mxfp8_path(a.device) == "native":
-        return a, b, mxfp8_blocked.of_column_groups(scale_a, offs), mxfp8_blocked.of_column_groups(scale_b, offs)
-    return _values(a, scale_a), _values(b.mT, scale_b).mT
-
-
-def multiply(operands: Tensors, offs: torch.Tensor) -> torch.Tensor:
+def multiply(given: Tensors, offs: Tensor) -> Tensor:
     """The GEMM of each group, bfloat16: codes with blocked scales, or the bfloat16 values that stand for them.
 
     Of rows (M, N); of groups, contracted over their rows, (G, N, K).
     """
-    if len(operands) == 2:
-        return torch._grouped_mm(*operands, offs=offs)
-    a, b, scale_a, scale_b = operands
+    if len(given) == 2:
+        return torch._grouped_mm(*given, offs=offs)
+    a, b, scale_a, scale_b = given
     return torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16)
 
 
-def _values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _values(codes: Tensor, scales: Tensor) -> Tensor:
     """Codes times the scales of their blocks of 32 along the last dim, bfloat16: exact, four bits times a power of two
     (but where a block is so small or so large that bfloat16 ends). Its strides are those of a row-major tensor."""
     each = scales.float().repeat_interleave(MX_BLOCK, -1)[..., : codes.shape[-1]]

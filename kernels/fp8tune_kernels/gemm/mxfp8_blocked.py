@@ -1,11 +1,10 @@
 """E8M0 scales in the blocked layout that block-scaled GEMMs of sm_100 read, group by group, on the device.
 
-Scales of a matrix, ``(R, C)``, are cut into tiles of 128 x 4, zeros where the matrix ends within one; tiles follow each
-other row of tiles by row of tiles, and within a tile
+A matrix of scales is cut into tiles of 128 x 4, padded with zeros, which follow each other row of tiles by row of tiles
 
-    element (r, c) is byte (r % 32)*16 + (r // 32)*4 + c                 cuBLAS, "1D Block Scaling Factors Layout"
+    element (r, c) of a tile is byte (r % 32)*16 + (r // 32)*4 + c       cuBLAS, "1D Block Scaling Factors Layout"
 
-so that the four scales of rows r, r + 32, r + 64 and r + 96 lie side by side. Each group is a matrix of its own:
+Each group is a matrix of its own:
 
     of_row_groups      (M, C) + offs   ->  (P, C4)       groups of rows; P = M + 127*G, rounded up to 128
     of_column_groups   (R, C) + offs   ->  (R128, P)     groups of columns; P = C + 3*G, rounded up to 4
@@ -23,21 +22,14 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.gemm.token_groups import group_of_row
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = [
-    "column_groups",
-    "of_column_groups",
-    "of_experts",
-    "of_row_groups",
-    "reference_filled",
-    "reference_tiles",
-    "row_groups",
-]
+__all__ = ["of_column_groups", "of_experts", "of_row_groups"]
 
 ROWS, COLUMNS = 128, 4
 """Of a tile."""
@@ -90,15 +82,15 @@ def blocked_kernel(
     tl.store(blocked_ptr + place * 512 + byte, codes)
 
 
-def reference_tiles(codes: torch.Tensor) -> torch.Tensor:
-    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``, in plain torch."""
+def reference_tiles(codes: Tensor) -> Tensor:
+    """One matrix of uint8 codes, ``(R, C)`` -> its tiles, ``(R128*C4,)``."""
     R, C = codes.shape
     padded = torch.nn.functional.pad(codes, (0, -C % COLUMNS, 0, -R % ROWS))
     tiles = padded.view(-(-R // ROWS), 4, 32, -(-C // COLUMNS), COLUMNS)  # (down, r // 32, r % 32, across, c)
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
-def reference_filled(blocked: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+def reference_filled(blocked: Tensor, matrices: list[Tensor]) -> Tensor:
     """``blocked`` with the tiles of all matrices one after the other, then zeros."""
     tiles = torch.cat([reference_tiles(matrix) for matrix in matrices])
     blocked.zero_().view(-1)[: len(tiles)] = tiles
@@ -110,17 +102,14 @@ def _up(size: int, unit: int) -> int:
 
 
 def _define(
-    schema: str, shape_of: Callable[..., tuple[int, ...]], matrices_of: Callable[..., list[torch.Tensor]]
-) -> Callable[..., torch.Tensor]:
-    """The operator of one layout of uint8 codes, and of the offsets where it has groups.
+    schema: str, shape_of: Callable[..., tuple[int, ...]], matrices_of: Callable[..., list[Tensor]]
+) -> Callable[..., Tensor]:
+    """An operator, of codes and where it has groups ``offs``: its arguments -> the result's shape, and its matrices."""
 
-    ``shape_of``: its arguments -> the shape of the result; ``matrices_of``: -> what is cut into tiles one by one.
-    """
-
-    def empty(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+    def empty(codes: Tensor, *offs: Tensor) -> Tensor:
         return codes.new_empty(shape_of(codes, *offs))
 
-    def launch(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+    def launch(codes: Tensor, *offs: Tensor) -> Tensor:
         blocked = empty(codes, *offs)
         *experts, R, C = codes.shape
         sizes = (experts[0] * R, C, experts[0], R) if experts else (R, C, len(offs[0]), 0)
@@ -129,35 +118,30 @@ def _define(
             blocked_kernel[(programs,)](codes, offs[0] if offs else None, blocked, *sizes, by_columns, num_warps=4)
         return blocked
 
-    def reference(codes: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+    def reference(codes: Tensor, *offs: Tensor) -> Tensor:
         return reference_filled(empty(codes, *offs), matrices_of(codes, *offs))
 
     operator = define(schema, launch, launch if interpreter.INTERPRETED else reference, empty)
 
-    def of(scales: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
-        _check(scales, 2 if offs else 3)
-        blocked: torch.Tensor = operator(scales.view(torch.uint8), *offs)
+    def of(scales: Tensor, *offs: Tensor) -> Tensor:
+        if scales.dim() != (dims := 2 if offs else 3):
+            raise ValueError(f"scales has shape {tuple(scales.shape)}, wanted {dims} dimensions")
+        if scales.dtype != torch.float8_e8m0fnu:
+            raise ValueError(f"scales is {scales.dtype}, wanted torch.float8_e8m0fnu")
+        if not scales.is_contiguous():
+            raise ValueError(f"scales has strides {scales.stride()}, wanted row-major")
+        blocked: Tensor = operator(scales.view(torch.uint8), *offs)
         return blocked.view(torch.float8_e8m0fnu)
 
     return of
 
 
-def _check(scales: torch.Tensor, dims: int) -> None:
-    if scales.dim() != dims:
-        raise ValueError(f"scales has shape {tuple(scales.shape)}, wanted {dims} dimensions")
-    if scales.dtype != torch.float8_e8m0fnu:
-        raise ValueError(f"scales is {scales.dtype}, wanted torch.float8_e8m0fnu")
-    if not scales.is_contiguous():
-        raise ValueError(f"scales has strides {scales.stride()}, wanted row-major")
-
-
-def row_groups(codes: torch.Tensor, offs: torch.Tensor) -> list[torch.Tensor]:
+def row_groups(codes: Tensor, offs: Tensor) -> list[Tensor]:
     """The codes of each group of rows; reads ``offs`` on the host."""
-    ends = offs.tolist()
-    return [codes[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return list(codes.tensor_split(offs.tolist())[:-1])
 
 
-def column_groups(codes: torch.Tensor, offs: torch.Tensor) -> list[torch.Tensor]:
+def column_groups(codes: Tensor, offs: Tensor) -> list[Tensor]:
     """Likewise of columns, of which one stands for 32 rows of ``offs``."""
     return [group.t() for group in row_groups(codes.t(), offs // MX_BLOCK)]
 
@@ -167,7 +151,7 @@ of_row_groups = _define(
     lambda codes, offs: (_up(codes.shape[0] + (ROWS - 1) * offs.shape[0], ROWS), _up(codes.shape[1], COLUMNS)),
     row_groups,
 )
-"""``(M, C)`` scales of rows in groups, and ``offs`` -> ``(P, C4)``, as the module's docstring says; launches once.
+"""``(M, C)`` scales of rows in groups, and ``offs`` -> ``(P, C4)``; launches once.
 
 Raises ValueError, before any launch, unless the scales are row-major float8_e8m0fnu of two dimensions.
 """
@@ -177,15 +161,11 @@ of_column_groups = _define(
     lambda codes, offs: (_up(codes.shape[0], ROWS), _up(codes.shape[1] + (COLUMNS - 1) * offs.shape[0], COLUMNS)),
     column_groups,
 )
-"""``(R, C)`` scales of columns in groups, and ``offs`` -> ``(R128, P)``; sizes of groups must be multiples of 32 rows.
-
-Raises ValueError as :func:`of_row_groups` does.
-"""
+"""Likewise ``(R, C)`` scales of columns in groups -> ``(R128, P)``; sizes of groups must be multiples of 32 rows."""
 
 of_experts = _define(
     "mx_block_experts(Tensor codes) -> Tensor",
     lambda codes: (codes.shape[0], _up(codes.shape[1], ROWS) * _up(codes.shape[2], COLUMNS)),
     list,
 )
-"""``(E, R, C)`` scales of each expert -> ``(E, R128*C4)``. Raises ValueError unless they have three dimensions, else as
-:func:`of_row_groups` does."""
+"""Likewise ``(E, R, C)`` scales of each expert -> ``(E, R128*C4)``."""

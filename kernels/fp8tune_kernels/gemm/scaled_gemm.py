@@ -10,10 +10,9 @@
     offs     (G,), int32: the end row of each group
     out      bfloat16, accumulated in float32; what the rows past ``offs[-1]`` hold is not specified on a GPU
 
-On GPUs it is ``torch._scaled_grouped_mm``, which wants the reciprocals: both are taken in one launch, and exactly where
-scales are powers of two. It contracts over groups only if their sizes are positive multiples of 16, and asserts that on
-the device. The CPU has no such GEMM: there a loop over groups multiplies the same codes in float32, and holds the
-caller to the same rule.
+On GPUs it is ``torch._scaled_grouped_mm`` on the reciprocals, which are exact where scales are powers of two. It
+contracts over groups only if their sizes are positive multiples of 16, and asserts that on the device. On the CPU a
+loop over groups multiplies the same codes in float32, by the same rule.
 """
 
 from __future__ import annotations
@@ -21,51 +20,44 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["GROUP_ALIGNMENT", "check_sizes", "checked_offsets", "multiply", "scaled_grouped_gemm"]
+__all__ = ["GROUP_ALIGNMENT", "checked_offsets", "multiply", "scaled_grouped_gemm"]
 
 GROUP_ALIGNMENT = 16
 """Rows: the groups of a contraction start at 16 bytes of FP8."""
 
-FAST_ACCUMULATION = True
-"""Hopper's tensor cores keep partial sums in their own, shorter format; the errors are far below those of FP8 codes."""
 
-
-def _out(a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+def _out(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
     offs = others[-1]
     shape = (len(offs), a.shape[0], b.shape[1]) if b.dim() == 2 else (a.shape[0], b.shape[2])
     return torch.empty(shape, dtype=torch.bfloat16, device=a.device)
 
 
-def _invert_and_multiply(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
+def _invert_and_multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
     if 0 in a.shape:
         return _out(a, b, offs).zero_()
     inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
     return multiply(a, b, inverse_a, inverse_b, offs)
 
 
-def multiply(
-    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
+def multiply(a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, offs: Tensor) -> Tensor:
     """The GEMM alone, on the reciprocals of scales."""
     if a.device.type == "cpu":
         return _multiply_on_cpu(a, b, inverse_a, inverse_b, offs)
     if b.dim() == 2:  # whole groups end at a multiple of 16 rows, which the GEMM wants to see in the shape
         rows = b.shape[0] // GROUP_ALIGNMENT * GROUP_ALIGNMENT
         a, b = a[:, :rows], b[:rows]
+    # fast: Hopper's partial sums stay in a shorter format, with errors far below those of FP8 codes
     return torch._scaled_grouped_mm(
-        a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=FAST_ACCUMULATION
+        a, b, inverse_a, inverse_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 
-def _multiply_on_cpu(
-    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
+def _multiply_on_cpu(a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, offs: Tensor) -> Tensor:
     out, start = _out(a, b, offs).zero_(), 0
     check_ends(offs, a.shape[0] if b.dim() == 3 else b.shape[0])
     if b.dim() == 2:
@@ -82,8 +74,8 @@ def _multiply_on_cpu(
     return out
 
 
-def check_sizes(offs: torch.Tensor, multiple: int) -> None:
-    """Raise ValueError unless all groups can be contracted over. Reads the values: for tensors on a CPU alone."""
+def check_sizes(offs: Tensor, multiple: int) -> None:
+    """Raise ValueError unless all groups can be contracted over. For tensors on a CPU alone."""
     ends = offs.tolist()
     for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end <= start or (end - start) % multiple:
@@ -91,38 +83,34 @@ def check_sizes(offs: torch.Tensor, multiple: int) -> None:
             raise ValueError(f"offs gives group {group} {end - start} rows, wanted {wanted}")
 
 
-def _checked_offsets(offs: torch.Tensor, rows: int, multiple: int) -> torch.Tensor:
+def checked_offsets(offs: Tensor, rows: int, multiple: int = 0) -> Tensor:
+    """``offs``, on a CPU after :func:`check_ends` and, with a multiple, :func:`check_sizes`."""
+    if offs.device.type != "cpu":
+        return offs
+    return _checked_offsets(offs, rows, multiple)
+
+
+def _check_offsets(offs: Tensor, rows: int, multiple: int) -> Tensor:
     check_ends(offs, rows)
     if multiple:
         check_sizes(offs, multiple)
     return offs.clone()  # no output of an operator may be its input
 
 
-def checked_offsets(offs: torch.Tensor, rows: int, multiple: int = 0) -> torch.Tensor:
-    """``offs`` after :func:`check_ends`, and with a multiple :func:`check_sizes`, on a CPU; as it is on other devices.
-
-    An operator, because what is traced has no values yet.
-    """
-    if offs.device.type != "cpu":
-        return offs
-    checked: torch.Tensor = _checked_offsets_of(offs, rows, multiple)
-    return checked
-
-
-scaled_grouped_gemm: Callable[..., torch.Tensor] = define(
+scaled_grouped_gemm: Callable[..., Tensor] = define(
     "scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor",
     _invert_and_multiply,
     _invert_and_multiply,
     _out,
 )
-"""``a @ b`` group by group, as the module's docstring says; contracts over groups where ``b`` is 2D.
+"""``a @ b`` group by group; contracts over groups where ``b`` is 2D.
 
 Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for ``offs``
 that decrease or pass the rows.
 """
-_checked_offsets_of = define(
+_checked_offsets: Callable[..., Tensor] = define(  # what is traced has no values yet
     "checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor",
     None,
-    _checked_offsets,
+    _check_offsets,
     lambda offs, rows, multiple: torch.empty_like(offs),
 )

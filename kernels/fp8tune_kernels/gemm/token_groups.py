@@ -7,11 +7,10 @@
     offs    (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
     padded  (P, K), row-major: every group followed by rows of zeros, and zeros after the last one
 
-A grouped GEMM that contracts over the rows of each group needs groups that start at 16 bytes, of FP8 at multiples of 16
-rows, and have rows at all: CUTLASS asserts both on the device. So an empty group becomes one of zeros. How many rows
-that takes only the device knows; the buffer is sized by its upper bound so that nobody waits to find out. Both
-directions are one launch, and each is the other's gradient. Rows past ``offs[-1]`` are no group's: they are not copied,
-and come back as zeros.
+A grouped GEMM that contracts over rows needs groups that start at 16 bytes, of FP8 at multiples of 16 rows, and that
+are not empty: CUTLASS asserts both on the device. P is an upper bound, so that nobody waits for the device. Both
+directions are one launch, and each is the other's gradient. Rows past ``offs[-1]`` are not copied, and come back as
+zeros.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
@@ -42,12 +42,7 @@ def padded_size(size: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr) -
 
 @triton.jit
 def group_of_row(
-    offs_ptr: tl.tensor,
-    G: tl.tensor,
-    row: tl.tensor,
-    ALIGNMENT: tl.constexpr,
-    LEAST: tl.constexpr,
-    UNIT: tl.constexpr,
+    offs_ptr: tl.tensor, G: tl.tensor, row: tl.tensor, ALIGNMENT: tl.constexpr, LEAST: tl.constexpr, UNIT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Of the group that owns padded ``row``, a multiple of ALIGNMENT: its start and end, and its padded start and end.
 
@@ -146,43 +141,36 @@ def padded_rows(M: int, G: int, alignment: int) -> int:
     return (M + alignment * G + alignment - 1) // alignment * alignment
 
 
-def pad(x: torch.Tensor, offs: torch.Tensor, alignment: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad each group of rows of ``x`` with zeros to a multiple of ``alignment`` rows.
+def pad(x: Tensor, offs: Tensor, alignment: int = 16) -> tuple[Tensor, Tensor]:
+    """Pad each group of rows of ``x`` to a multiple of ``alignment``, a power of two: ``(padded, padded_offs)``.
 
-    Returns ``(padded, padded_offs)`` as the module's docstring says; ``padded_offs`` is int32 ``(G,)``. Differentiable,
-    launches once and waits for nothing: a GPU does not check the values in ``offs``. ``alignment``: a power of two.
-
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``x`` or ``offs``.
+    Differentiable. A GPU does not check the values in ``offs``. Raises ValueError, before any launch, for a wrong
+    dtype, rank, stride or device of ``x`` or ``offs``.
     """
-    padded: tuple[torch.Tensor, torch.Tensor] = _pad(x, offs, alignment)
-    return padded
+    return _pad(x, offs, alignment)
 
 
-def unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int = 16) -> torch.Tensor:
+def unpad(padded: Tensor, offs: Tensor, M: int, alignment: int = 16) -> Tensor:
     """The inverse of :func:`pad`: ``(P, K)`` -> ``(M, K)``; ``offs`` and M are those of the rows before padding.
 
-    Raises ValueError, before any launch, for a wrong dtype, rank, stride or device of ``padded`` or ``offs``, or where
-    ``padded`` has another number of rows than :func:`padded_rows`.
+    Raises ValueError as it does, and for a number of rows other than :func:`padded_rows`.
     """
-    unpadded: torch.Tensor = _unpad(padded, offs, M, alignment)
-    return unpadded
+    return _unpad(padded, offs, M, alignment)
 
 
-def multiply_padded(
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, offs: torch.Tensor, alignment: int
-) -> torch.Tensor:
+def multiply_padded(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, offs: Tensor, alignment: int) -> Tensor:
     """``multiply(x, offs)`` with each group of rows padded for it, and the padding taken out of the product."""
     product = multiply(*pad(x, offs, alignment))
     return unpad(product, offs, x.shape[0], alignment)
 
 
-def _outputs_of_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs_of_pad(x: Tensor, offs: Tensor, alignment: int) -> tuple[Tensor, Tensor]:
     check_matrix("x", x)
     check_offsets(offs, x.device)
     return x.new_empty(padded_rows(x.shape[0], offs.shape[0], alignment), x.shape[1]), torch.empty_like(offs)
 
 
-def _outputs_of_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+def _outputs_of_unpad(padded: Tensor, offs: Tensor, M: int, alignment: int) -> Tensor:
     check_matrix("padded", padded)
     check_offsets(offs, padded.device)
     if padded.shape[0] != (wanted := padded_rows(M, offs.shape[0], alignment)):
@@ -190,93 +178,82 @@ def _outputs_of_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignmen
     return padded.new_empty(M, padded.shape[1])
 
 
-def _launch_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _launch_pad(x: Tensor, offs: Tensor, alignment: int) -> tuple[Tensor, Tensor]:
     padded, padded_offs = _outputs_of_pad(x, offs, alignment)
-    _check_values(offs, len(x))
     _launch(pad_kernel, (x, offs, padded, padded_offs), (*x.shape, len(offs)), len(padded), alignment)
     return padded, padded_offs
 
 
-def _launch_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+def _launch_unpad(padded: Tensor, offs: Tensor, M: int, alignment: int) -> Tensor:
     x = _outputs_of_unpad(padded, offs, M, alignment)
-    _check_values(offs, M)
     _launch(unpad_kernel, (padded, offs, x), (*x.shape, len(offs)), len(padded), alignment)
     return x
 
 
-def _check_values(offs: torch.Tensor, rows: int) -> None:
-    """On a CPU, where it waits for nothing."""
-    if offs.is_cpu:
-        check_ends(offs, rows)
-
-
-def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], rows: int, alignment: int) -> None:
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], rows: int, alignment: int) -> None:
+    if tensors[1].is_cpu:
+        check_ends(tensors[1], sizes[0])
     programs = rows // alignment * max(1, -(-sizes[1] // CONFIG["BLOCK_SIZE"]))  # without columns: the padded ends
     launch_kernel(kernel, programs, tensors, sizes, (alignment,), CONFIG)
 
 
-def reference_pad(x: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_pad(x: Tensor, offs: Tensor, alignment: int) -> tuple[Tensor, Tensor]:
     """:func:`pad` in plain torch; reads ``offs`` on the host."""
     padded, padded_offs = _outputs_of_pad(x, offs, alignment)
-    _check_values(offs, len(x))
-    padded.zero_()
-    for (start, end), (first, last) in _copies(offs, padded_offs, alignment):
-        padded[first:last] = x[start:end]
-    return padded, padded_offs
+    check_ends(offs, len(x))
+    places, ends = _places(offs, alignment)
+    padded.zero_()[places] = x[: len(places)]
+    return padded, padded_offs.copy_(ends)
 
 
-def reference_unpad(padded: torch.Tensor, offs: torch.Tensor, M: int, alignment: int) -> torch.Tensor:
+def reference_unpad(padded: Tensor, offs: Tensor, M: int, alignment: int) -> Tensor:
     """:func:`unpad` in plain torch; reads ``offs`` on the host."""
     x = _outputs_of_unpad(padded, offs, M, alignment).zero_()
-    _check_values(offs, M)
-    for (start, end), (first, last) in _copies(offs, torch.empty_like(offs), alignment):
-        x[start:end] = padded[first:last]
+    check_ends(offs, M)
+    places, _ = _places(offs, alignment)
+    x[: len(places)] = padded[places]
     return x
 
 
-def _copies(
-    offs: torch.Tensor, padded_offs: torch.Tensor, alignment: int
-) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(rows of a group, where they lie padded) of each group; fills ``padded_offs``."""
-    copies, start, first = [], 0, 0
-    for group, end in enumerate(offs.tolist()):
-        copies.append(((start, end), (first, first + end - start)))
-        first += max(-(-(end - start) // alignment), 1) * alignment
-        padded_offs[group] = first
-        start = end
-    return copies
+def _places(offs: Tensor, alignment: int) -> tuple[Tensor, Tensor]:
+    """The padded row of each row that has a group, and the padded end of each group."""
+    sizes = offs.diff(prepend=offs.new_zeros(1))
+    padded_sizes = ((sizes + alignment - 1) // alignment).clamp(min=1) * alignment
+    padded_ends = padded_sizes.cumsum(0)
+    moved_by = (padded_ends - padded_sizes) - (offs - sizes)
+    return torch.arange(int(offs[-1]), device=offs.device) + moved_by.repeat_interleave(sizes), padded_ends
 
 
-def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _remember_pad(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, offs, ctx.alignment = inputs
     ctx.save_for_backward(offs)
     ctx.M = x.shape[0]
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward_of_pad(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
+def _backward_of_pad(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None]:
     (offs,) = ctx.saved_tensors
     return unpad(grad.contiguous(), offs, ctx.M, ctx.alignment), None, None
 
 
-def _remember_unpad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _remember_unpad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, offs, _, ctx.alignment = inputs
     ctx.save_for_backward(offs)
 
 
-def _backward_of_unpad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+def _backward_of_unpad(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     (offs,) = ctx.saved_tensors
     return pad(grad.contiguous(), offs, ctx.alignment)[0], None, None, None
 
 
-_pad = define(
+_pad: Callable[..., tuple[Tensor, Tensor]] = define(
     "pad_token_groups(Tensor x, Tensor offs, int alignment) -> (Tensor, Tensor)",
     _launch_pad,
     _launch_pad if interpreter.INTERPRETED else reference_pad,
     _outputs_of_pad,
     gradient=(_backward_of_pad, _remember_pad),
 )
-_unpad = define(
+_unpad: Callable[..., Tensor] = define(
     "unpad_token_groups(Tensor padded, Tensor offs, SymInt M, int alignment) -> Tensor",
     _launch_unpad,
     _launch_unpad if interpreter.INTERPRETED else reference_unpad,

@@ -9,8 +9,7 @@
     q       (M, K), strides (1, M rounded up to 16): the column-major operand of a scaled grouped GEMM
     scales  (G*K,), float32, group-major; a GEMM is given the reciprocals
 
-The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, contracts over the group's rows: both of its
-operands are quantized this way.
+Both operands of a grouped GEMM's weight gradient, ``grad.t() @ A`` of each group, are quantized this way.
 """
 
 from __future__ import annotations
@@ -113,10 +112,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Both operands of the weight gradient: A is ``(M, K)``, the output's gradient ``(M, N)``; ``G = E``.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
+    """Both operands of the weight gradient: A is ``(M, K)``, the output's gradient ``(M, N)``; ``G = E``."""
     yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 

@@ -8,8 +8,7 @@
     q_x, q_y  (M, N) and (M, K), strides (1, M rounded up to 16)
     scales_x, scales_y  (G*N,) and (G*K,), float32, group-major; a GEMM is given the reciprocals
 
-The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, needs both of its operands cast this way at once:
-one launch leaves one tail in which multiprocessors idle, not two.
+The weight gradient of a grouped GEMM needs both: one launch leaves one tail in which multiprocessors idle, not two.
 """
 
 from __future__ import annotations
@@ -135,10 +134,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The operands of the weight gradient: the output's gradient, ``(M, N)``, with A, ``(M, K)``; ``G = E``.
-
-    The w2 row of a layer has N and K exchanged: another problem, as the table is looked up in the order of arguments.
-    """
+    """The operands of the weight gradient: the output's gradient, ``(M, N)``, with A, ``(M, K)``; ``G = E``."""
     yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 

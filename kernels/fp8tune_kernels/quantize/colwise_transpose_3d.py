@@ -4,9 +4,8 @@
     q              (E, K, N), strides (K*N, 1, K), with scales (E, 1, N): reduced over K, as ``colwise-3d`` writes them
     q_transposed   (E, N, K), strides (N*K, 1, N), with scales (E, 1, K): reduced over N, as ``transpose-3d`` does
 
-The first is the right operand of the forward's scaled grouped GEMM, the second that of the input gradient's. In memory
-w is a row-major (E*N, K) matrix in E equal groups of rows, quantized row by row and column by column
-(:mod:`.both_ways`). Read once where L2 holds an expert.
+The right operands of the forward's scaled grouped GEMM and of the input gradient's. In memory w is a row-major (E*N, K)
+matrix in E equal groups of rows, quantized row by row and column by column (:mod:`.both_ways`).
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) ->
 
 def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q``, ``scales``, ``q_transposed`` and ``scales_transposed``."""
-    return (
-        *colwise_3d.outputs(w, float8_dtype, power_of_two),
-        *transpose_3d.outputs(w, float8_dtype, power_of_two),
-    )
+    return (*colwise_3d.outputs(w, float8_dtype, power_of_two), *transpose_3d.outputs(w, float8_dtype, power_of_two))
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:

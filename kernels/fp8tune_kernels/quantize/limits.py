@@ -1,4 +1,4 @@
-"""Why the hardware leaves a config no chance: what the ``invalid`` of several kernels says. None: it may pay."""
+"""The hardware reasons why a config cannot pay, as the ``invalid`` of several kernels says them; None where it may."""
 
 from __future__ import annotations
 

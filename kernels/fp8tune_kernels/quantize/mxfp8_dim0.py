@@ -8,8 +8,7 @@
     q       (M, K), row-major: the left operand of a block-scaled GEMM that contracts over K
     scales  (M, ceil(K / 32)), row-major, float8_e8m0fnu
 
-A GEMM wants K to be a multiple of 32; where it is not, the last block of a row is the shorter. Groups do not enter: a
-row belongs to one of them whole.
+A GEMM wants K to be a multiple of 32; where it is not, the last block of a row is the shorter.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@
     q       (M, K), strides (1, M rounded up to 16): the operand of a block-scaled GEMM that contracts over M
     scales  (K, ceil(M / 32)), row-major, float8_e8m0fnu
 
-Over groups of rows every group's size must be a multiple of 32, which padding gives: a block must not straddle two.
-The kernel needs no offsets then, and the scales of a group are a slice of columns. Where M is no multiple of 32, the
-last block of a column is the shorter.
+Of groups of rows the sizes must be multiples of 32, as no block may straddle two; their scales are slices of columns.
+Where M is no multiple of 32, the last block of a column is the shorter.
 """
 
 from __future__ import annotations

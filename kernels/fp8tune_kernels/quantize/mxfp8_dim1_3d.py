@@ -8,9 +8,8 @@
     q       (E, N, K), strides (N*K, 1, N): the right operand of the input gradient's GEMM, which contracts over N
     scales  (E, K, ceil(N / 32)), row-major, float8_e8m0fnu
 
-One launch for all experts. Casting ``(E*N, K)`` as one matrix instead leaves each column of all experts in one piece,
-and costs a copy to part them: that is ``mxfp8-dim1-3d-via-2d``. A GEMM wants N to be a multiple of 32; where it is
-not, the last block of each expert's column is the shorter, and where it is no multiple of 16, stores are of a byte.
+One launch for all experts; casting ``(E*N, K)`` as one matrix costs a copy to part them (``mxfp8-dim1-3d-via-2d``). A
+GEMM wants N to be a multiple of 32; where it is not, the last block of each expert's column is the shorter.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weights of a row's layer, ``(E, N, K)``, and those of the layer's other projection, ``(E, K, N)``.
-
-    w1 and w3 are one, w2 is the other: a set that has rows for both names each problem twice.
-    """
+    """The weights of a row's layer, ``(E, N, K)``, and those of the layer's other projection, ``(E, K, N)``."""
     yield NamedInts(E=row["E"], N=row["N"], K=row["K"])
     yield NamedInts(E=row["E"], N=row["K"], K=row["N"])
 

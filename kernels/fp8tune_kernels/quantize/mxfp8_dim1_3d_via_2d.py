@@ -3,9 +3,8 @@
     the experts, (E, N, K), as one matrix (E*N, K)    ->  ``mxfp8-dim1``: columns of all experts in one piece
     a torch copy of q and one of the scales           ->  (E, N, K), strides (N*K, 1, N), and (E, K, ceil(N / 32))
 
-The copy reads and writes every byte of q once more. Where N is no multiple of 32 the experts are padded first (a
-block must not straddle two of them), which is a third pass. Contract, reference and problems are those of
-:mod:`.mxfp8_dim1_3d`.
+Where N is no multiple of 32 the experts are padded first: a block must not straddle two of them. Contract, reference
+and problems are those of :mod:`.mxfp8_dim1_3d`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     q       (N, M), row-major: the left operand of a scaled grouped GEMM over groups of its columns
     scales  (G*N,), float32, group-major; a GEMM is given the reciprocals
 
-The weight gradient of a grouped GEMM, ``grad.t() @ A`` of each group, contracts over tokens: ``grad.t()`` is its left
-operand. Of a transposed view this is :mod:`.colwise` with the roles of rows and columns exchanged.
+``grad.t()`` is the left operand of a grouped GEMM's weight gradient, ``grad.t() @ A`` of each group. Of a transposed
+view this is :mod:`.colwise` with rows and columns exchanged.
 """
 
 from __future__ import annotations
@@ -217,10 +217,7 @@ def _is_transposed(x: torch.Tensor) -> bool:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The left operand of the weight gradient, the output's gradient transposed: ``(N, M)`` with ``G = E``.
-
-    A, ``(M, K)``, is the right operand, and column-wise. The w2 row of a layer gives its gradient, as wide as its N.
-    """
+    """The left operand of the weight gradient, the output's gradient transposed: ``(N, M)`` with ``G = E``."""
     yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
 
 

@@ -140,10 +140,7 @@ def launch_rows(
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``: the left operands of forward and backward.
-
-    The w2 row of a layer has the K and N of its w1 and w3 row exchanged, and so the same two problems.
-    """
+    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``: left operands of the GEMMs."""
     yield NamedInts(M=row["M"], K=row["K"])
     yield NamedInts(M=row["M"], K=row["N"])
 

@@ -12,8 +12,8 @@
     q_columns       (M, K), strides (1, M rounded up to 16): the column-major operand of one that contracts over rows
     scales_columns  (G*K,), float32, group-major; a GEMM is given the reciprocals
 
-Of A, the first half is what the forward pass of a grouped GEMM multiplies and the second what its weight gradient does;
-of the output's gradient, the halves are for the input's and the weights' gradient. Read once where L2 holds a group.
+Of A, the halves are for the forward pass of a grouped GEMM and its weight gradient; of the output's gradient, for the
+input's and the weights' gradient. Read once where L2 holds a group.
 """
 
 from __future__ import annotations
@@ -84,10 +84,7 @@ def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, po
 
 def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
     """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
-    return (
-        *rowwise_2d.outputs(x, float8_dtype, power_of_two),
-        *colwise.outputs(x, offs, float8_dtype, power_of_two),
-    )
+    return (*rowwise_2d.outputs(x, float8_dtype, power_of_two), *colwise.outputs(x, offs, float8_dtype, power_of_two))
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:

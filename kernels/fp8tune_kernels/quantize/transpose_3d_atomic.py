@@ -1,8 +1,7 @@
 """``transpose-3d-atomic``: quantize and transpose expert weights in panels; the maxima meet in memory.
 
-The contract is in :mod:`.transpose_3d`: one scale per expert and row of K, reduced over N, which is
-strided in memory; the codes are written with N contiguous. All programs work on the same few panels of rows, whose
-maxima are joined by atomics (:mod:`.panels`), so that even one small expert fills a GPU.
+The contract is in :mod:`.transpose_3d`. All programs work on the same few panels of rows, whose maxima are joined by
+atomics (:mod:`.panels`), so that even one small expert fills a GPU.
 """
 
 from __future__ import annotations

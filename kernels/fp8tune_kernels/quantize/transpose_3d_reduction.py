@@ -1,8 +1,7 @@
 """``transpose-3d-reduction``: quantize and transpose expert weights in one launch, without atomics.
 
-The contract is in :mod:`.transpose_3d`: one scale per expert and row of K, reduced over N, which is
-strided in memory; the codes are written with N contiguous. Each program walks the rows of its own columns twice
-(:mod:`.panels`); the first tile stays in registers, and where it holds all rows, they are read once.
+The contract is in :mod:`.transpose_3d`. A program walks the rows of its own columns twice (:mod:`.panels`); the first
+tile stays in registers, and where it holds all rows, they are read once.
 """
 
 from __future__ import annotations

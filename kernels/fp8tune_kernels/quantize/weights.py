@@ -18,14 +18,11 @@ from fp8tune_kernels.spec import NamedInts, Problem
 __all__ = ["KEY", "arguments", "inputs", "key", "problems"]
 
 KEY = ("E", "K", "N")
-"""The sizes a table is looked up by: weights change neither their number nor their shape while a model trains."""
+"""The sizes a table is looked up by: they do not change while a model trains."""
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weights of a row's layer. A w2 row has the K and N of its w1 and w3 row exchanged: a problem of its own.
-
-    M does not enter, so rows that differ in nothing else give the same problem; rows without N have no weights.
-    """
+    """The weights of a row's layer; rows without N have none."""
     yield NamedInts(E=row["E"], N=row["N"], K=row["K"])
 
 

@@ -21,10 +21,7 @@ FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
 
 
 def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False) -> None:
-    """Raise ValueError unless ``matrix`` is two-dimensional, row-major, and of a dtype that kernels read.
-
-    ``or_transposed``: the ``.t()`` view of a row-major matrix is taken, too.
-    """
+    """Raise ValueError unless ``matrix`` is a matrix that kernels read: row-major, or ``or_transposed`` its view."""
     if matrix.dim() != 2:
         raise ValueError(f"{name} has shape {tuple(matrix.shape)}, wanted two dimensions")
     if matrix.dtype not in IN_DTYPES:
@@ -34,10 +31,7 @@ def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False
 
 
 def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False) -> None:
-    """Raise ValueError unless ``w`` has the weights of all experts, of a dtype that kernels read.
-
-    It is the ``(E, K, N)`` view of weights that lie as ``(E, N, K)``, or ``as_stored``, those themselves.
-    """
+    """Raise ValueError unless kernels read ``w``: ``weights.transpose(1, 2)``, or ``as_stored`` the weights."""
     if w.dim() != 3:
         dims = "(E, N, K)" if as_stored else "(E, K, N)"
         raise ValueError(f"{name} has shape {tuple(w.shape)}, wanted three dimensions {dims}")
@@ -57,7 +51,7 @@ def _refuse_dtype(name: str, tensor: torch.Tensor) -> NoReturn:
 
 
 def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -> None:
-    """Raise ValueError unless ``offs`` can hold the end rows of at least one group, on the device of ``beside``."""
+    """Raise ValueError unless ``offs`` can hold the end rows of one or more groups, on the device of ``beside``."""
     if offs.dim() != 1 or offs.shape[0] == 0:
         raise ValueError(f"offs has shape {tuple(offs.shape)}, wanted (G,): the end row of each of one or more groups")
     if offs.dtype != torch.int32:
@@ -69,7 +63,7 @@ def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -
 
 
 def check_ends(offs: torch.Tensor, rows: int) -> None:
-    """Raise ValueError unless ``offs`` cuts so many rows into groups. Reads its values: for tensors on a CPU alone."""
+    """Raise ValueError unless ``offs`` cuts so many rows into groups. For tensors on a CPU alone."""
     start = 0
     for group, end in enumerate(offs.tolist()):
         if end < start:
@@ -81,10 +75,7 @@ def check_ends(offs: torch.Tensor, rows: int) -> None:
 
 @functools.cache
 def fp8_dtype_for(device: torch.device, wanted: torch.dtype | None) -> torch.dtype:
-    """The FP8 dtype to write: ``wanted``, or for None the one of the device's arch.
-
-    Raises ValueError for a dtype that kernels do not write, and for the fnuz format on an NVIDIA GPU.
-    """
+    """The FP8 dtype to write: ``wanted``, or for None the arch's. Raises ValueError for what no kernel writes."""
     if wanted is None:
         dtype: torch.dtype = getattr(torch, default_fp8_dtype(running_arch(device)))
         return dtype

@@ -1,8 +1,8 @@
 """Launch a kernel again without having Triton find out again which binary it is.
 
-``kernel[grid](...)`` binds and specializes every argument and turns the options into text at each call: half of the
-host time of an operator. Here a binary is remembered by all that Triton chose it by, and goes to the very launcher that
-Triton gives it to; pointers go as integers, which spares the driver a question for each of them.
+``kernel[grid](...)`` binds and specializes every argument at each call: half of the host time of an operator. Here a
+binary is remembered by all that Triton chose it by, and goes to Triton's launcher, with pointers as integers, which
+spares the driver a question for each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def launch_kernel(
 ) -> None:
     """``kernel[(programs,)](*tensors, *sizes, *constants, **config)``, faster from the second time on.
 
-    ``tensors``, ``sizes`` and ``constants`` are the kernel's first parameters in this order, ``config`` its other
-    constants and the launch options. All tensors are on the current device. An argument keeps its type from call to
-    call: ``True`` and ``1`` count as the same.
+    All tensors are on the current device. An argument keeps its type: ``True`` and ``1`` count as the same.
     """
     if not (_REMEMBERS and tensors[0].is_cuda) or _hooked():
         kernel[(programs,)](*tensors, *sizes, *constants, **config)
@@ -46,7 +44,8 @@ def launch_kernel(
     found = _binaries.get(key)
     if found is None:
         compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
-        _binaries[key] = compiled, _arguments_after_sizes(kernel, len(tensors) + len(sizes), constants, config)
+        names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but the launcher counts
+        _binaries[key] = compiled, (*constants, *(config[name] for name in names))
         return
     compiled, rest = found
     stream = driver.active.get_current_stream(device)
@@ -63,8 +62,7 @@ def _specialization(
     constants: tuple[Any, ...],
     config: Mapping[str, int],
 ) -> tuple[Any, ...]:
-    """At least as fine as Triton's choice of a binary: dtypes, alignment to 16 bytes, sizes that are 1, multiples of 16
-    or wider than int32, every constant and option."""
+    """At least as fine as Triton's choice of a binary."""
     return (
         kernel.fn,
         constants,
@@ -76,7 +74,7 @@ def _specialization(
 
 
 def _hooked() -> bool:
-    """Whether a profiler or a debugger listens to launches or changes compilation: Triton's own way serves them."""
+    """Whether a profiler or a debugger listens: Triton's own way serves them."""
     runtime = knobs.runtime
     return bool(
         runtime.launch_enter_hook.calls
@@ -85,11 +83,3 @@ def _hooked() -> bool:
         or runtime.debug
         or knobs.compilation.instrumentation_mode
     )
-
-
-def _arguments_after_sizes(
-    kernel: Any, before: int, constants: tuple[Any, ...], config: Mapping[str, int]
-) -> tuple[Any, ...]:
-    """Constants are compiled in, but the launcher counts them."""
-    names = kernel.arg_names[before + len(constants) :]
-    return (*constants, *(config[name] for name in names))

@@ -13,14 +13,14 @@ At each step a row of this device comes before one of its arch. Nothing waits fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from fp8tune_kernels.runtime.nearest import nearest
 from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row, Table, table
+from fp8tune_kernels.tables import Table, table
 
 __all__ = ["config_for", "device_name", "forget", "pick", "running_arch", "table"]
 
@@ -52,13 +52,11 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
     wanted = tuple(sorted(key.items()))
     rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
     near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near, spec.span, spec.default) or _fallback(rows)
+    row = nearest(wanted, near, spec.span, spec.default)
+    if row is None:  # the fallback row, which has no key
+        fallbacks = [row for row in rows if row[2] is None]
+        row = min(fallbacks, key=lambda row: (row[1] == "", row[3]), default=None)
     return {**spec.default, **dict(row[3] if row else ())}
-
-
-def _fallback(rows: Iterable[Row]) -> Row | None:
-    found = [row for row in rows if row[2] is None]
-    return min(found, key=lambda row: (row[1] == "", row[3]), default=None)
 
 
 @functools.cache
@@ -73,5 +71,5 @@ def running_arch(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The name rows of one device carry; empty for a device that is no GPU."""
+    """The name that rows of one device carry; empty for a device that is no GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -1,4 +1,4 @@
-"""Which measured key is nearest to one that nobody measured. Imports no torch: the tuner judges by this very code."""
+"""Which measured key is nearest to one that nobody measured. Imports no torch: the tuner runs it, too."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from fp8tune_kernels.tables import Key, Row
 
 __all__ = ["distance", "nearest"]
 
-ROWS, GROUPS = "M_bucket", "G"
-"""The names in a lookup key of the rows of all groups, and of how many groups there are."""
+ROWS, GROUPS = "M_bucket", "G"  # in a lookup key: the rows of all groups, and how many groups there are
 
 NO_AXES: Mapping[str, int] = NamedInts()
 
@@ -20,11 +19,11 @@ NO_AXES: Mapping[str, int] = NamedInts()
 def nearest(
     key: Key, rows: Iterable[Row], span: Span | None = None, default: Mapping[str, int] = NO_AXES
 ) -> Row | None:
-    """The row of the key nearest to ``key``, whatever the order of ``rows``; None where none can be compared.
+    """The row of the key nearest to ``key``; None where none can be compared.
 
-    ``rows`` are of one kernel and one device or its arch. Fallback rows are left out, and those whose configs do not
-    suit the key by the kernel's ``span``. ``default`` has the axes that a row leaves out. Of rows as near, one of a
-    device comes before one of its arch, then the key that sorts first.
+    ``rows`` are of one kernel and one device or its arch. Fallback rows are left out, and configs that do not suit the
+    key by the kernel's ``span``. ``default`` has the axes that a row leaves out. Of rows as near, one of a device comes
+    before one of its arch, then the key that sorts first.
     """
     ranked = [
         (row[2] != key, far, row[1] == "", row[2], row[3], row)  # sizes beyond 2**53 can round to a distance of 0
@@ -39,9 +38,8 @@ def nearest(
 def distance(first: Key, second: Key) -> float:
     """The sum over all sizes of (log2 of their ratio) squared; infinite between other names or input layouts.
 
-    Ratios, so that 1024 is as far from 2048 as 8192 from 16384, and equal ratios tie to the last bit. The rows of a
-    group count as one more size, because a tile has to fit them: lookups of ``rowwise`` then lose 9 % on an H100, each
-    shape left out, and 15 % without it (``benchmarks/README.md`` has the others).
+    Equal ratios tie to the last bit. The rows of a group count as one more size, because a tile has to fit them:
+    lookups of ``rowwise`` then lose 9 % on an H100, each shape left out, not 15 (``benchmarks/README.md``).
     """
     if [name for name, _ in first] != [name for name, _ in second]:
         return math.inf

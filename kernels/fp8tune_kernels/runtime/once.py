@@ -15,10 +15,12 @@ Backward = Callable[..., Gradients]
 
 
 def differentiable_once(name: str) -> Callable[[Backward], Backward]:
-    """Decorate the ``backward`` of an autograd function: a second derivative of ``name`` is an error of one line.
+    """Decorate the ``backward`` of an autograd function: a second derivative of ``name`` raises RuntimeError.
 
-    Without it autograd goes through the rounding to FP8, and either fails somewhere inside or gives a wrong result.
+    As ``torch.autograd.function.once_differentiable``, but with the name. Without it autograd goes through the rounding
+    to FP8, and either fails somewhere inside or gives a wrong result.
     """
+    message = f"{name} has no second derivative: differentiate it once, without create_graph=True"
 
     def decorate(backward: Backward) -> Backward:
         @functools.wraps(backward)
@@ -28,24 +30,12 @@ def differentiable_once(name: str) -> Callable[[Backward], Backward]:
                 return backward(ctx, *gradients)
             with torch.no_grad():
                 found = backward(ctx, *gradients)
-            return tuple(None if gradient is None else _refuse(name, gradient.requires_grad_()) for gradient in found)
+            refuse: Any = torch._C._functions.DelayedError(message.encode(), len(found))
+            refused: Gradients = refuse(
+                *(None if gradient is None else gradient.requires_grad_() for gradient in found)
+            )
+            return refused
 
         return once
 
     return decorate
-
-
-class _Refused(torch.autograd.Function):
-    """Hands a gradient through, as one that requires a gradient itself; raises where that is asked for."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        ctx.name = name
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
-        raise RuntimeError(f"{ctx.name} has no second derivative: differentiate it once, without create_graph=True")
-
-
-_refuse: Callable[..., torch.Tensor] = _Refused.apply

@@ -1,6 +1,6 @@
 """A user's own launch tables, read before those that are shipped; ``fp8tune export`` writes them outside of a checkout.
 
-A file is called and written like the shipped module of its arch, but it is read, not imported: nothing in it runs.
+A file is named and written like the shipped module of its arch, but is not imported: nothing in it runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from fp8tune_kernels.spec import KernelSpec
@@ -55,10 +54,9 @@ def user_table(arch: str) -> Table:
 def parsed(text: str) -> Table:
     """The rows of a generated module, from its text alone. Raises ValueError for any other text."""
     try:
-        statements = ast.parse(text).body
         values = {
             statement.target.id: ast.literal_eval(statement.value)
-            for statement in statements
+            for statement in ast.parse(text).body
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value
         }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
@@ -66,9 +64,8 @@ def parsed(text: str) -> Table:
     rows, nearest = values.get("ROWS"), values.get("NEAREST", ())
     if not isinstance(rows, tuple) or not isinstance(nearest, tuple):
         raise ValueError("it has no ROWS")
-    for row in rows:
-        if not _is_row(row):
-            raise ValueError(f"{str(row)[:80]!r} is no row")
+    if wrong := [row for row in rows if not _is_row(row)]:
+        raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
     if not all(isinstance(kernel, str) for kernel in nearest):
         raise ValueError("NEAREST names no kernels")
     return Table(rows, nearest)
@@ -78,14 +75,14 @@ def _is_row(row: object) -> bool:
     if not (isinstance(row, tuple) and len(row) == 4):
         return False
     kernel, device, key, config = row
-    named = isinstance(kernel, str) and isinstance(device, str)
-    return named and (key is None or _are_pairs(key)) and _are_pairs(config)
+    return (
+        isinstance(kernel, str) and isinstance(device, str) and (key is None or _are_pairs(key)) and _are_pairs(config)
+    )
 
 
 def _are_pairs(items: object) -> bool:
     return isinstance(items, tuple) and all(
-        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int
-        for item in items
+        isinstance(item, tuple) and [type(value) for value in item] == [str, int] for item in items
     )
 
 
@@ -108,17 +105,17 @@ def installed(arch: str) -> Table:
 
 def of_kernel(spec: KernelSpec, own: Table) -> Table:
     """The rows of a kernel that it can be launched with: the user's table may be older than the kernel."""
+
+    def fits(row: Row) -> bool:
+        sizes = set(spec.key) if row[2] is None else {name for name, _ in row[2]}
+        return {name for name, _ in row[3]} <= set(spec.axes) and sizes == set(spec.key)
+
     rows = [row for row in own.rows if row[0] == spec.name]
-    usable = tuple(row for row in rows if _fits(spec, row))
-    if len(usable) < len(rows):
+    usable = tuple(filter(fits, rows))
+    if left_out := len(rows) - len(usable):
         warnings.warn(
-            f"{len(rows) - len(usable)} rows of {spec.name} in {folder()} are of another version of the kernel and are "
+            f"{left_out} rows of {spec.name} in {folder()} are of another version of the kernel and are "
             "left out: run fp8tune sweep and fp8tune export again",
             stacklevel=2,
         )
     return Table(usable, own.nearest)
-
-
-def _fits(spec: KernelSpec, row: Row) -> bool:
-    sizes: Mapping[str, int] = dict(row[2] or ())
-    return {name for name, _ in row[3]} <= set(spec.axes) and (row[2] is None or set(sizes) == set(spec.key))
