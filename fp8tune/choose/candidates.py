@@ -81,11 +81,6 @@ class Winner:
         return self.decision.runner_up
 
     @property
-    def ratio(self) -> float | None:
-        """runner-up / pick."""
-        return self.decision.ratio
-
-    @property
     def runner_up_us(self) -> float | None:
         """In the finals where there were any."""
         return None if self.runner_up is None else self.decision.times_us[self.runner_up]

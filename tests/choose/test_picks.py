@@ -80,7 +80,7 @@ def test_a_winner_of_finals_has_its_verdict_and_noise_floor():
     (winner,) = ranking.winners([default, entry(100.0, FAST), evidence(90.0, config=SLOW)])
     assert (winner.config, winner.verdict, winner.n) == (FAST, PickVerdict.CERTIFIED, 6)
     assert winner.runner_up == DEFAULT
-    assert winner.ratio == pytest.approx(1.1, rel=0.002)
+    assert winner.decision.ratio == pytest.approx(1.1, rel=0.002)
     assert winner.noise_floor == pytest.approx(0.002, abs=0.001)
     assert winner.decision.upper < 0
 
