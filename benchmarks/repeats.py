@@ -135,7 +135,7 @@ def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
         if theirs := other.found.get(problem):
             picks: list[NamedInts] = [candidates.pick.config or NamedInts() for candidates in (mine, theirs)]
             both = ((theirs, picks[0], picks[1]), (mine, picks[1], picks[0]))
-            slower = [times.slowdown(pick) / times.slowdown(own) for times, pick, own in both if pick != own]
+            slower = [times.slowdowns[pick] / times.slowdowns[own] for times, pick, own in both if pick != own]
             yield max(slower, default=None)
 
 

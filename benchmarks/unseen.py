@@ -89,7 +89,7 @@ def look_up(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], export
             continue
         config = NamedInts(lookup.pick(spec, key, exported, device))
         best = candidates.named[0].config or NamedInts()
-        slowdown = candidates.slowdown(config) if config in times_us else None
+        slowdown = candidates.slowdowns[config] if config in times_us else None
         unseen.append(Lookup(problem, device, config, best, times_us[best], times_us.get(config), slowdown))
     return Lookups(tuple(unseen), seen)
 

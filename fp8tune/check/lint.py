@@ -196,8 +196,8 @@ def _compared(one: KeyedProblem, variation: Variation, picked: Candidates, other
         variation=variation,
         pick=pick,
         best=other.named[0].config or NamedInts(),
-        slowdown=other.slowdown(pick) if pick in other.times_us else None,
-        allowed=picked.slowdown(pick) * (1 + TIE_BAND),
+        slowdown=other.slowdowns[pick] if pick in other.times_us else None,
+        allowed=picked.slowdowns[pick] * (1 + TIE_BAND),
     )
 
 

@@ -81,11 +81,6 @@ class Winner:
         return self.decision.runner_up
 
     @property
-    def ratio(self) -> float | None:
-        """runner-up / pick."""
-        return self.decision.ratio
-
-    @property
     def runner_up_us(self) -> float | None:
         """In the finals where there were any."""
         return None if self.runner_up is None else self.decision.times_us[self.runner_up]
@@ -135,21 +130,14 @@ class Candidates:
     def times_us(self) -> Mapping[NamedInts, float]:
         """Named config -> its time; the best of several rows that published the same config.
 
-        Times of the finals and of the screen are not compared: see :meth:`slowdown`.
+        Times of the finals and of the screen are not compared: see :attr:`slowdowns`.
         """
         times = {entry.config: value_us(entry) for entry in reversed(self.named) if entry.config is not None}
         return times | dict(self.decision.times_us if self.decision else {})
 
-    def slowdown(self, config: NamedInts) -> float:
-        """Its time over the best config's, never below 1: among finalists in the finals, for any other in the screen.
-
-        Raises KeyError where it has no row here.
-        """
-        return self.slowdowns[config]
-
     @cached_property
     def slowdowns(self) -> Mapping[NamedInts, float]:
-        """Every config's :meth:`slowdown`."""
+        """Config -> its time over the best one's, at least 1: of finalists in the finals, of others in the screen."""
         screen_us = {entry.config: entry.screen_us or value_us(entry) for entry in reversed(self.named)}
         found: dict[NamedInts, float] = {}
         for times in (screen_us, self.decision.times_us if self.decision else {}):

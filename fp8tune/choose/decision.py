@@ -296,9 +296,14 @@ class _Finals:
             return Decision(self.configs[pick], PickVerdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
         runner_up = min(rivals, key=lambda rival: self.mean[rival, pick])
         upper = float(self.upper[pick, rivals].max())
+        verdict = PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT
+        if upper <= 0:
+            verdict = PickVerdict.CERTIFIED
+        elif upper > keep_band:
+            verdict = PickVerdict.AMBIGUOUS
         return Decision(
             config=self.configs[pick],
-            verdict=_verdict(upper, is_fresh, keep_band),
+            verdict=verdict,
             time_us=time_us,
             runner_up=self.configs[runner_up],
             ratio=math.exp(self.mean[runner_up, pick]),
@@ -306,15 +311,6 @@ class _Finals:
             upper=math.expm1(upper),
             processes=count,
         )
-
-
-def _verdict(upper: float, is_fresh: bool, keep_band: float) -> PickVerdict:
-    """What an upper bound of the pick's log slowdown against every rival allows to say."""
-    if upper <= 0:
-        return PickVerdict.CERTIFIED
-    if upper > keep_band:
-        return PickVerdict.AMBIGUOUS
-    return PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT
 
 
 def _complete(cells: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:

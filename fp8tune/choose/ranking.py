@@ -158,11 +158,6 @@ def choose(
     return _least(shared, lambda each: each.worst_slowdown, incumbent) if shared else None
 
 
-def least_mean_slowdown(all_candidates: Sequence[Candidates], incumbent: NamedInts | None = None) -> Shared | None:
-    """The config of least mean slowdown among those that cover every one of these problems; None where none does."""
-    return robust(all_candidates, math.inf, incumbent)
-
-
 def _least(shared: Sequence[Shared], loss: Callable[[Shared], float], incumbent: NamedInts | None) -> Shared:
     """The incumbent within the keep band of the least loss, else the first of least loss."""
     least = min(shared, key=lambda each: (loss(each), each.mean_slowdown))

@@ -21,10 +21,9 @@ def finalists(
     always: Sequence[NamedInts] = (),
     plan: MeasuringPlan = MeasuringPlan(),
 ) -> tuple[NamedInts, ...]:
-    """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two,
-    those likeliest to be the first in canonical order within the tie band, and where places are left the next fastest.
-    The pick is the first config in canonical order inside the tie band, not the fastest: the fastest alone may leave it
-    out.
+    """The configs that go to the finals, in canonical order: those of ``always`` that were timed, the fastest two, and
+    those likeliest to be picked, which is the first in canonical order within the tie band. Places left go to the next
+    fastest.
 
     ``screen_us`` holds each config's block values in microseconds, one a round, the rounds in order; a config that was
     left out of later rounds has fewer. At most ``plan.finalists``, and more only if ``always`` alone has more.
@@ -60,8 +59,7 @@ def _chances(slowdowns: NDArray[np.float64], plan: MeasuringPlan) -> NDArray[np.
 def _round_centred(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64]:
     """Mean log microseconds of each config over its rounds, each round moved to the mean level of all.
 
-    A round's level is the mean over the configs that every round has, so a config that was left out of later rounds
-    (it was slow) is compared with the others' whole record.
+    A round's level is the mean over the configs that every round has: others, which were slow, are still comparable.
     """
     whole = _whole(screen_us)
     shifts = whole.mean(axis=0) - whole.mean()

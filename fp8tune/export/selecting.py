@@ -11,6 +11,7 @@ evidence on the arch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,7 +21,7 @@ from fp8tune.choose import untimed
 from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner
 from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import all_candidates, competing, grouped, least_mean_slowdown, robust, usable
+from fp8tune.choose.ranking import all_candidates, competing, grouped, robust, usable
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
@@ -184,7 +185,7 @@ class _Builder:
 
     def _config_for(self, found: Sequence[Candidates]) -> NamedInts:
         """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
-        shared = least_mean_slowdown(found, found[0].incumbent) if len(found) > 1 else None
+        shared = robust(found, math.inf, found[0].incumbent) if len(found) > 1 else None
         if len(found) > 1 and shared is None:
             self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
         return shared.config if shared else found[0].pick.config or NamedInts()
@@ -300,7 +301,7 @@ def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, fou
         key=key,
         config=_in_declared_order(config, found[0].pick.version),
         problems=tuple((candidates.winner, candidates.times_us[config]) for candidates in covering),
-        worst_slowdown=max(candidates.slowdown(config) for candidates in covering),
+        worst_slowdown=max(candidates.slowdowns[config] for candidates in covering),
         basis=Basis(found[0].kind),
     )
 
@@ -319,7 +320,7 @@ def _loses(config: NamedInts, found: Sequence[Candidates], bound: float) -> bool
     """Whether a config is slower than the best by more than the bound there, or never ran there."""
     if any(config not in candidates.times_us for candidates in found):
         return True
-    return geomean(candidates.slowdown(config) for candidates in found) > bound
+    return geomean(candidates.slowdowns[config] for candidates in found) > bound
 
 
 def _key(candidates: Candidates) -> NamedInts:

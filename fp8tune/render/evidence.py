@@ -36,7 +36,7 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
-        right("slowdown", lambda row: f"{row.slowdown(best.config):.3f}"),
+        right("slowdown", lambda row: f"{row.slowdowns[best.config]:.3f}"),
     ]
     timed = [candidates for candidates in all_candidates if best.config in candidates.times_us]
     yield Report("what it loses on each shape that it was timed on", columns, timed)

@@ -38,7 +38,7 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         right("us", lambda winner: microseconds(winner.time_us)),
         right("GB/s", _gb_per_s),
         right("of ceiling", lambda winner: share(winner.ceiling_share)),
-        right("next best", lambda winner: slower(winner.ratio)),
+        right("next best", lambda winner: slower(winner.decision.ratio)),
         right("noise", lambda winner: share(winner.noise_floor, 2)),
         left("verdict", lambda winner: str(winner.verdict or "")),
         right("n", lambda winner: str(winner.n)),

@@ -80,7 +80,7 @@ def test_a_winner_of_finals_has_its_verdict_and_noise_floor():
     (winner,) = ranking.winners([default, entry(100.0, FAST), evidence(90.0, config=SLOW)])
     assert (winner.config, winner.verdict, winner.n) == (FAST, PickVerdict.CERTIFIED, 6)
     assert winner.runner_up == DEFAULT
-    assert winner.ratio == pytest.approx(1.1, rel=0.002)
+    assert winner.decision.ratio == pytest.approx(1.1, rel=0.002)
     assert winner.noise_floor == pytest.approx(0.002, abs=0.001)
     assert winner.decision.upper < 0
 
@@ -109,8 +109,8 @@ def test_an_axis_that_a_committed_row_leaves_out_has_the_default_s_value():
 def test_slowdowns_compare_finals_with_finals_and_the_screen_with_the_screen():
     entries = [entry(100.0, FAST, screen_us=90.0), entry(110.0, DEFAULT, screen_us=99.0), evidence(108.0, config=SLOW)]
     (candidates,) = ranking.all_candidates(entries)
-    assert candidates.slowdown(DEFAULT) == pytest.approx(1.1, rel=0.002)
-    assert candidates.slowdown(SLOW) == pytest.approx(1.2)
+    assert candidates.slowdowns[DEFAULT] == pytest.approx(1.1, rel=0.002)
+    assert candidates.slowdowns[SLOW] == pytest.approx(1.2)
 
 
 @given(st.randoms(use_true_random=False))

@@ -34,14 +34,19 @@ def test_the_fastest_config_wins_by_the_median_of_its_processes():
         )
     )
     assert (winner.config, winner.time_us, winner.n) == (config(64), 96.0, 3)
-    assert (winner.runner_up, winner.runner_up_us, winner.ratio) == (config(32), 100.0, 100.0 / 96.0)
+    assert (winner.runner_up, winner.runner_up_us, winner.decision.ratio) == (config(32), 100.0, 100.0 / 96.0)
     assert winner.ceiling_share == 0.5  # 96 MB in 96 us is 1,000 GB/s
     assert winner.evidence.lookup_key == NamedInts(K=5120, G=64)
 
 
 def test_a_lone_config_has_no_runner_up():
     winner = only(winners([evidence(90.0)]))
-    assert (winner.runner_up, winner.runner_up_us, winner.ratio, winner.ceiling_share) == (None, None, None, None)
+    assert (winner.runner_up, winner.runner_up_us, winner.decision.ratio, winner.ceiling_share) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_within_one_percent_the_canonical_order_decides(better, worse):
 
 def test_a_tied_pick_says_that_its_runner_up_is_faster():
     winner = only(winners([evidence(100.9, config=config(32)), evidence(100.0, config=config(64))]))
-    assert winner.ratio == 100.0 / 100.9
+    assert winner.decision.ratio == 100.0 / 100.9
 
 
 @pytest.mark.parametrize(("time_us", "stays"), [(101.4, True), (101.6, False)])
