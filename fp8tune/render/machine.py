@@ -23,13 +23,14 @@ def print_calibration(calibration: Calibration, output_format: str) -> None:
     if output_format == "json":
         print_json(contracts.calibration(calibration))
         return
-    measured = [name for name in MEASURED if name in calibration.values]
+    measured = {name: _value(name, value) for name, value in calibration.values.items()}
     columns: list[Column[str]] = [
         left("name", str),
-        right("value", lambda name: _value(name, calibration.values[name])),
-        left("what", lambda name: MEASURED[name]),
+        right("value", measured.__getitem__),
+        left("what", MEASURED.__getitem__),
     ]
-    Report(f"measured on {calibration.device.name or calibration.device.arch}", columns, measured).print()
+    title = f"measured on {calibration.device.name or calibration.device.arch}"
+    Report(title, columns, [name for name in MEASURED if name in measured]).print()
     print()
     plan = calibration.protocol
     steps = {

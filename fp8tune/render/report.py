@@ -20,7 +20,6 @@ from fp8tune.render.terminal import print_csv, print_json
 from fp8tune.text import visible
 
 R = TypeVar("R")
-Side = Literal["left", "right"]
 
 GAP = 2
 """Blanks between two columns."""
@@ -31,7 +30,7 @@ class Column(Generic[R]):
     """A header, the side its cells stand at, and the text of a row's cell."""
 
     header: str
-    side: Side
+    side: Literal["left", "right"]
     cell: Callable[[R], str]
 
 
@@ -143,10 +142,7 @@ def print_report(
     parts: Iterable[Report[Any] | str],
     output_format: str,
 ) -> None:
-    """What a command found: ``json`` or ``csv`` has the ``fields`` of its rows, anything else the ``parts``.
-
-    The parts are tables and lines, made only if they are printed. A blank line ends each table.
-    """
+    """What a command found: ``json`` or ``csv`` has the ``fields`` of its rows, anything else the ``parts``."""
     if output_format == "json":
         print_json([fields(row) for row in rows])
     elif output_format == "csv":

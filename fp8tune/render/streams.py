@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 from fp8tune.errors import Fp8tuneError, MachineError
 
-_INPUT, _OUTPUT, _ERROR = range(3)
-"""File descriptors."""
+_OUTPUT, _ERROR = 1, 2  # file descriptors
 
 
 class ReaderLeft(Fp8tuneError):  # noqa: N818 - no error of the user's
@@ -49,7 +48,7 @@ def own_output() -> Iterator[None]:
 def _check_open() -> None:
     """Open what was closed, because the next file to be opened, such as the database, would take its place."""
     is_closed = sys.stdout is None
-    for stream, number in ((sys.stdin, _INPUT), (sys.stdout, _OUTPUT), (sys.stderr, _ERROR)):
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             if nowhere != number:

@@ -47,7 +47,7 @@ def _csv_cell(value: object) -> object:
     return quoted_formula(value) if isinstance(value, str) else value
 
 
-# Numbers. Each is empty where there is none
+# Numbers. No number is an empty text
 
 
 def microseconds(value: float | None, missing: str = "") -> str:
