@@ -36,9 +36,9 @@ from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
-from fp8tune.store import published as operations
 from fp8tune.store.columns import LARGEST
 from fp8tune.store.importing import COLUMNS, import_file
+from fp8tune.store.published import read_operations
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
 from fp8tune.sweep.published import lookup_key
@@ -94,7 +94,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(str(path), create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0, config(64): 110.0}})
         store.record_ceiling(begin(store, request="second"), H100, 3000.0)
-        store.add_published(operations.read(PUBLISHED_OPERATIONS))
+        store.add_published(read_operations(PUBLISHED_OPERATIONS))
         store.add(begin(store, request="third"), row(None, status=Status.CRASHED, config=config(128)))
     return path
 

@@ -361,7 +361,7 @@ def test_json_says_what_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_published_rows_stand_beside_and_the_impossible_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = store_published.read(shapes.sweeps_dir() / "published" / "grouped_mm.csv")
+    rows = store_published.read_operations(shapes.sweeps_dir() / "published" / "grouped_mm.csv")
     render_grouped.print_grouped([], rows, "table")
     said = capsys.readouterr().out
     assert said.count("pytorch/ao#2998") == 8
