@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fp8tune.measure import kept
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import KernelSpec
@@ -92,13 +93,9 @@ class KernelArm(Arm):
 
     def build(self, torch_device: str) -> None:
         """The problem's tensors, without a reference."""
-        from fp8tune.measure import trial
-
-        trial.unchecked_tensors(self.reference, self.problem, torch_device)
+        kept.unchecked_tensors(self.reference, self.problem, torch_device)
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Launches the config; its bytes are not looked at."""
-        from fp8tune.measure import trial
-
-        tensors, config = trial.unchecked_tensors(self.reference, self.problem, torch_device), self.config
+        tensors, config = kept.unchecked_tensors(self.reference, self.problem, torch_device), self.config
         return lambda: tensors.launch(config)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from fp8tune.measure import checking, device, machine, memory, timing
+from fp8tune.measure import checking, device, kept, machine, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.compiling import one_line
@@ -54,9 +54,9 @@ def prepare(reference: str, problem: Problem, torch_device: str) -> None:
     Raises Poisoned where the process must not be used again: the row's failure is to be its own.
     """
     try:
-        _prepare(reference, problem, torch_device)
+        kept.tensors(reference, problem, torch_device)
         for edge in edges_of(load_spec(reference), problem):
-            _edge_tensors(reference, edge, torch_device)
+            kept.edge_tensors(reference, edge, torch_device)
     except Exception as error:
         if failure(error).status is Status.CRASHED:
             raise Poisoned(None) from None
@@ -99,7 +99,7 @@ def checked_block(
     """
 
     def checked_and_timed() -> Outcome | None:
-        tensors = _prepare(arm.reference, arm.problem, torch_device)
+        tensors = kept.tensors(arm.reference, arm.problem, torch_device)
         if arm.config not in tensors.passed:
             if failed := _check(arm.reference, tensors, arm.config, torch_device):
                 return failed
@@ -123,11 +123,6 @@ def timed(launch: Callable[[], object], too_slow_us: float | None = None, clock:
     before = device.telemetry()
     samples = (clock or timing.block)(launch, too_slow_us)
     return replace(samples.outcome(process_name()), telemetry=device.telemetry_over(before))
-
-
-def unchecked_tensors(reference: str, problem: Problem, torch_device: str) -> Tensors:
-    """A problem's tensors where configs are launched whose bytes are known to be right: no reference is computed."""
-    return _prepare(reference, problem, torch_device, is_checked=False)
 
 
 def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
@@ -154,7 +149,7 @@ def failure(error: Exception) -> Outcome:
     if isinstance(error, OutOfResources):
         return Outcome(Status.OUT_OF_RESOURCES, reason=one_line(error))
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        _forget()
+        kept.forget()
         return Outcome(Status.OUT_OF_MEMORY, reason=one_line(error))
     machine.raise_if_machine(error)
     text = one_line(error)
@@ -163,28 +158,8 @@ def failure(error: Exception) -> Outcome:
     return Outcome(Status.COMPILE_ERROR, reason=text)
 
 
-_tensors_of: dict[tuple[str, Problem, bool], Tensors] = {}
-_edge_tensors_of: dict[tuple[str, Edge], Tensors] = {}
-"""Of the problem in hand. Those that the next problem has too stay."""
 _outcomes_on_edges: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 """What a config came to on an edge; None where it is right."""
-
-
-def _prepare(reference: str, problem: Problem, torch_device: str, *, is_checked: bool = True) -> Tensors:
-    """The tensors of a problem. The previous problem's tensors are let go first: a large one fills much of a GPU."""
-    if (reference, problem, is_checked) not in _tensors_of:
-        spec = load_spec(reference)
-        _forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
-        build = checking.build if is_checked else checking.build_unchecked
-        _repair_interpreter()
-        _tensors_of[reference, problem, is_checked] = build(spec, problem, torch_device)
-    return _tensors_of[reference, problem, is_checked]
-
-
-def _edge_tensors(reference: str, edge: Edge, torch_device: str) -> Tensors:
-    if (reference, edge) not in _edge_tensors_of:
-        _edge_tensors_of[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
-    return _edge_tensors_of[reference, edge]
 
 
 def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
@@ -204,7 +179,7 @@ def _check_edge(reference: str, edge: Edge, config: NamedInts, torch_device: str
     alternates from edge to edge."""
     launches = [index] if torch_device == "cpu" else range(checking.LAUNCHES)
     try:
-        wrong = _edge_tensors(reference, edge, torch_device).check(config, launches)
+        wrong = kept.edge_tensors(reference, edge, torch_device).check(config, launches)
     except Exception as error:
         failed = failure(error)
         failed = replace(failed, reason=f"{failed.reason}, on {place(edge)}")
@@ -212,22 +187,3 @@ def _check_edge(reference: str, edge: Edge, config: NamedInts, torch_device: str
             raise Poisoned(failed) from None
         return failed
     return Outcome(Status.WRONG, reason=wrong) if wrong else None
-
-
-@cache
-def _repair_interpreter() -> None:
-    """Before any kernel runs: somebody else's file imports none of ours."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        import torch
-
-        from fp8tune_kernels import interpreter
-
-        interpreter.install()
-        torch.set_num_threads(1)  # there is a worker for each core
-
-
-def _forget(kept: Collection[tuple[str, Edge]] = ()) -> None:
-    _tensors_of.clear()
-    for name in [name for name in _edge_tensors_of if name not in kept]:
-        del _edge_tensors_of[name]
-    memory.give_back()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
 
-from fp8tune.measure import checking, edges, guards
+from fp8tune.measure import checking, edges, guards, kept
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.timing import Samples
@@ -30,12 +30,12 @@ def config(fault: int) -> NamedInts:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    """As a worker begins: nothing built, nothing judged, no launch counted."""
+    """As a worker begins: nothing built, nothing checked, no launch counted."""
     load_spec(REFERENCE).launch.__globals__["launches"].clear()
     measure._outcomes_on_edges.clear()
-    measure._forget()
+    kept.forget()
     yield
-    measure._forget()
+    kept.forget()
 
 
 def clock(launches: int) -> measure.Clock:
@@ -102,15 +102,15 @@ def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str) -> 
 def test_edges_of_the_problem_before_are_let_go(device: str) -> None:
     spec = load_spec(REFERENCE)
     own = replace(spec, edges=lambda problem: [*spec.edges(problem), Edge("own", replace(problem, seed=1))])
-    kept: list[set[str]] = []
+    there: list[set[str]] = []
     for rows in (6, 7):
         problem = replace(PROBLEM, shape=NamedInts(M=rows, K=16))
-        measure._forget({("x", edge) for edge in edges.edges_of(own, problem)})
+        kept.forget({("x", edge) for edge in edges.edges_of(own, problem)})
         for edge in edges.edges_of(own, problem):
-            measure._edge_tensors_of.setdefault(("x", edge), checking.build_edge(own, edge, device))
-        kept.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in measure._edge_tensors_of})
-    assert kept[1] - kept[0] == {"own 7"}
-    assert "own 6" not in kept[1]
+            kept._edge_tensors.setdefault(("x", edge), checking.build_edge(own, edge, device))
+        there.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in kept._edge_tensors})
+    assert there[1] - there[0] == {"own 7"}
+    assert "own 6" not in there[1]
 
 
 def test_a_message_shows_what_was_expected_and_what_came() -> None:
