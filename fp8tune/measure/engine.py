@@ -50,7 +50,7 @@ class Worker(Protocol):
         ...
 
     def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
-        """Check the arm (once a process), time it, and look at its output once more."""
+        """Check the arm (once a process), time it, and check its output once more."""
         ...
 
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:

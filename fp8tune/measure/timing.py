@@ -29,7 +29,7 @@ class Samples:
 
     def outcome(self, process: str) -> Outcome:
         """As rows keep it, with the block's value. ``process`` names the worker process."""
-        reason = f"the steadiest of {1 + self.stalled} blocks" if self.stalled else ""
+        reason = f"the first stable of {1 + self.stalled} blocks" if self.stalled else ""
         value = block_value(self.samples_us)
         return Outcome(Status.OK, value, reason, self.samples_us, self.tick_us, process=process)
 

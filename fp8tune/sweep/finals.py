@@ -2,7 +2,7 @@
 
 All problems share the processes (:mod:`fp8tune.measure.engine`). The declared default runs under two names, which
 shows the noise. The rows of one process on one problem count only together and are committed together, so that a killed
-sweep continues with the next process. After so many processes each problem is judged, and those that are still
+sweep continues with the next process. After so many processes each problem is decided, and those that are still
 ambiguous get more. If the time budget ends before that, the judgement stands until the same command goes on.
 """
 
@@ -58,16 +58,16 @@ class Finals:
                 yield from (TrialDone(row, from_database=True) for row in rows)
             else:
                 pending.append(group)
-        judged = 0
+        decided = 0
         for processes in (self._numbers.processes, *self._numbers.more_processes):
             yield from self._timed(pending, processes)
             pending = [group for group in pending if not group.failure and not self._is_settled(group, processes)]
             if self.left_out:
                 for group in pending:
-                    if judged and set(_numbers(judged)) <= group.processes:
+                    if decided and set(_numbers(decided)) <= group.processes:
                         self._end(group, self._finals_run(group))
                 return
-            judged = processes
+            decided = processes
 
     # Who is timed
 

@@ -237,9 +237,9 @@ def _problems(reference: str, short: Plan) -> list[ProblemPlan]:
     if kind is Kind.STATIC:  # a row for what is not even compiled would say nothing
         configs = {problem: {c: "" for c, pruned in of.items() if not pruned} for problem, of in configs.items()}
     runs_kernels = kind in (Kind.MEASURED, Kind.INTERPRETER)
-    judge = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
+    reference_hash = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
     plans = [ProblemPlan.of(reference, spec, version, problem, of) for problem, of in configs.items()]
-    return [replace(of, reference_hash=judge) for of in plans]
+    return [replace(of, reference_hash=reference_hash) for of in plans]
 
 
 def fp8_dtype_of(arch: str) -> str:

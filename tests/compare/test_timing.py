@@ -86,7 +86,7 @@ def test_a_config_that_breaks_its_process_is_not_the_tuned_one(trees: tuple[Tree
 def test_blocks_of_a_slow_device_are_counted(trees: tuple[Tree, Tree]) -> None:
     good = Outcome(Status.OK, time_us=100.0, telemetry=Telemetry(throttle_reasons=0x4))  # a power cap is normal
     hot = dataclasses.replace(good, telemetry=Telemetry(throttle_reasons=0x24))
-    again = dataclasses.replace(good, reason="the steadiest of 2 blocks")
+    again = dataclasses.replace(good, reason="the first stable of 2 blocks")
     times = RowTimes(*rows(trees, 64))
 
     def add(arch: str, *seats: tuple[Outcome, Outcome]) -> None:

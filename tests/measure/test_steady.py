@@ -89,7 +89,7 @@ def test_do_bench_is_asked_again(
     assert next(waiting, None) is next(estimated, None) is None
 
 
-@pytest.mark.parametrize(("stalled", "said"), [(0, ""), (2, "the steadiest of 3 blocks")])
+@pytest.mark.parametrize(("stalled", "said"), [(0, ""), (2, "the first stable of 3 blocks")])
 def test_a_row_says_that_its_block_was_not_the_first(stalled: int, said: str) -> None:
     outcome = timing.Samples(CALM, None, stalled).outcome("a process")
     assert (outcome.status, outcome.reason) == (Status.OK, said)
