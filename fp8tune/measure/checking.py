@@ -4,9 +4,10 @@ A check finds outputs that differ from the reference in a byte, bytes written be
 written. Before each launch that is checked, outputs hold what cannot be right (every bit the complement, then large
 values, which an atomic maximum would keep), new memory is filled, and other bytes lie beside the inputs.
 
-A fault that shows in one launch in fifty is found with probability ``1 - 0.98 ** checks``. A config is checked twice on its
-problem and twice on each edge. It is checked once after each timed block, at the last launch of dozens. A screen of three rounds
-comes to 5 checks of the problem: 10 %. If the fault shows on 25 edges too, there are 55 checks: 67 %.
+A fault that shows in one launch in fifty is found with probability ``1 - 0.98 ** checks``. A config is checked twice
+on its problem and twice on each edge. It is checked once after each timed block, at the last launch of dozens. A
+screen of three rounds comes to 5 checks of the problem: 10 %. If the fault shows on 25 edges too, there are 55
+checks: 67 %.
 """
 
 from __future__ import annotations
