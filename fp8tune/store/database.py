@@ -10,9 +10,12 @@ On PostgreSQL writers queue for one advisory lock. Each reader sees one moment.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sqlite3
+import sys
 import time
+import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,10 +177,23 @@ def close(connection: Connection, *, wrote: bool) -> None:
         connection.close()
         connection.engine.dispose()
         if left:  # a statement that a signal broke off keeps a connection from changing the mode; a new one has none
+            _end_statements()
             with contextlib.suppress(sqlite3.Error):  # another process still has it open: that one will do it
                 again = sqlite3.connect(f"file:{quote(left)}?mode=rw", isolation_level=None, uri=True)
                 with contextlib.closing(again):
                     _leave_one_file(again)
+
+
+def _end_statements() -> None:
+    """End statements that a signal broke off: frames of its exception hold their cursors, and these the file's lock.
+
+    Without it the log stayed beside the file in 2 of 60 imports that SIGTERM ended.
+    """
+    error = sys.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+    gc.collect()
 
 
 def _leave_one_file(raw: sqlite3.Connection) -> None:
