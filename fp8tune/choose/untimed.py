@@ -1,7 +1,8 @@
 """The config for an arch that a kernel was compiled for and nobody timed it on.
 
 Of the configs that compile there, the one that lost least where the kernel was timed, what it spills here counted in.
-A ranking by what the machine code does lost more: 8 % over thirteen kernels on the arch that was timed.
+A ranking by what the machine code does lost 8.8 % where this loses 6.4 %: thirteen kernels on sm_90, each shape held
+out in turn.
 """
 
 from __future__ import annotations
