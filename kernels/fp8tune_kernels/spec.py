@@ -141,6 +141,19 @@ class DeviceLimits:
     max_threads_per_block: int = 1024
 
 
+CHECKS = ("exact", "exact-inputs", "tolerance")
+"""What "right" can mean: equal bytes; equal bytes on inputs whose partial sums are exact in any order; within a bound of
+a float64 reference."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An element is right if ``|got - expected| <= absolute + relative * |expected|``; NaN only where NaN is expected."""
+
+    relative: float
+    absolute: float = 0.0
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """Everything fp8tune needs to check, time and export a kernel."""
@@ -183,6 +196,23 @@ class KernelSpec:
     Dims that are not named: :data:`INTERPRETED_SIZES`."""
     scaled_down: Callable[[Problem], Problem] = None  # type: ignore[assignment]  # see __post_init__
     """The problem at a size for the interpreter; derived from ``interpreted`` where it is not given."""
+    check: str = "exact"
+    """One of :data:`CHECKS`."""
+    tolerance: Tolerance | None = None
+    """The bound of ``check="tolerance"``; ``reference`` then gives float64 tensors of the outputs' shapes."""
+    prepare: Callable[[tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """(inputs, outputs): puts into outputs what a launch reads there, such as zeros of an accumulator. Called before
+    each launch, off the clock; None for a kernel that only writes its outputs."""
+    configs: tuple[NamedInts, ...] = ()
+    """The grid as a list, where it is no product of ``axes``; ``axes`` then has the values that occur in it."""
+    recorded: tuple[Problem, ...] = ()
+    """The problems of a recording, which take the place of ``problems``."""
+    in_dtypes: tuple[str, ...] = ("bfloat16",)
+    """Input dtypes: each problem is swept with each."""
+    uses_fp8: bool = False
+    """Whether a problem has an ``fp8_dtype``."""
+    flops: Callable[[Mapping[str, int]], int] | None = None
+    """shape -> floating-point operations (a multiply and an add are two), of a kernel that may be bound by them."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
     """shape -> the least bytes any implementation moves: inputs read once, outputs written once, bf16 in, fp8 out.
     Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`."""

@@ -1,0 +1,1 @@
+"""Picks in the formats that others read: one module a format."""

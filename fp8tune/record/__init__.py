@@ -1,0 +1,1 @@
+"""Watch a program's Triton launches, from inside its own processes."""
