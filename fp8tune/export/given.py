@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.recording import Config, Kernel, Launch
+from fp8tune.records import Device, NamedInts, Problem
 
 
 @dataclass(frozen=True)

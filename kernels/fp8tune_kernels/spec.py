@@ -142,13 +142,13 @@ class DeviceLimits:
 
 
 CHECKS = ("exact", "exact-inputs", "tolerance")
-"""What "right" can mean: equal bytes; equal bytes on inputs whose partial sums are exact in any order; within a bound of
-a float64 reference."""
+"""What "right" can mean: equal bytes; equal bytes on inputs whose partial sums are exact in any order; within a bound
+of a float64 reference."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An element is right if ``|got - expected| <= absolute + relative * |expected|``; NaN only where NaN is expected."""
+    """An element is right if ``|got - expected| <= absolute + relative * |expected|``; NaN where NaN is expected."""
 
     relative: float
     absolute: float = 0.0
