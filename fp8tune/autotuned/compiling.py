@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.autotuned.ir import Usage, usage_of
+from fp8tune.autotuned.ir import Usage, argument_names, usage_of
 from fp8tune.errors import MachineError
 from fp8tune.recording import Config, Kernel, Launch, Scalar, Tensor, Value, as_json, from_json
 
@@ -75,8 +75,7 @@ def _compiled(kernel: Kernel, launch: Launch) -> Usage:
         options |= config.all_kwargs()
         tuner = tuner.fn
     compiled = tuner.run(grid=(1, 1, 1), warmup=True, **{**arguments, **options})
-    names = [name for name, kind in compiled.src.signature.items() if kind != "constexpr"]
-    return usage_of(compiled.asm["ttir"], names)
+    return usage_of(compiled.asm["ttir"], argument_names(compiled.src.signature))
 
 
 def _declared(tuner: Any, wanted: Config | None) -> Any:

@@ -33,8 +33,9 @@ _PURE = re.compile(
 def usage_of(ttir: str, parameters: Sequence[str] = ()) -> Usage:
     """What a kernel's TTIR does to each pointer argument (a tensor descriptor is one too).
 
-    ``parameters``: the names of its runtime arguments, for a text without debug locations. Raises ValueError for a text
-    that declares no kernel.
+    ``parameters``: the names of the code's arguments in their order, see :func:`argument_names`. Without as many the
+    debug locations name them, which an assignment in the kernel may have renamed. Raises ValueError for a text that
+    declares no kernel, and where a name is none of ``parameters``.
     """
     graph = _Graph(dict(_LOCATION.findall(ttir)))
     for line in ttir.splitlines():
@@ -43,12 +44,26 @@ def usage_of(ttir: str, parameters: Sequence[str] = ()) -> Usage:
         raise ValueError("the text declares no tt.func: give the TTIR of a kernel")
     found: dict[str, tuple[bool, bool]] = {}
     loaded, stored = graph.sources(graph.loaded), graph.sources(graph.stored)
-    for index, (node, name, is_pointer) in enumerate(graph.entry.arguments):
+    given = graph.entry.arguments
+    names = parameters if len(parameters) == len(given) else [name for _, name, _ in given]
+    for name, (value, _, is_pointer) in zip(names, given, strict=True):
         if is_pointer:
-            name = name or (parameters[index] if index < len(parameters) else f"argument {index}")
+            if parameters and name not in parameters:
+                raise ValueError(f"argument {name!r} of the code is no parameter of the kernel")
             before = found.get(name, (False, False))
-            found[name] = (before[0] or node in loaded, before[1] or node in stored)
+            found[name] = (before[0] or value in loaded, before[1] or value in stored)
     return found
+
+
+def argument_names(signature: Mapping[str, str]) -> list[str]:
+    """The arguments of the code for a compiled kernel's signature: constants are none, a descriptor is several."""
+    names: list[str] = []
+    for name, kind in signature.items():
+        if kind.startswith("tensordesc"):  # and the sizes and strides of each dimension of its block
+            names += [name] * (1 + 2 * len(kind.partition("[")[2].partition("]")[0].split(",")))
+        elif kind != "constexpr":
+            names.append(name)
+    return names
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.autotuned.ir import Usage, usage_of
+from fp8tune.autotuned.ir import Usage, argument_names, usage_of
 from fp8tune.errors import one_line
 from fp8tune.record import times
 from fp8tune.record.grids import grid_of
@@ -270,9 +270,8 @@ class Launched:
             return {}
         if id(compiled) not in self._usages:
             try:
-                signature = getattr(compiled.src, "signature", {})
-                runtime = [name for name, kind in signature.items() if kind != "constexpr"]
-                self._usages[id(compiled)] = usage_of(compiled.asm["ttir"], runtime)
+                names = argument_names(compiled.src.signature)
+                self._usages[id(compiled)] = usage_of(compiled.asm["ttir"], names)
             except Exception:  # fp8tune record compiles it again for this
                 self._usages[id(compiled)] = {}
         return self._usages[id(compiled)]

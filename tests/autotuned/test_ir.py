@@ -1,0 +1,93 @@
+"""Which arguments a kernel reads and writes is told from its code, and too much rather than too little."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8tune.autotuned import compiling
+from fp8tune.autotuned.ir import Usage, usage_of
+from fp8tune.recording import Grid, Kernel, Launch, Scalar, Tensor
+
+MODULE = "compiled_kernels"
+READ, WRITTEN, BOTH, NEITHER = (True, False), (False, True), (True, True), (False, False)
+
+EXPECTED = {
+    "loop": {"a_ptr": READ, "b_ptr": WRITTEN, "c_ptr": WRITTEN},
+    "until": {"a_ptr": READ, "b_ptr": WRITTEN},
+    "atomic": {"total_ptr": BOTH, "lock_ptr": BOTH, "unused_ptr": NEITHER},
+    "either": {"flag_ptr": READ, "a_ptr": WRITTEN, "b_ptr": WRITTEN, "c_ptr": WRITTEN},
+    "in_place": {"x_ptr": BOTH},
+    "calls": {"a_ptr": READ, "b_ptr": WRITTEN},
+    "descriptors": {"source": READ, "target_ptr": WRITTEN},
+    "missing": {},
+}
+
+
+def _launch(kernel: str) -> tuple[Kernel, Launch]:
+    """A launch with a float32 matrix for each argument of the kernel, and the numbers it may take."""
+    tensors = [
+        Tensor(name, "float32", (64, 64), (64, 1), descriptor=(16, 16) if name == "source" else None)
+        for name in EXPECTED[kernel]
+    ]
+    numbers = {
+        "loop": ["n", "BLOCK"],
+        "until": ["n"],
+        "either": ["n"],
+        "in_place": ["n", "BLOCK"],
+        "descriptors": ["M", "N", "BLOCK"],
+    }.get(kernel, [])
+    arguments = (*tensors, *(Scalar(name, 16 if name == "BLOCK" else 64) for name in numbers))
+    parameters = tuple(one.name for one in arguments)
+    return Kernel(f"{MODULE}:{kernel}", is_autotuned=False, parameters=parameters), Launch(arguments, Grid((), ()))
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Usage]:
+    """All kernels, in one process."""
+    folder = __file__.rpartition("/")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return dict(zip(EXPECTED, compiling.usages([_launch(kernel) for kernel in EXPECTED]), strict=True))
+
+
+@pytest.mark.parametrize("kernel", EXPECTED)
+def test_compiled_code_tells_what_is_read_and_written(compiled: dict[str, Usage], kernel: str) -> None:
+    assert compiled[kernel] == EXPECTED[kernel]
+
+
+def _function(body: str, arguments: str = "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32") -> str:
+    return f"module {{\n  tt.func public @k({arguments}) {{\n{body}\n    tt.return\n  }}\n}}\n"
+
+
+def test_an_operation_that_is_not_known_reads_and_writes_all_it_takes() -> None:
+    assert usage_of(_function("    %0 = tt.mystery %x, %n : (!tt.ptr<f32>, i32) -> f32")) == {"x": BOTH, "y": NEITHER}
+
+
+def test_a_pointer_that_is_stored_as_a_value_may_be_used_by_anybody() -> None:
+    body = "    %0 = tt.ptr_to_int %x : !tt.ptr<f32> -> i64\n    tt.store %y, %0 : !tt.ptr<i64>"
+    assert usage_of(_function(body)) == {"x": BOTH, "y": WRITTEN}
+
+
+def test_asynchronous_copies_and_blocks_are_followed() -> None:
+    body = (
+        "    cf.cond_br %c, ^bb1(%x : !tt.ptr<f32>), ^bb2\n"
+        "  ^bb1(%p: !tt.ptr<f32>):  // pred: ^bb0\n"
+        "    %0 = ttg.async_copy_global_to_local %p, %buffer : tensor<!tt.ptr<f32>> -> <f32>\n"
+        "    cf.br ^bb2\n"
+        "  ^bb2:\n"
+        "    ttng.async_tma_copy_local_to_global %y[%n, %n] %buffer : !tt.tensordesc<f32>, !ttg.memdesc<f32>"
+    )
+    assert usage_of(_function(body)) == {"x": READ, "y": WRITTEN}
+
+
+def test_names_come_from_debug_locations_else_from_the_caller() -> None:
+    located = '%arg0: !tt.ptr<f32> loc("in_ptr"(#loc)), %arg1: !tt.ptr<f32> loc(#loc3)'
+    text = '#loc3 = loc("out_ptr"(#loc))\n' + _function("    tt.store %arg1, %c : !tt.ptr<f32>", located)
+    assert usage_of(text) == {"in_ptr": NEITHER, "out_ptr": WRITTEN}
+    plain = "%0: !tt.ptr<f32>, %1: i32, %2: !tt.ptr<f32>"
+    assert usage_of(_function("    %3 = tt.load %2 : f32", plain), ["a", "n", "b"]) == {"a": NEITHER, "b": READ}
+
+
+def test_a_text_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no tt\.func"):
+        usage_of("module {}")
