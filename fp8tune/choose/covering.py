@@ -168,7 +168,8 @@ def _solved(rows: NDArray[np.bool_]) -> NDArray[np.intp]:
     if not rows.any(axis=1).all():
         return np.array([], dtype=np.intp)
     needed = LinearConstraint(rows.astype(float), lb=1)
-    solved = milp(np.ones(rows.shape[1]), integrality=1, bounds=Bounds(0, 1), constraints=needed)
+    ones = np.ones(rows.shape[1])
+    solved = milp(ones, integrality=ones.astype(np.intp), bounds=Bounds(0, 1), constraints=needed)
     if solved.x is None:
         raise RuntimeError(f"no set cover found: {solved.message}")
     return np.flatnonzero(solved.x > 0.5)
