@@ -48,7 +48,7 @@ def test_problems_whose_times_are_incomplete_are_named():
 
 @pytest.mark.parametrize(("problems", "within"), [([], 0.02), ([{}], 0.02), ([{A: 1.0}], -0.1)])
 def test_nothing_to_cover_and_bounds_below_zero_are_refused(problems, within):
-    with pytest.raises(ValueError, match="problem|below 0"):
+    with pytest.raises(ValueError, match=r"problem|below 0"):
         coverings(problems, [within])
 
 
