@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-KERNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
-"""What a kernel may be called: names reach paths, tables and terminals."""
+KERNEL_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}|[A-Za-z_][A-Za-z0-9_.]{0,127}:[A-Za-z_][A-Za-z0-9_.]{0,127}"
+)
+"""What a kernel may be called, or where it can be imported from: names reach paths, tables and terminals."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What an axis or a dim may be called."""
