@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
-from fp8tune.text import KERNEL_NAME, NAME, WORD
+from fp8tune.text import NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CHECKS, KernelSpec, Tolerance
 
@@ -116,7 +116,7 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     kernel = f"kernel {spec.name!r}"
-    if not isinstance(spec.name, str) or not KERNEL_NAME.fullmatch(spec.name):
+    if not isinstance(spec.name, str) or not SPEC_NAME.fullmatch(spec.name):
         rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
         yield f"kernel name {spec.name!r} is refused: {rule}"
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
