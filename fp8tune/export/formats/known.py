@@ -17,7 +17,8 @@ class Format:
 
     module: str
     next: str
-    """How the consumer reads the files that lie below ``{folder}``; one line."""
+    """How the consumer reads the files, one line. ``{folder}`` is where they were written, ``{device}`` the first
+    folder below it."""
 
     def write(self, given: Given, notice: Callable[[str], None]) -> list[File]:
         """The files. ``notice`` gets a line for each pick that is left out."""
@@ -37,7 +38,7 @@ FORMATS = {
     "python": Format("python_file", "put the file beside the kernel; its docstring has the lines that use it"),
     "json": Format("huggingface", "put the folder's files into the kernel's configs, as the Hub's kernels load them"),
     "vllm": Format("vllm", "set VLLM_TUNED_CONFIG_FOLDER={folder}/vllm, or SGLANG_MOE_CONFIG_DIR={folder}/sglang"),
-    "fla": Format("fla", "set FLA_CONFIG_DIR={folder} and FLA_CACHE_MODE=strict"),
+    "fla": Format("fla", "set FLA_CONFIG_DIR={folder}/{device} and FLA_CACHE_MODE=strict"),
     DIFF: Format("diff", "in the folder above the package: git apply FILE, or patch -p1 < FILE"),
     "t4": Format("t4", "any reader of T4 results and metadata takes the folder"),
 }
