@@ -228,9 +228,13 @@ class Evidence:
     version: KernelVersion | None = None
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
+    flops: int | None = None
+    """Floating-point operations of the problem, where its kernel declares them."""
     source: str = ""
     note: str = ""
     facts: Facts = Facts()
+    check: str = "exact"
+    """By which its outputs were right: see :data:`fp8tune_kernels.spec.CHECKS`. Of several the least strict."""
     complete: bool = True
     """False while a sweep of this problem was begun and not finished: its best so far is no pick."""
     ceiling_gb_per_s: float | None = None

@@ -30,12 +30,13 @@ from sqlalchemy import (
 
 from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
 from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
-from fp8tune.store import process_times, references
+from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, codes
-from fp8tune.store.schema import Calibrations, Candidates, Completions, Finals, Trials
+from fp8tune.store.schema import Calibrations, Candidates, ChecksUsed, Completions, Finals, ProblemFlops, Trials
 from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
+from fp8tune_kernels.spec import CHECKS
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
@@ -65,6 +66,10 @@ class Gathering:
     finals: process_times.Counted
     processes: Mapping[int, str]
     checked: references.References
+    flops: Mapping[int, int]
+    """The id of a problem -> its floating-point operations."""
+    checks: Mapping[tuple[int, int], str]
+    """The ids of a sweep and a kernel version -> the check used, where it was not ``exact``."""
     fastest: dict[tuple[str, str], float] = field(default_factory=dict)
     """(name of a device, kind) -> the highest rate of a kernel, GB/s; looked up when it is first asked for."""
 
@@ -80,6 +85,8 @@ class Gathering:
             finals=process_times.counted_finals(connection),
             processes=process_times.process_names(connection),
             checked=references.references(connection),
+            flops=_flops(connection),
+            checks=_checks(connection),
         )
 
     def wanted(self, among: Select[Any], problems: Collection[Problem] | None, device: Device | None) -> Select[Any]:
@@ -167,9 +174,11 @@ class Gathering:
             version=self.shared.versions[version],
             lookup_key=self.shared.lookup_keys[lookup_key],
             bytes_moved=bytes_moved,
+            flops=self.flops.get(problem),
             source=source,
             note=note,
             facts=Facts(registers, spill_bytes, shared_bytes, compile_s, self.codes.get(id)),
+            check=self._check(summary, version),
             complete=self._is_complete(kind, version, device, problem),
             ceiling_gb_per_s=copy and self._ceiling(copy, device, kind_name),
             copy_gb_per_s=copy,
@@ -186,6 +195,12 @@ class Gathering:
             return references.last_but_wrong(summary.newest)
         ended = [replace(one, reference=self.checked.get((one.sweep, version), "")) for one in summary.doubted]
         return references.last_status(ended)
+
+    def _check(self, summary: Summary, version: int) -> str:
+        if not self.checks:
+            return CHECKS[0]
+        used = {self.checks.get((sweep, version), CHECKS[0]) for sweep in summary.sweeps}
+        return max(used, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check))
 
     def _finals(self, ids: tuple[int, int, int], summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
         if not summary.finals or ids not in self.finals:
@@ -230,6 +245,20 @@ def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int],
     for row in readable(connection, query.order_by(Calibrations.c.created_at, Calibrations.c.value)):
         found[row.sweep_id, row.device_id] = found[None, row.device_id] = row.value
     return found
+
+
+def _flops(connection: Connection) -> dict[int, int]:
+    if not optional.is_there(connection, ProblemFlops):
+        return {}
+    query = select(ProblemFlops.c.problem_id, ProblemFlops.c.flops)
+    return {row.problem_id: row.flops for row in readable(connection, query)}
+
+
+def _checks(connection: Connection) -> dict[tuple[int, int], str]:
+    if not optional.is_there(connection, ChecksUsed):
+        return {}
+    query = select(ChecksUsed.c.sweep_id, ChecksUsed.c.version_id, ChecksUsed.c.check)
+    return {(row.sweep_id, row.version_id): row.check for row in readable(connection, query)}
 
 
 def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[_Ids, float]:
