@@ -8,6 +8,7 @@ be a file of ``fp8tune export --for python``. ``torch.compile`` tunes by itself 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import math
 import os
@@ -26,9 +27,6 @@ MODES = ("off", "strict", "nearest", "tune")
 VARIABLE = "FP8TUNE_PIN"
 """Environment variable: one of :data:`MODES`, instead of what programs ask for."""
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Of a config, what is no argument of the kernel."""
-
 Key = tuple[Any, ...]
 """As Triton's autotuner makes it: the values of the key arguments, then the dtype of each tensor as text."""
 
@@ -43,8 +41,9 @@ def pin(kernel: Any, table: Table, unknown: str = "tune") -> None:
 
     ``kernel``: a ``triton.autotune`` kernel, ``triton.heuristics`` around it or not, with at least two configs.
     ``table``: a file that ``fp8tune export --for python`` wrote, that file as an imported module, a folder of such
-    files, of which the kernel's is read, or a mapping of keys to configs: ``{(4096, "torch.bfloat16"): {"BLOCK": 128,
-    "num_warps": 8}}``. Of a file the configs of the current device count, those of a mapping on every device.
+    files, of which the kernel's is read, or a mapping of keys to the arguments of ``triton.Config``:
+    ``{(4096, "torch.bfloat16"): {"kwargs": {"BLOCK": 128}, "num_warps": 8}}``. Of a file the configs of the current
+    device count, those of a mapping on every device.
 
     ``unknown`` says what happens for keys that the table lacks; ``FP8TUNE_PIN`` in the environment overrides it:
 
@@ -215,7 +214,7 @@ def _run(path: Path) -> Mapping[str, Any]:
 
 
 def _vendored(names: Mapping[str, Any], source: str) -> _Read:
-    devices, evidence = names.get("DEVICES"), names.get("EVIDENCE", {})
+    devices, evidence = names.get("TABLE"), names.get("EVIDENCE", {})
     if not isinstance(devices, Mapping) or not isinstance(evidence, Mapping):
         raise UsageError(f"{source} is no table: write one with fp8tune export --for python")
     return _Read(source, devices, evidence)
@@ -236,8 +235,8 @@ def _config(autotuner: Any, given: Any, source: str) -> Any:
     """A row's config, with the pre_hook of the declared one where it is declared."""
     from triton import Config
 
-    kwargs, options = given if isinstance(given, tuple) else _split(given)
-    config = Config({name: _value(value) for name, value in kwargs.items()}, **options)
+    config = Config(**given)
+    config.kwargs = {name: _value(value) for name, value in config.kwargs.items()}
     if strange := sorted(set(config.kwargs) - set(autotuner.arg_names)):
         raise UsageError(f"{source} is of another kernel: {_name(autotuner)} has no argument {strange[0]!r}")
     declared = [one for one in autotuner.configs if one.all_kwargs() == config.all_kwargs()]
@@ -248,20 +247,13 @@ def _config(autotuner: Any, given: Any, source: str) -> Any:
     return config
 
 
-def _split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    kwargs = {name: value for name, value in config.items() if name not in OPTIONS}
-    return kwargs, {name: value for name, value in config.items() if name in OPTIONS}
-
-
 def _value(value: Any) -> Any:
     """A config's value, dtypes as recordings write them: ``{"dtype": "tl.float32"}``."""
     if not isinstance(value, Mapping):
         return value
-    import torch
-    import triton.language as tl
-
     package, _, name = value["dtype"].partition(".")
-    return getattr({"torch": torch, "tl": tl}[package], name)
+    module = importlib.import_module({"torch": "torch", "tl": "triton.language"}[package])
+    return getattr(module, name) if hasattr(module, name) else module.dtype(name)  # tl.float32 calls itself fp32
 
 
 def _plain(key: Any) -> Key:

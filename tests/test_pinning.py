@@ -75,9 +75,9 @@ def key(n: Any, mode: Any = "fast") -> tuple[Any, ...]:
 
 
 TABLE: Mapping[tuple[Any, ...], Any] = {
-    key(4096): {"BLOCK": 128, "num_warps": 8},
-    key(64): ({"BLOCK": 64}, {"num_warps": 4}),
-    key(64, "slow"): {"BLOCK": 256},
+    key(4096): {"kwargs": {"BLOCK": 128}, "num_warps": 8},
+    key(64): {"kwargs": {"BLOCK": 64}, "num_warps": 4},
+    key(64, "slow"): {"kwargs": {"BLOCK": 256}},
 }
 
 
@@ -138,7 +138,7 @@ NUMBERS = st.integers(0, 2**40) | st.floats(-1e9, 1e9)
     st.dictionaries(st.tuples(NUMBERS, st.sampled_from(["a", "b"])), st.sampled_from([64, 128]), min_size=1), st.data()
 )
 def test_every_rank_finds_the_same_nearest_key_in_whatever_order_it_read_them(rows, data):
-    table = {key(*one): {"BLOCK": size} for one, size in rows.items()}
+    table = {key(*one): {"kwargs": {"BLOCK": size}} for one, size in rows.items()}
     other = dict(data.draw(st.permutations(list(table.items()))))
     wanted = (data.draw(NUMBERS), next(iter(rows))[1])
     found = []
@@ -155,7 +155,7 @@ def test_heuristics_around_the_autotuner_and_dtypes_in_key_and_config():
     inner = tuner()
     kernel = triton.heuristics({"mode": lambda named: tl.float32})(inner)
     kernel.arg_names = inner.arg_names
-    fp8tune.pin(kernel, {key(8, "fp32"): {"BLOCK": {"dtype": "tl.float32"}}}, "strict")
+    fp8tune.pin(kernel, {key(8, "fp32"): {"kwargs": {"BLOCK": {"dtype": "tl.float32"}}}}, "strict")
     assert str(tl.float32) == "fp32"
     assert block(kernel, 8) == tl.float32
 
@@ -178,7 +178,7 @@ def test_off_and_the_variable_that_overrides(monkeypatch, caplog):
 
 VENDORED = """
 KERNEL = "test_pinning:Launched.__init__.<locals>.kernel"
-DEVICES = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): ({"BLOCK": 256}, {"num_warps": 8})}}
+TABLE = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}}
 EVIDENCE = {(4096, "fast", "torch.bfloat16"): "measured 12.3 us"}
 """
 
@@ -225,7 +225,7 @@ def test_a_device_that_the_table_lacks_is_said(tmp_path, caplog, monkeypatch):
         ("KERNEL = 'm:k'", "is no table"),
         (VENDORED.replace("BLOCK", "TILE"), "is of another kernel: .* has no argument 'TILE'"),
         (VENDORED.replace("num_warps", "warps"), "a row that cannot be used: TypeError"),
-        (VENDORED.replace('({"BLOCK": 256}, {"num_warps": 8})', "7"), "a row that cannot be used"),
+        (VENDORED.replace('{"kwargs": {"BLOCK": 256}, "num_warps": 8}', "7"), "a row that cannot be used"),
         (VENDORED.replace("{(4096", "{4096: 1, (4096"), "a row that cannot be used"),
         (VENDORED.replace("256", '{"dtype": "os.system"}'), "a row that cannot be used"),
     ],

@@ -17,8 +17,8 @@ import triton.language as tl
 import fp8tune
 
 TABLE = {
-    (4096, "torch.float32", "torch.float32"): {"BLOCK": 1024, "num_warps": 4},
-    (65536, "torch.float32", "torch.float32"): {"BLOCK": 2048, "num_warps": 8},
+    (4096, "torch.float32", "torch.float32"): {"kwargs": {"BLOCK": 1024}, "num_warps": 4},
+    (65536, "torch.float32", "torch.float32"): {"kwargs": {"BLOCK": 2048}, "num_warps": 8},
 }
 
 
