@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 KERNEL_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}|[A-Za-z_][A-Za-z0-9_.]{0,127}:[A-Za-z_][A-Za-z0-9_.]{0,127}"
+    r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}|[A-Za-z_][A-Za-z0-9_.]{0,127}:[A-Za-z_][A-Za-z0-9_.]{0,127}"
 )
 """What a kernel may be called, or where it can be imported from: names reach paths, tables and terminals."""
 
