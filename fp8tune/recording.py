@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,7 +200,7 @@ def _is_needed(value: Any, declared: dataclasses.Field[Any]) -> bool:
 def read(path: Path) -> Recording:
     """The recording in a file. Raises UsageError for a file that is none, or that a newer fp8tune wrote."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except OSError as error:
         raise UsageError(f"cannot read the recording {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -213,6 +214,13 @@ def read(path: Path) -> Recording:
         return from_json(document, Recording)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise UsageError(f"{str(path)!r} is damaged: {one_line(error)}: record it again") from None
+
+
+def _finite(text: str) -> float:
+    """A number of the file. Raises ValueError for NaN and infinity, which JSON does not have."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
 
 
 def text_of(recording: Recording) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fp8tune.measure.checking import bits
+from fp8tune.measure.comparing import bits
 
 CHUNK_ELEMENTS = 1 << 28
 """Compared at once: what a comparison allocates stays far below the outputs of the largest problems."""

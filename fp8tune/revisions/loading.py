@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import keyword
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from types import ModuleType
 from typing import Any, cast
 
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
-from fp8tune.text import KERNEL_NAME, NAME, WORD
+from fp8tune.text import NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import CHECKS, KernelSpec, Tolerance
 
 FUNCTIONS = ("bytes_moved", "scaled_down", "invalid", "edges", "lookup_key")
 """What of a spec runs while a sweep is planned: what it raises is no trial's failure. ``problems`` too, whose KeyError
@@ -115,7 +116,7 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     kernel = f"kernel {spec.name!r}"
-    if not isinstance(spec.name, str) or not KERNEL_NAME.fullmatch(spec.name):
+    if not isinstance(spec.name, str) or not SPEC_NAME.fullmatch(spec.name):
         rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
         yield f"kernel name {spec.name!r} is refused: {rule}"
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
@@ -136,6 +137,20 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         words = getattr(spec, name)
         if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
             yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
+    yield from _refused_checks(spec, kernel)
+
+
+def _refused_checks(spec: KernelSpec, kernel: str) -> Iterator[str]:
+    if spec.check not in CHECKS:
+        yield f"{kernel}: check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
+    if (spec.check == "tolerance") != isinstance(spec.tolerance, Tolerance):
+        yield f"{kernel}: check {spec.check!r} with tolerance={spec.tolerance!r} is refused: declare both or neither"
+    if isinstance(spec.tolerance, Tolerance):
+        bounds = (spec.tolerance.relative, spec.tolerance.absolute)
+        if not any(bounds) or not all(0 <= bound < math.inf for bound in bounds):
+            yield f"{kernel}: {spec.tolerance!r} is refused: use numbers from 0, and one of them above"
+    if spec.prepare is not None and not callable(spec.prepare):
+        yield f"{kernel}: prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

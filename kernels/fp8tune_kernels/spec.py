@@ -90,7 +90,7 @@ class Problem:
     """Seeds both the values and the group layout."""
 
 
-CONTENTS = ("random", "zeros", "nan", "infinite", "tiny", "huge")
+CONTENTS = ("random", "zeros", "nan", "infinite", "tiny", "huge", "integers")
 """What an :class:`Edge` may put into the floating-point inputs: see :func:`fp8tune.measure.edges.fill`."""
 
 
@@ -152,6 +152,16 @@ class Tolerance:
 
     relative: float
     absolute: float = 0.0
+
+    def __str__(self) -> str:
+        parts = {"relative": self.relative, "absolute": self.absolute}
+        return " + ".join(f"{_short(bound)} {name}" for name, bound in parts.items() if bound)
+
+
+def _short(bound: float) -> str:
+    """``1e-03``; in full where that says less."""
+    short = f"{bound:.0e}"
+    return short if float(short) == bound else str(bound)
 
 
 @dataclass(frozen=True)
@@ -222,6 +232,11 @@ class KernelSpec:
             given = getattr(self, name)
             if given is None or isinstance(given, _Derived):  # a copy by dataclasses.replace derives anew
                 object.__setattr__(self, name, _Derived(functools.partial(derive, self)))
+
+    @property
+    def check_text(self) -> str:
+        """What is right, as rows say it: ``exact``, or ``tolerance 1e-03 relative + 1e-05 absolute of float64``."""
+        return f"tolerance {self.tolerance} of float64" if self.check == "tolerance" else self.check
 
     def lookup_key(self, problem: Problem) -> NamedInts:
         """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
