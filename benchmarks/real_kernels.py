@@ -118,10 +118,16 @@ def _studied(
     launches = [
         _swept(launch, same, candidates, store) for launch, candidates in zip(kernel.launches, swept, strict=True)
     ]
-    timed = [candidates for candidates in swept if candidates]
+    # run-time tuning would take a config of the list that is wrong elsewhere
+    wrong = {config for each in launches for config, status in each.failures.items() if status.startswith("wrong")}
+    right = [
+        {config: slowdown for config, slowdown in candidates.slowdowns.items() if str(config) not in wrong}
+        for candidates in swept
+        if candidates
+    ]
     covered = [
         Covered(each.within, tuple(map(str, each.configs)), each.worst)
-        for each in (coverings([candidates.slowdowns for candidates in timed], BOUNDS) if timed else ())
+        for each in (coverings(right, BOUNDS) if right and all(right) else ())
     ]
     tuning_s = tuple(one.tuning_s for one in same)
     return Studied(kernel.name, len(kernel.configs), kernel.refusal, tuning_s, tuple(launches), tuple(covered))

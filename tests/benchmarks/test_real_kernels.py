@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from database_rows import KERNEL, begin, config, row, subject
@@ -30,20 +31,24 @@ def recorded(picks: dict[int, int], tuning_s: float = 1.0) -> Recording:
     return Recording("python train.py", kernels=(kernel,))
 
 
-@pytest.fixture
-def database(tmp_path):
-    """Two launches: at K = 512 the first config is best, at K = 1024 the second, and the third is wrong there."""
-    path = tmp_path / "real.db"
+def fill(path: Path, times_us: dict[int, tuple[float | None, ...]]) -> Path:
+    """K -> the time of each config; None where it is wrong."""
     with Store.open(str(path), create=True) as store:
-        for K, times_us in {512: (100.0, 110.0, 130.0), 1024: (103.0, 100.0, None)}.items():
+        for K, times in times_us.items():
             of = replace(swept_problem(K=K), input_layout=f"recorded-{launch(K, 0).id}")
             sweep = begin(store, request=str(K))
-            for block, time_us in zip(BLOCKS, times_us, strict=True):
+            for block, time_us in zip(BLOCKS, times, strict=True):
                 status = Status.OK if time_us else Status.WRONG
                 store.add(sweep, row(time_us, of=of, config=config(block), status=status))
             store.mark_complete(sweep, subject(of), len(BLOCKS))
             store.finish_sweep(sweep)
     return path
+
+
+@pytest.fixture
+def database(tmp_path):
+    """Two launches: at K = 512 the first config is best, at K = 1024 the second, and the third is wrong there."""
+    return fill(tmp_path / "real.db", {512: (100.0, 110.0, 130.0), 1024: (103.0, 100.0, None)})
 
 
 def test_a_kernel_is_studied_launch_by_launch(database):
@@ -59,6 +64,14 @@ def test_a_kernel_is_studied_launch_by_launch(database):
     assert [(each.within, len(each.configs)) for each in studied.covered] == [(0.01, 2), (0.02, 2), (0.05, 1)]
     assert studied.covered[-1].worst == pytest.approx(0.03)
     assert studied.not_right == {str(config(128)): 1}
+
+
+def test_a_config_that_is_wrong_on_one_launch_is_in_no_covering_set(tmp_path):
+    path = fill(tmp_path / "real.db", {512: (120.0, 110.0, 100.0), 1024: (103.0, 100.0, None)})
+    with Store.open(str(path), writable=False) as store:
+        (studied,) = real_kernels.study([recorded({512: 2, 1024: 1})], store)
+    assert studied.launches[0].ours == str(config(128))
+    assert [each.configs for each in studied.covered] == [(str(config(64)),)] * 3
 
 
 def test_the_table_and_its_json_are_written(database, tmp_path, capsys):
