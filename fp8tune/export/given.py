@@ -86,7 +86,9 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
     found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
     timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
     if not timed:
-        raise UsageError(f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db")
+        raise UsageError(
+            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
+        )
     name, notices = _device(grouped(timed, lambda one: one.device.name), device)
     on_device = [one for one in timed if one.device.name == name]
     complete = usable(on_device)
@@ -133,7 +135,9 @@ def launched(recorded: Kernel | None, config: NamedInts) -> Config:
     except (ValueError, TypeError) as error:
         raise DatabaseError(f"{error}: forget that row, or sweep the kernel again") from None
     names = dict.fromkeys(name for declared in recorded.configs for name in declared.kwargs)
-    return replace(found, kwargs={name: found.kwargs[name] for name in {**names, **found.kwargs} if name in found.kwargs})
+    return replace(
+        found, kwargs={name: found.kwargs[name] for name in {**names, **found.kwargs} if name in found.kwargs}
+    )
 
 
 def _device(by_name: Mapping[str, Sequence[Candidates]], wanted: str | None) -> tuple[str, list[str]]:
