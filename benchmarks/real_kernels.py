@@ -24,9 +24,11 @@ from fp8tune.choose import ranking
 from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.covering import coverings
 from fp8tune.choose.ranking import all_candidates
+from fp8tune.errors import Fp8tuneError
 from fp8tune.recording import Kernel, Launch, Recording
 from fp8tune.records import Kind, NamedInts, Outcome, Subject
 from fp8tune.render.report import Report, left, right
+from fp8tune.render.terminal import notice
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
 
@@ -217,8 +219,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--db", required=True, help="the database that the kernels were swept into")
     parser.add_argument("--output", type=Path, help="a folder for study.json and study.md")
     given = parser.parse_args(arguments)
-    with Store.open(given.db, writable=False) as store:
-        studied = study([recording.read(path) for path in given.recordings], store)
+    try:
+        with Store.open(given.db, writable=False) as store:
+            studied = study([recording.read(path) for path in given.recordings], store)
+    except Fp8tuneError as error:
+        notice(f"fp8tune: {error}")
+        return error.exit_code
     as_report(studied).print("markdown")
     for each in studied:
         for config, launches in each.not_right.items():
