@@ -16,7 +16,8 @@ __all__ = ["EXACT", "LARGE", "Rule", "bits", "fill_large"]
 LARGE = 0x7B
 """In every byte: a large finite value of every floating-point type, positive as an integer too."""
 
-_ELEMENTS_AT_ONCE = 1 << 24
+_ELEMENTS_AT_ONCE = 1 << 22
+"""Within a tolerance 200 MiB."""
 
 
 @dataclass(frozen=True)
