@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.autotuned.configs import encoded
-from fp8tune.errors import UsageError
+from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export.formats import PublishedPick, by_size, fla, huggingface, triton_cache, vllm
 from fp8tune.export.formats.documents import bare_name, parsed
 from fp8tune.recording import Config, Kernel, Launch, from_json
@@ -161,9 +161,15 @@ class Rows:
     def _read(self, name: str) -> _Known:
         if not KERNEL.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
-        documents = {problem: json.loads(text) for problem, text in self._store.recorded_launches(name).items()}
-        launches = {problem: from_json(document["launch"], Launch) for problem, document in documents.items()}
-        recorded = next((from_json(document["kernel"], Kernel) for document in documents.values()), None)
+        texts = self._store.recorded_launches(name)
+        try:
+            documents = {problem: json.loads(text) for problem, text in texts.items()}
+            launches = {problem: from_json(document["launch"], Launch) for problem, document in documents.items()}
+            recorded = next((from_json(document["kernel"], Kernel) for document in documents.values()), None)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DatabaseError(
+                f"a recorded launch of {name} is damaged ({error}): record and sweep it again"
+            ) from None
         tried = [subject.problem for subject in self._subjects if subject.problem.kernel == name]
         return _Known(name, tuple(dict.fromkeys([*launches, *tried])), recorded, launches)
 
