@@ -41,6 +41,7 @@ _ARCHES = {
     "B200": "sm_100",
     "GB200": "sm_100",
     "5090": "sm_120",
+    "Blackwell": "sm_120",
     "MI250": "gfx90a",
     "MI250X": "gfx90a",
     "MI300X": "gfx942",
@@ -124,13 +125,16 @@ class Rows:
         self._known: dict[str, _Known] = {}
 
     def of(self, picks: Collection[PublishedPick]) -> list[Row]:
-        """The rows of all picks that can be stored; one line for each that cannot."""
-        rows = []
+        """The rows of all picks that can be stored; a line for each reason why some of a file cannot."""
+        rows: list[Row] = []
+        reasons: dict[str, None] = {}
         for pick in picks:
             try:
                 rows += self._rows(pick)
             except ValueError as error:
-                self._notice(f"left out of {pick.source}: {visible(str(error))}")
+                reasons[f"left out of {pick.source}: {visible(str(error))}"] = None
+        for reason in reasons:
+            self._notice(reason)
         return rows
 
     def _rows(self, pick: PublishedPick) -> list[Row]:
