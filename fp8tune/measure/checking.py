@@ -132,6 +132,7 @@ class Tensors:
         """
         import torch
 
+        self.poison()
         found = []
         for number in range(launches):
             self._spoil(number)

@@ -79,7 +79,7 @@ class Rule:
     def _unequal(self, output: Any, expected: Any) -> Any:
         import torch
 
-        if not expected.is_floating_point():
+        if output.dtype != expected.dtype:
             return output != expected
         unequal = bits(output) != bits(expected)
         if self.any_nan or expected.dtype == torch.float32:

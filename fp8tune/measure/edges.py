@@ -36,9 +36,9 @@ def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Edge]:
 
 
 def layout_problem(problem: Problem, routing: str) -> Problem:
-    """The same kernel, groups and row length on few rows, spread as ``routing`` says."""
-    rows = min(problem.shape["M"], LAYOUT_CHECK_ROWS)
-    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, "M": rows}))
+    """The same kernel, groups and row length on few rows (M, if it has one), spread as ``routing`` says."""
+    rows = {"M": min(problem.shape["M"], LAYOUT_CHECK_ROWS)} if "M" in problem.shape else {}
+    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, **rows}))
 
 
 def place(edge: Edge) -> str:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from fp8tune import __version__
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
+from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
@@ -62,7 +63,7 @@ class ProblemPlan:
         configs: Mapping[NamedInts, str],
     ) -> ProblemPlan:
         """With what the spec says of the problem."""
-        key, bytes_moved = spec.lookup_key(problem), spec.bytes_moved(problem.shape)
+        key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         return cls(reference, version, problem, key, bytes_moved, configs)
 
     def arm(self, config: NamedInts) -> KernelArm:
@@ -167,6 +168,7 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
+    _check_taken(short.options)
     problems = [found for reference in short.options.kernels for found in _problems(reference, short)]
     if backend.kind is Kind.INTERPRETER:
         notices += (_interpreter_notice(problems),)
@@ -174,6 +176,16 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         notices += _edge_notices(problems)
     problems = [_with_incumbents(found, backend, incumbents) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
+
+
+def _check_taken(options: Options) -> None:
+    """Raise UsageError for an option that no kernel of the sweep takes."""
+    specs = [load_spec(reference) for reference in options.kernels]
+    names = ", ".join(spec.name for spec in specs)
+    if options.scale_mode is not None and not any(spec.scale_modes for spec in specs):
+        raise UsageError(f"--scale-mode {options.scale_mode}: {names} has no scale modes; leave it out")
+    if options.routing != Options.routing and not any(spec.routed or spec.recorded for spec in specs):
+        raise UsageError(f"--routing {options.routing}: {names} has no groups; leave it out")
 
 
 def make_ready(backend: Backend) -> None:
@@ -194,11 +206,9 @@ def _with_incumbents(found: ProblemPlan, backend: Backend, incumbents: Incumbent
 
 
 def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
-    largest = {
-        dim: max(found.problem.shape.get(dim, 0) for found in problems)
-        for dim in ("M", "K", "N", "E", "G")
-        if any(dim in found.problem.shape for found in problems)
-    }
+    shapes = [found.problem.shape for found in problems]
+    named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape)))
+    largest = {dim: max(found) for dim in named if (found := [shape[dim] for shape in shapes if dim in shape])}
     sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
     return (
         f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "

@@ -36,7 +36,7 @@ def lookup_key(problem: Problem) -> NamedInts | None:
     if problem.kernel not in KERNELS:
         return None
     spec = load_spec(problem.kernel)
-    plan.check_shape(spec, problem.shape)
+    plan.check_shape(spec, problem)
     return spec.lookup_key(problem)
 
 
@@ -66,7 +66,7 @@ def _compilable(item: Evidence) -> bool:
 def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
     """Whether the kernel has such a problem; where it has not, says so and why."""
     try:
-        plan.check_shape(spec, problem.shape)
+        plan.check_shape(spec, problem)
     except UsageError as error:
         _logger.warning(f"left out: {error}")
         return False
