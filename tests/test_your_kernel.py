@@ -9,10 +9,12 @@ import pytest
 import torch
 from places import ROOT
 
+from fp8tune.export.formats.known import FORMATS
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
+from fp8tune_kernels.spec import CHECKS
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXT = (ROOT / "docs" / "your-kernel.md").read_text(encoding="utf-8")
@@ -39,3 +41,7 @@ def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
 def test_a_spec_by_hand_takes_thirty_lines() -> None:
     text = (EXAMPLES / "add_spec.py").read_text(encoding="utf-8")
     assert len([line for line in text.splitlines() if line]) <= 30
+
+
+def test_the_document_lists_every_format() -> None:
+    assert set(re.findall(r"^\| `([a-z][a-z0-9-]*)` \|", TEXT, re.MULTILINE)) - {*CHECKS} == {*FORMATS}
