@@ -109,6 +109,7 @@ def build(
         reference=right,
         invalid=work.invalid,
         edges=work.edges,
+        scale_modes=(),
         scaled_down=work.scaled_down,
         check=check or "exact",
         tolerance=bound,

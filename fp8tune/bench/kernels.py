@@ -131,7 +131,7 @@ class Plan:
         """Ours first."""
         spec = load_spec(reference)
         config = exported_config(spec, problem, device)
-        bytes_moved = spec.bytes_moved(problem.shape)
+        bytes_moved = spec.bytes_of(problem)
         return [KernelContender(name, problem, reference, bytes_moved, config) for name in (OURS, *self.rivals)]
 
     def compiled_first(self, device: Device) -> list[KernelContender]:

@@ -78,7 +78,7 @@ class KernelArm(Arm):
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
         """With what the spec says of the problem."""
-        return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_moved(problem.shape))
+        return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 
     @property
     def work(self) -> Work:

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import keyword
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,9 +29,9 @@ from fp8tune.recording import Kernel
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import CHECKS, KernelSpec, Tolerance
+from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
 
-FUNCTIONS = ("bytes_moved", "scaled_down", "invalid", "edges", "lookup_key")
+FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "invalid", "edges", "lookup_key")
 """What of a spec runs while a sweep is planned: what it raises is no trial's failure. ``problems`` too, whose KeyError
 has a meaning: see :mod:`fp8tune.plan.problems`."""
 
@@ -46,6 +47,7 @@ def load_spec(reference: str) -> KernelSpec:
     nobody declared, a module that cannot be imported, an attribute that is neither a usable KernelSpec nor a kernel of
     the recording; MachineError where a kernel of this package cannot be imported.
     """
+    _repair_interpreter()
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
         return _asked(_declared(named.kernel), named)
@@ -68,6 +70,12 @@ def load_spec(reference: str) -> KernelSpec:
         return _usable(_asked(spec, named), module)
     except (TypeError, ValueError, AttributeError) as error:  # a field of another type
         raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
+
+
+def _repair_interpreter() -> None:
+    """In every process that may launch a kernel: somebody else's file imports none of ours."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("fp8tune_kernels.interpreter").install()
 
 
 def check_reference(reference: str) -> None:
@@ -190,7 +198,8 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
         raise UsageError(refusal)
     guarded = copy.copy(spec)
     for function in FUNCTIONS:
-        object.__setattr__(guarded, function, _one_line_raised(spec.name, function, getattr(spec, function)))
+        if (given := getattr(spec, function)) is not None:
+            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, given))
     return guarded
 
 
@@ -214,9 +223,12 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:
                 yield f"{kernel}: {axis} has the value {value!r}: use whole numbers from 0"
-    for name in () if isinstance(spec, RecordedSpec) else ("scale_modes", "input_layouts"):
+    if not spec.in_dtypes or not {*spec.in_dtypes} <= {*DTYPES}:
+        yield f"{kernel}: in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
+    for name in ("scale_modes", "input_layouts"):
         words = getattr(spec, name)
-        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
+        is_missing = not words and name == "input_layouts"
+        if is_missing or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
             yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
     yield from _refused_checks(spec, kernel)
 

@@ -67,7 +67,7 @@ class ProblemPlan:
         configs: Mapping[NamedInts, str],
     ) -> ProblemPlan:
         """With what the spec says of the problem."""
-        key, bytes_moved = spec.lookup_key(problem), spec.bytes_moved(problem.shape)
+        key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         return cls(reference, version, problem, key, bytes_moved, configs)
 
     def arm(self, config: NamedInts) -> KernelArm:
@@ -182,6 +182,7 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
+    _check_taken(short.options)
     references = []
     with contextlib.closing(backend.worker()) as worker:  # it starts no process until it is asked
         for given in short.options.kernels:
@@ -201,6 +202,16 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         notices += _edge_notices(problems)
     problems = [_with_incumbents(found, backend, incumbents) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
+
+
+def _check_taken(options: Options) -> None:
+    """Raise UsageError for an option that no kernel of the sweep takes."""
+    specs = [load_spec(reference) for reference in options.kernels]
+    names = ", ".join(spec.name for spec in specs)
+    if options.scale_mode is not None and not any(spec.scale_modes for spec in specs):
+        raise UsageError(f"--scale-mode {options.scale_mode}: {names} has no scale modes; leave it out")
+    if options.routing != Options.routing and not any(spec.routed or spec.recorded for spec in specs):
+        raise UsageError(f"--routing {options.routing}: {names} has no groups; leave it out")
 
 
 def make_ready(backend: Backend) -> None:
@@ -258,11 +269,9 @@ def _interpreter_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
 
 
 def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
-    largest = {
-        dim: max(found.problem.shape.get(dim, 0) for found in problems)
-        for dim in ("M", "K", "N", "E", "G")
-        if any(dim in found.problem.shape for found in problems)
-    }
+    shapes = [found.problem.shape for found in problems]
+    named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape)))
+    largest = {dim: max(found) for dim in named if (found := [shape[dim] for shape in shapes if dim in shape])}
     sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
     return (
         f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "

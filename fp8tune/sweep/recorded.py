@@ -64,10 +64,6 @@ def edge_failure(reference: str, torch_device: str) -> str | None:
     itself. Runs in a worker: odd sizes may be what the kernel does not expect at all."""
     named = KernelReference.parse(reference)
     spec = cast(RecordedSpec, load_spec(str(replace(named, reference=""))))
-    if torch_device == "cpu":
-        from fp8tune_kernels import interpreter
-
-        interpreter.install()
     for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
         try:
             tensors = checking.build_edge(spec, edge, torch_device)
