@@ -10,6 +10,7 @@ import itertools
 import keyword
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.records import NamedInts, Problem
@@ -82,7 +83,7 @@ def problems(
     problem for this kernel.
     """
     if spec.recorded:
-        return list(spec.recorded)
+        return [replace(problem, seed=seed) for problem in spec.recorded]
     in_dtypes = spec.in_dtypes if in_dtype is None else (in_dtype,)
     mode = (scale_mode or spec.scale_modes[0]) if spec.scale_modes else ""
     for what, name, names in (
