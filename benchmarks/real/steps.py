@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
+TIMES = 3
+"""How often each step is run: the first tunes, the others are like those of a long run."""
+
+
 def run(steps: Mapping[str, Callable[[], None]]) -> int:
     """Runs each step and says how long it took. Returns the number that failed."""
     import torch
@@ -19,7 +23,8 @@ def run(steps: Mapping[str, Callable[[], None]]) -> int:
     for name, step in steps.items():
         start = time.perf_counter()
         try:
-            step()
+            for _ in range(TIMES):
+                step()
             if DEVICE == "cuda":
                 torch.cuda.synchronize()
         except Exception:

@@ -1,4 +1,4 @@
-"""torchao 0.18: forward and backward of its FP8 grouped GEMM on the shapes of ``grouped-mm``, one step each.
+"""torchao 0.18: forward and backward of its FP8 grouped GEMM on the shapes of ``grouped-mm``.
 
     fp8tune record -o torchao.json -- python -m benchmarks.real.torchao_moe
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fp8tune.check.doctor import Finding
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.candidates import Winner
+    from fp8tune.choose.claims import Claim
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
@@ -122,6 +123,22 @@ def conflict(found: Conflict) -> Object:
         "rows": [
             {"source": row.source, "time_us": value_us(row), **_fields(row, "config", "note")} for row in found.rows
         ],
+    }
+
+
+def claim(found: Claim) -> Object:
+    """A config that others published, ``show --published``: ``status`` and ``measured_us`` are of the same config
+    here, ``pick`` and ``pick_us`` of the problem's best, ``slowdown`` the one over the other."""
+    row, winner = found.published, found.measured.winner if found.measured else None
+    return {
+        "row": "claim",
+        "kernel": row.problem.kernel,
+        **_device(row.device),
+        **_problem(row.problem, *DTYPES),
+        **_fields(row, "config", "source", "note"),
+        **_fields(found, "claimed_us", "status", "measured_us", "slowdown"),
+        "pick": _plain(winner.config) if winner else None,
+        "pick_us": winner.time_us if winner else None,
     }
 
 

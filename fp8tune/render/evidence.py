@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from fp8tune.choose.candidates import Candidates, value_us
+from fp8tune.choose.claims import Claim
 from fp8tune.choose.conflicts import Conflict
 from fp8tune.choose.ranking import Shared, robust, usable
 from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
@@ -66,6 +67,34 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     lines = [(conflict, row) for conflict in conflicts for row in conflict.rows]
     table = Report("published rows that contradict each other; all are kept", columns, lines, names=2)
     print_report(conflicts, contracts.conflict, [table], output_format)
+
+
+def print_claims(claims: Sequence[Claim], output_format: str) -> None:
+    """Every published config with what was measured of it here: a table a kernel and device, or JSON."""
+    groups: dict[str, list[Claim]] = {}
+    for claim in claims:
+        device = claim.published.device
+        title = f"{claim.published.problem.kernel} on {device.name or 'any device'} ({device.arch})"
+        groups.setdefault(title, []).append(claim)
+    columns: list[Column[Claim]] = [
+        left("shape", lambda row: str(row.published.problem.shape)),
+        left("published config", lambda row: str(row.published.config)),
+        right("claimed us", lambda row: microseconds(row.claimed_us)),
+        right("us here", _measured),
+        right("slower", lambda row: slower(row.slowdown)),
+        left("pick here", lambda row: str(row.measured.winner.config or "") if row.measured else ""),
+        right("pick us", lambda row: microseconds(row.measured.winner.time_us if row.measured else None)),
+        left("source", lambda row: row.published.source),
+    ]
+    tables = [Report(f"published configs of {title}", columns, found) for title, found in groups.items()]
+    print_report(claims, contracts.claim, tables, output_format)
+
+
+def _measured(claim: Claim) -> str:
+    """The published config's time here, or why there is none."""
+    if claim.measured_us is not None:
+        return microseconds(claim.measured_us)
+    return "not measured" if claim.status is None else str(claim.status)
 
 
 def print_published(rows: Sequence[Published], output_format: str) -> None:

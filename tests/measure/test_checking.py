@@ -232,6 +232,27 @@ def test_an_edge_that_cannot_be_built_is_named(device: str, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+def test_somebody_elses_kernel_is_right_wherever_it_is_launched() -> None:
+    """A spec that is loaded runs on the repaired interpreter: nothing of ours needs to have built its tensors."""
+    launched = f"""
+import sys, torch
+from fp8tune.revisions.loading import load_spec
+from fp8tune_kernels.spec import NamedInts, Problem
+assert "fp8tune_kernels.interpreter" not in sys.modules
+spec = load_spec({f"{PLANTED / 'foreign.py'}:SPEC"!r})
+given = spec.inputs(Problem("foreign-cast", NamedInts(M=40, K=40)), "cpu")
+out = spec.outputs(*given)
+spec.launch(spec.default, given, out)
+assert torch.equal(out[0].view(torch.uint8), spec.reference(*given)[0].view(torch.uint8))
+"""
+    worker = Worker()
+    try:
+        worker.call(60, exec, launched, {})
+    finally:
+        worker.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 def test_somebody_elses_kernel_is_right_on_the_interpreter() -> None:
     """In a process that imports none of our kernels, and so is not repaired by them."""
     worker = Worker()

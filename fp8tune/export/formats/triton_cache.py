@@ -1,8 +1,9 @@
 """The files of Triton's own autotune cache: an unchanged program under ``TRITON_CACHE_AUTOTUNING=1`` times nothing.
 
-A file's key hashes Triton itself, its assembler, the kernel's source, the tuning key and the configs that pruning
-leaves. So the kernel is imported, and the installed Triton (3.6 to 3.9) makes key and file: a stand-in driver names the
-GPU, and a stand-in cache manager keeps what would be written. The key names no device: each has its folder.
+A file's key hashes Triton itself (that very build), its assembler, the kernel's source, the tuning key and the configs
+that pruning leaves. So it is written in the environment that the program runs in: the kernel is imported, and the
+installed Triton makes key and file. A stand-in driver names the GPU, which need not be here, and a stand-in cache
+manager keeps what would be written. The key names no device: each has its folder.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.formats import PublishedPick
+from fp8tune.export.formats.compromise import least_worst
 from fp8tune.export.given import File, Given, Tuned
 from fp8tune.recording import Config, Launch, Tensor, Value
+from fp8tune.records import NamedInts
 from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 
@@ -31,7 +36,7 @@ LARGEST_BYTES = 16 * 2**20
 EVIDENCE = "evidence.json"
 """Beside a cache file, which has no place for it."""
 
-_ELSE = "use --for python and fp8tune.pin"
+_ELSE = "use fp8tune.pin"
 
 
 def _silent(_: str) -> None:
@@ -43,41 +48,30 @@ def folder_of(given: Given) -> str:
     return re.sub(r"[^A-Za-z0-9.\-]+", "_", given.device.name or given.device.arch).strip("_.") or "device"
 
 
-def environment(given: Given, output: Path) -> str:
-    """What the program is run with, once the files lie below ``output``."""
-    return f"TRITON_CACHE_DIR={output / folder_of(given)} TRITON_CACHE_AUTOTUNING=1"
-
-
 def write(given: Given, notice: Callable[[str], None] = _silent) -> list[File]:
     """One cache file and one ``evidence.json`` beside it for each tuning key; imports the kernel, needs no GPU.
 
-    Of launches that share a key the one that takes most time is written. ``notice`` gets one line for each launch that
+    Launches that share a key get the config whose largest loss is least. ``notice`` gets one line for each launch that
     is left out. Raises UsageError where Triton would read none of the files.
     """
     autotuner = _autotuner(given)
-    launches = sorted(given.tuned, key=_weight, reverse=True)
-    files: dict[PurePosixPath, File] = {}
-    for tuned in launches:
+    by_key: dict[str, list[Tuned]] = {}
+    for one in given.tuned:  # a key may hold what cannot be hashed
+        by_key.setdefault(json.dumps(one.launch.key) if one.launch else "", []).append(one)
+    files: list[File] = []
+    for tuned in by_key.values():
         try:
-            written = _files(given, tuned, autotuner)
+            files += _files(given, tuned, autotuner)
         except _RefusedError as refused:
-            notice(f"{given.kernel}: {tuned.problem.shape}: {refused}")
-            continue
-        if written[0].path in files:
-            notice(f"{given.kernel}: {tuned.problem.shape}: the key of a launch that takes more time: left out")
-            continue
-        files |= {file.path: file for file in written}
+            for one in tuned:
+                notice(f"{given.kernel}: {one.problem.shape}: {refused}")
     if not files:
         raise UsageError(f"no launch of {given.kernel} can be written for Triton's cache: {_ELSE}")
-    return list(files.values())
+    return files
 
 
 class _RefusedError(Exception):
     """Why a launch has no file."""
-
-
-def _weight(tuned: Tuned) -> float:
-    return (tuned.time_us or 0.0) * (tuned.launch.count if tuned.launch else 1)
 
 
 def _autotuner(given: Given) -> Any:
@@ -95,13 +89,7 @@ def _autotuner(given: Given) -> Any:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    module, _, attribute = given.kernel.partition(":")
-    try:
-        kernel: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            kernel = getattr(kernel, name)
-    except Exception as error:
-        raise UsageError(f"cannot import {given.kernel}: {one_line(error)}: run where the program runs") from error
+    kernel = _imported(given.kernel)
     chain = list(_wrapped(kernel))
     found = next((each for each in chain if isinstance(each, Autotuner)), None)
     if found is None:
@@ -113,43 +101,72 @@ def _autotuner(given: Given) -> Any:
     return found
 
 
+def _imported(name: str) -> Any:
+    """What ``module:attribute`` names; the module may lie in the current folder, and may print."""
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last, so that no neighbour hides an installed module
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {name}: {one_line(error)}: export where the program runs") from error
+    return found
+
+
 def _wrapped(kernel: Any) -> Iterator[Any]:
     while kernel is not None:
         yield kernel
         kernel = getattr(kernel, "fn", None)
 
 
-def _files(given: Given, tuned: Tuned, autotuner: Any) -> list[File]:
-    if tuned.launch is None:
-        raise _RefusedError("was not recorded, so its key is not known: record it")
+def _files(given: Given, tuned: Sequence[Tuned], autotuner: Any) -> list[File]:
+    """Of one key."""
+    launch = tuned[0].launch
+    if launch is None:
+        raise _RefusedError("not recorded, so its key is not known: record it")
+    pick, slowdown = least_worst(tuned)
     with _target(given.device.arch):
         try:
-            key = tuple(map(_value, tuned.launch.key))
-            configs = _pruned(autotuner, tuned.launch)
+            key = tuple(map(_value, launch.key))
+            lists = [_pruned(autotuner, one.launch) for one in tuned if one.launch]
         except Exception as error:  # what pruning raises is anything
             raise _RefusedError(f"its configs cannot be found out here: {one_line(error)}") from error
         if not key:
-            raise _RefusedError("has an empty key, which Triton does not cache")
-        if any(config.pre_hook for config in configs):
+            raise _RefusedError("an empty key, which Triton does not cache")
+        if any(config.pre_hook for config in lists[0]):
             raise _RefusedError(f"some config has a pre_hook, which Triton does not cache: {_ELSE}")
-        if len(configs) < 2:
+        if len(lists[0]) < 2:
             raise _RefusedError("pruning leaves one config, which Triton 3.8 launches without its cache")
-        path, text = _cached(autotuner, key, configs, _timings(given, tuned))
-        folder = PurePosixPath(folder_of(given)) / path.parent
-        return [File(folder / path.name, text), File(folder / EVIDENCE, _evidence(given, tuned))]
+        timings = _timings(given, pick, tuned)
+        cached = dict(_cached(autotuner, key, configs, timings) for configs in lists)  # pruning may tell them apart
+        folder = PurePosixPath(folder_of(given))
+        evidence = _evidence(given, launch.key, tuned, slowdown)
+    return [
+        file
+        for path, text in cached.items()
+        for file in (File(folder / path, text), File(folder / path.parent / EVIDENCE, evidence))
+    ]
 
 
-def _timings(given: Given, tuned: Tuned) -> dict[Any, list[float] | None]:
-    """Config -> its median in ms, in a list as Triton's benchmark gives three; the pick first.
+def _timings(given: Given, pick: NamedInts, tuned: Sequence[Tuned]) -> dict[Any, list[float] | None]:
+    """Config -> its mean over the launches in ms, in a list as Triton's benchmark gives three; the pick first.
 
     Triton launches the least, so configs as fast as the pick are left out. A pick without a time stands alone.
     """
-    pick = _triton_config(tuned.launch_config)
-    if tuned.time_us is None:
-        return {pick: None}
-    slower = {config: time_us for config, time_us in tuned.times_us.items() if tuned.time_us < time_us < math.inf}
+    picked = _triton_config(given.configs[pick])
+    times_us = {
+        config: fmean(one.times_us[config] for one in tuned)
+        for config in tuned[0].times_us
+        if all(config in one.times_us for one in tuned)
+    }
+    if pick not in times_us:
+        return {picked: None}
+    slower = {config: time_us for config, time_us in times_us.items() if times_us[pick] < time_us < math.inf}
     named = {_triton_config(given.configs[config]): [time_us / 1000] for config, time_us in slower.items()}
-    return {pick: None} | named | {pick: [tuned.time_us / 1000]}
+    return {picked: None} | named | {picked: [times_us[pick] / 1000]}
 
 
 def _triton_config(config: Config) -> Any:
@@ -170,12 +187,11 @@ def _pruned(autotuner: Any, launch: Launch) -> Sequence[Any]:
     if not (autotuner.early_config_prune or autotuner.perf_model):
         return list(autotuner.configs)
     arguments = {one.name: _meta(one) if isinstance(one, Tensor) else _value(one.value) for one in launch.arguments}
-    constant = {one.name for one in launch.arguments if not isinstance(one, Tensor) and one.is_constexpr}
     options = {"grid": (1, 1, 1), "warmup": False, **{name: _value(value) for name, value in launch.options.items()}}
-    # as they are passed by convention: constants by name
-    autotuner.nargs = {name: value for name, value in arguments.items() if name not in constant}
+    # callers name what they like, so a function that prunes finds each argument both ways; a model gets it once
+    autotuner.nargs = arguments
     try:
-        return list(autotuner.prune_configs({**{name: arguments[name] for name in constant}, **options}))
+        return list(autotuner.prune_configs(options if autotuner.perf_model else {**arguments, **options}))
     finally:
         autotuner.nargs = None
 
@@ -204,7 +220,8 @@ def _value(value: Value) -> Any:
         return float(text)
     if kind == "dtype":
         package, _, name = text.partition(".")
-        return getattr(importlib.import_module("triton.language" if package == "tl" else package), name)
+        module = importlib.import_module("triton.language" if package == "tl" else package)
+        return getattr(module, name) if hasattr(module, name) else module.dtype(name)  # tl.float32 calls itself fp32
     raise ValueError(f"{value} has no lasting text")
 
 
@@ -281,7 +298,7 @@ def _target(arch: str) -> Iterator[None]:
         driver.set_active(active)
 
 
-def _evidence(given: Given, tuned: Tuned) -> str:
+def _evidence(given: Given, key: tuple[Value, ...], tuned: Sequence[Tuned], slowdown: float) -> str:
     """Where the pick comes from, and what the key was made with besides the kernel."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
@@ -289,10 +306,12 @@ def _evidence(given: Given, tuned: Tuned) -> str:
 
     known = {
         "kernel": given.kernel,
-        "key": tuned.launch.key if tuned.launch else (),
-        "evidence": tuned.evidence,
-        "verdict": tuned.verdict,
-        "check": tuned.check,
+        "key": key,
+        "launches": [
+            {"shape": dict(one.problem.shape), "evidence": one.evidence, "verdict": one.verdict, "check": one.check}
+            for one in tuned
+        ],
+        "largest_loss": slowdown - 1,
         "device": given.device.name,
         "arch": given.device.arch,
         "triton": metadata.version("triton"),
@@ -313,7 +332,7 @@ def read(folder: Path, notice: Callable[[str], None] = _silent) -> list[Publishe
     for path in sorted(folder.rglob("*.autotune.json")):
         try:
             picks.append(_pick(path))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
             notice(f"{visible(str(path))}: no autotune cache that can be read: {visible(one_line(error))}")
     return picks
 

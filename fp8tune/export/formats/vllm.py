@@ -26,7 +26,7 @@ KERNEL = "fused_moe_kernel"
 _NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 """What their code takes from a config besides passing it on."""
 
-_DTYPES = {
+DTYPES = {
     "bfloat16": "",
     "float16": "",
     "float32": "float32",
@@ -80,9 +80,9 @@ def _name(table: Table, device: str, dtype: str, block_shape: tuple[int, int] | 
 
 
 def _dtype(in_dtype: str) -> str:
-    if in_dtype not in _DTYPES:
+    if in_dtype not in DTYPES:
         raise UsageError(f"vLLM has no name for the dtype {in_dtype or 'unknown'}: give one, such as fp8_w8a8")
-    return _DTYPES[in_dtype]
+    return DTYPES[in_dtype]
 
 
 def _check_distinct(files: list[File], kernel: str) -> None:
