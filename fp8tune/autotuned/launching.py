@@ -20,8 +20,8 @@ GRIDLESS = "the recording has no grid for it: record again with this config amon
 class Launcher:
     """A kernel as it was found in its module: an ``Autotuner``, ``Heuristics`` around or in it, or a bare function."""
 
-    def __init__(self, kernel: Kernel, function: Any) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, function: Any, is_exact: bool = False) -> None:
+        self.kernel, self._is_exact = kernel, is_exact
         self._heuristics: list[Any] = []
         node = function
         while not hasattr(node, "configs") and hasattr(node, "values") and hasattr(node, "fn"):
@@ -43,7 +43,7 @@ class Launcher:
 
     def case(self, launch: Launch, device: str) -> Case:
         """A launch on a device, with what the kernel declares of its arguments."""
-        return Case(launch, device, self.zeroed, self.restored)
+        return Case(launch, device, self.zeroed, self.restored, self._is_exact)
 
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """With exactly this config. Raises ValueError where its grid was not recorded."""

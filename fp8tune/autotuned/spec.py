@@ -90,7 +90,7 @@ def build(
     if not kernel.launches:
         raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
     kernel = kernel if kernel.configs else replace(kernel, configs=(_own_config(kernel.launches[0]),))
-    launcher, found = Launcher(kernel, function), problems.problems(kernel)
+    launcher, found = Launcher(kernel, function, check == "exact-inputs"), problems.problems(kernel)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in kernel.configs))
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(kernel, launch) for launch in found.values()}
     untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")

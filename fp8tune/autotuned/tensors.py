@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,8 +77,8 @@ class Storage:
         typed = memory.view(dtype)
         return typed.as_strided(argument.shape, argument.strides, typed.storage_offset() + argument.offset)
 
-    def made(self, device: str, seed: int, launch_id: str) -> Any:
-        """The memory with contents."""
+    def made(self, device: str, seed: int, launch_id: str, is_exact: bool) -> Any:
+        """The memory with contents; ``is_exact``: constants are powers of two, so that sums with them are exact."""
         import torch
 
         memory = self.empty(device)
@@ -88,7 +88,7 @@ class Storage:
             for argument in self.arguments[: None if self.is_flat else 1]:
                 text = f"{seed} {launch_id} {argument.name}"
                 generator = torch.Generator(device).manual_seed(zlib.crc32(text.encode()))
-                _fill(self.view(memory, argument), argument, generator)
+                _fill(self.view(memory, argument), _rounded(argument) if is_exact else argument, generator)
         return _bits(memory) if self.is_constant and not self.is_flat else memory
 
 
@@ -101,6 +101,8 @@ class Case:
     zeroed: frozenset[str]
     """``reset_to_zero``: the caller hands these over as zeros."""
     restored: frozenset[str]
+    is_exact: bool = False
+    """Whether values are to have exact sums: ``check="exact-inputs"``."""
     untouched: dict[int, Any] = field(default_factory=dict)
     """Output -> the elements that the config declared first leaves as they are: none of any other config's either."""
     _named: tuple[Any, ...] = ()
@@ -133,7 +135,7 @@ class Case:
 
     def inputs(self, seed: int) -> tuple[Any, ...]:
         """The inputs of the spec: tensors, then this."""
-        return (*(storage.made(self.device, seed, self.launch.id) for storage in self.kept), self)
+        return (*(storage.made(self.device, seed, self.launch.id, self.is_exact) for storage in self.kept), self)
 
     def outputs(self) -> tuple[Any, ...]:
         """The outputs, uninitialised."""
@@ -171,6 +173,15 @@ class Case:
             }
             self._named = (inputs, outputs, named)
         return dict(self._named[2])
+
+
+def _rounded(argument: Tensor) -> Tensor:
+    """A constant at the next smaller power of two."""
+    value = argument.least
+    if not value or value != argument.most:
+        return argument
+    rounded = math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)
+    return replace(argument, least=rounded, most=rounded)
 
 
 def _described(argument: Tensor, tensor: Any) -> Any:

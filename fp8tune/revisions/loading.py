@@ -51,6 +51,7 @@ def load_spec(reference: str) -> KernelSpec:
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
         return _asked(_declared(named.kernel), named)
+    reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = _module(module_text)
     spec: Any = module
@@ -97,6 +98,17 @@ def recorded_kernel(named: KernelReference) -> Kernel:
             if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
                 return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
+
+
+def reach_recorded(named: KernelReference) -> None:
+    """Let the module of a recorded kernel be imported from where it lay: the folder of a script is no package's."""
+    where, _, _ = named.kernel.rpartition(":")
+    if not named.recording or where.endswith(".py"):
+        return
+    file = Path(recorded_kernel(named).file)
+    above = len(where.split(".")) - 1 + (file.name == "__init__.py")
+    if file.is_file() and len(file.parents) > above and (folder := str(file.parents[above])) not in sys.path:
+        sys.path.append(folder)
 
 
 def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:

@@ -116,14 +116,13 @@ def folder_hash(kernel: str) -> str:
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """The ``name=`` that a referenced spec declares; ``module:attribute`` of a kernel function.
+    """The ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
 
     Raises as :func:`source_hash` does.
     """
     declared = _declared(kernel, read)[2]
     if _is_function(declared):
-        reference = parse_reference(kernel)
-        return f"{reference.module}:{reference.attribute}"
+        return KernelReference.parse(kernel).kernel
     name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):
         return str(name.value)

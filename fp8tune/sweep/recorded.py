@@ -13,7 +13,7 @@ from fp8tune.measure import checking
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
 from fp8tune.revisions import source
-from fp8tune.revisions.loading import load_spec
+from fp8tune.revisions.loading import load_spec, reach_recorded
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
@@ -32,8 +32,10 @@ def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
         if not kernels:
             why = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {why}")
-    named = tuple(str(_completed(KernelReference.parse(kernel), options)) for kernel in kernels)
-    return replace(options, kernels=named), refused
+    named = [_completed(KernelReference.parse(kernel), options) for kernel in kernels]
+    for each in named:
+        reach_recorded(each)
+    return replace(options, kernels=tuple(map(str, named))), refused
 
 
 def _completed(named: KernelReference, options: Options) -> KernelReference:

@@ -193,6 +193,14 @@ def test_sorted_ranges_end_at_their_bounds() -> None:
     assert (tensor[0], tensor[-1]) == (3, 90)
 
 
+def test_constants_of_exact_inputs_are_powers_of_two() -> None:
+    kernel = toy_recording.copies("hooked", 32)
+    scale = floats("x", 32, least=0.7, most=0.7)
+    launch = replace(kernel.launches[0], arguments=(scale, *kernel.launches[0].arguments[1:]))
+    spec = spec_of(replace(kernel, launches=(launch,)), check="exact-inputs")
+    assert spec.inputs(only(spec), "cpu")[0].view(torch.float32).tolist() == [0.5] * 32
+
+
 def test_expanded_arguments_are_one_element() -> None:
     assert made(floats("x", 4, strides=(0,)))["x"].unique().numel() == 1
 
