@@ -18,13 +18,13 @@ def import_(
         Argument(
             "Another fp8tune database; a CSV of published measurements; or configs that others tuned: a Triton cache, "
             "JSON of Hugging Face kernels, vLLM or SGLang, a cache of flash-linear-attention, or a folder of them.",
-            metavar="PATH...",
+            metavar="PATH",
         ),
     ] = (),
     kernel: Annotated[
-        str, Option("--kernel", "What configs are of, as show names it, where their files do not say.")
+        str, Option("--kernel", "What others' configs are of, as show names it: some files do not say.")
     ] = "",
-    device: Annotated[str, Option("--device", "The GPU they are for, such as 'NVIDIA H200', likewise.")] = "",
+    device: Annotated[str, Option("--device", "The GPU that they are for, such as 'NVIDIA H200'.")] = "",
     db: WrittenDatabase = None,
     compile: Annotated[bool, Option("--compile", "Also compile all published configs, as export needs them.")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.autotuned.configs import encoded
-from fp8tune.errors import UsageError
+from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export.formats import PublishedPick, by_size, fla, huggingface, triton_cache, vllm
 from fp8tune.export.formats.documents import bare_name, parsed
 from fp8tune.recording import Config, Kernel, Launch, from_json
@@ -41,6 +41,7 @@ _ARCHES = {
     "B200": "sm_100",
     "GB200": "sm_100",
     "5090": "sm_120",
+    "Blackwell": "sm_120",
     "MI250": "gfx90a",
     "MI250X": "gfx90a",
     "MI300X": "gfx942",
@@ -124,13 +125,16 @@ class Rows:
         self._known: dict[str, _Known] = {}
 
     def of(self, picks: Collection[PublishedPick]) -> list[Row]:
-        """The rows of all picks that can be stored; one line for each that cannot."""
-        rows = []
+        """The rows of all picks that can be stored; a line for each reason why some of a file cannot."""
+        rows: list[Row] = []
+        reasons: dict[str, None] = {}
         for pick in picks:
             try:
                 rows += self._rows(pick)
             except ValueError as error:
-                self._notice(f"left out of {pick.source}: {visible(str(error))}")
+                reasons[f"left out of {pick.source}: {visible(str(error))}"] = None
+        for reason in reasons:
+            self._notice(reason)
         return rows
 
     def _rows(self, pick: PublishedPick) -> list[Row]:
@@ -161,9 +165,15 @@ class Rows:
     def _read(self, name: str) -> _Known:
         if not KERNEL.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
-        documents = {problem: json.loads(text) for problem, text in self._store.recorded_launches(name).items()}
-        launches = {problem: from_json(document["launch"], Launch) for problem, document in documents.items()}
-        recorded = next((from_json(document["kernel"], Kernel) for document in documents.values()), None)
+        texts = self._store.recorded_launches(name)
+        try:
+            documents = {problem: json.loads(text) for problem, text in texts.items()}
+            launches = {problem: from_json(document["launch"], Launch) for problem, document in documents.items()}
+            recorded = next((from_json(document["kernel"], Kernel) for document in documents.values()), None)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DatabaseError(
+                f"a recorded launch of {name} is damaged ({error}): record and sweep it again"
+            ) from None
         tried = [subject.problem for subject in self._subjects if subject.problem.kernel == name]
         return _Known(name, tuple(dict.fromkeys([*launches, *tried])), recorded, launches)
 

@@ -7,7 +7,7 @@ Face's example, vLLM and SGLang read such files, each with its own sizes; see th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +17,7 @@ from fp8tune.export.formats.compromise import least_worst
 from fp8tune.export.formats.documents import config_of, evidence, flat, parsed, text_of
 from fp8tune.export.given import File, Given, Tuned
 from fp8tune.records import NamedInts, Problem
-from fp8tune.text import visible
+from fp8tune.text import NAME, visible
 
 EVIDENCE = ".evidence.json"
 """The end of the name of the file beside: the readers take every key of their own file for a size."""
@@ -26,6 +26,17 @@ SIZE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}=[0-9]{1,19}")
 
 Sizes = Mapping[str, str | int]
 """A size's name in the format -> the dim of the kernel that it is, or its value where no dim has it."""
+
+
+def sizes(texts: Iterable[str]) -> dict[str, str | int]:
+    """What ``M=num_tokens`` and ``E=8`` say. Raises ValueError for another text."""
+    found: dict[str, str | int] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not NAME.fullmatch(name) or not (NAME.fullmatch(value) or re.fullmatch(r"[0-9]{1,18}", value)):
+            raise ValueError(f"{text!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=num_tokens or E=8")
+        found[name] = int(value) if value.isdigit() else value
+    return found
 
 
 @dataclass(frozen=True)

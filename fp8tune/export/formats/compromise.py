@@ -17,9 +17,8 @@ def least_worst(tuned: Sequence[Tuned]) -> tuple[NamedInts, float]:
         return tuned[0].config, 1.0
     slowdowns: dict[NamedInts, list[float]] = {}
     for one in tuned:
-        times_us = dict(one.times_us) or {one.config: 1.0}
-        for config, time_us in times_us.items():
-            slowdowns.setdefault(config, []).append(time_us / min(times_us.values()))
+        for config, slowdown in (one.slowdowns or {one.config: 1.0}).items():
+            slowdowns.setdefault(config, []).append(slowdown)
     picks = [one.config for one in tuned]
 
     def preference(config: NamedInts) -> tuple[object, ...]:

@@ -52,6 +52,11 @@ TABLE = {{
 {rows}    }},
 }}
 
+# Key -> what was measured; with KERNEL for fp8tune.pin, which takes this file.
+EVIDENCE = {{
+{evidence}}}
+KERNEL = {kernel}
+
 
 def config_for(key, device=None):
     """The config of a key on a device (by default the first): its own, else that of the nearest key, else None.
@@ -102,6 +107,11 @@ def write(given: Given) -> list[File]:
         key=_literal(_names(given), set()),
         device=_literal(given.device.name, set()),
         rows="".join(rows),
+        evidence="".join(
+            f"    {_literal(key, modules)}: {_literal(_comment('; '.join(one.evidence for one in tuned)), modules)},\n"
+            for key, tuned in by_key.items()
+        ),
+        kernel=_literal(given.kernel, modules),
     )
     return [File(PurePosixPath(f"{_module_name(given)}.py"), text)]
 

@@ -101,8 +101,11 @@ def test_vllm_has_one_name_for_the_h200_family():
 
 def test_sizes_can_be_named_or_given():
     tuned = picks.tuned(NamedInts(num_tokens=3, N=64), picks.SMALL, {0: 1.0})
-    files = vllm.write(picks.given(tuned), sizes={"E": 8, "M": "num_tokens"})
+    files = vllm.write(picks.given(tuned), sizes=by_size.sizes(["E=8", "M=num_tokens"]))
     assert str(files[0].path) == "vllm/E=8,N=64,device_name=NVIDIA_H200.json"
+    for text in ("E", "E=", "E=-1", "=8", "E=a b"):
+        with pytest.raises(ValueError, match="is no size"):
+            by_size.sizes([text])
 
 
 @pytest.mark.parametrize(
