@@ -149,7 +149,7 @@ class Tensors:
     @property
     def in_a_row_bytes(self) -> int:
         """What a launch in a row moves, as :data:`IN_A_ROW_BYTES` counts it."""
-        own = sum(each.nbytes for each in (*self.inputs, *self.outputs) if _is_tensor(each))
+        own = sum(int(each.nbytes) for each in (*self.inputs, *self.outputs) if _is_tensor(each))
         return own if self._rule.tolerance is None else 16 * own
 
     def poison(self, number: int = 0) -> None:
