@@ -20,6 +20,7 @@ from fp8tune.commands import (
     forget,
     import_,
     lint,
+    record,
     show,
     static_report,
     sweep,
@@ -56,9 +57,11 @@ def _root(
         print(context.get_help())
 
 
-for _module in (sweep, bench, calibrate, show, static_report, export, lint, import_, forget, compare, doctor):
+for _module in (record, sweep, bench, calibrate, show, static_report, export, lint, import_, forget, compare, doctor):
     _name = _module.__name__.rpartition(".")[2]  # of the command's function too
-    app.command(_name.strip("_").replace("_", "-"))(as_command(getattr(_module, _name)))
+    # what follows the recorded program's name is the program's
+    _settings = {"allow_interspersed_args": False} if _module is record else {}
+    app.command(_name.strip("_").replace("_", "-"), context_settings=_settings)(as_command(getattr(_module, _name)))
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ class Option:
     """One option. A field of type ``tuple[str, ...]`` takes it repeatedly, a ``bool`` is a flag."""
 
     flag: str
+    """``--output``, or ``-o, --output``."""
     help: str
     shown: str = ""
     """What ``--help`` gives as the default, if it is not the field's own."""

@@ -13,8 +13,9 @@ import logging
 import math
 import os
 import runpy
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -172,13 +173,18 @@ class _Pinned(dict[Key, Any]):
 def _autotuner(kernel: Any) -> Any:
     from triton.runtime.autotuner import Autotuner
 
-    found = kernel
-    while found is not None and not isinstance(found, Autotuner):
-        found = getattr(found, "fn", None)
+    found = next((each for each in _wrapped(kernel) if isinstance(each, Autotuner)), None)
     if found is None:
         name = getattr(kernel, "__name__", None) or type(kernel).__name__
         raise TypeError(f"{name} has no triton.autotune: pin an autotuned kernel")
     return found
+
+
+def _wrapped(kernel: Any) -> Iterator[Any]:
+    """A kernel and what its decorators stand around, outermost first."""
+    while kernel is not None:
+        yield kernel
+        kernel = getattr(kernel, "fn", None)
 
 
 def _name(autotuner: Any) -> str:
@@ -201,9 +207,18 @@ def _read(table: Table, autotuner: Any) -> _Read:
     if not path.is_dir():
         return _vendored(_run(path), str(path))
     for file in sorted(path.glob("*.py")):
-        if (names := _run(file)).get("KERNEL") == _name(autotuner):
+        if _is_of(autotuner, str((names := _run(file)).get("KERNEL"))):
             return _vendored(names, str(file))
     raise UsageError(f"no table in {str(path)!r} is of {_name(autotuner)}: write one with fp8tune export --for python")
+
+
+def _is_of(autotuner: Any, name: str) -> bool:
+    """Whether ``module:attribute`` is the kernel: by what it holds, since an attribute may be called otherwise."""
+    module, _, attribute = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    return name == _name(autotuner) or (found is not None and autotuner in _wrapped(found))
 
 
 def _run(path: Path) -> Mapping[str, Any]:

@@ -160,6 +160,8 @@ class Kernel:
     tuning_s: float = 0.0
     """Seconds that run-time tuning took, over all keys of all processes."""
     launches: tuple[Launch, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Why launches were not recorded -> how many: an argument of an unknown type, too many distinct ones."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +225,24 @@ def _finite(text: str) -> float:
     return number
 
 
-def text_of(recording: Recording) -> str:
-    """The text of a recording's file."""
-    return json.dumps({"fp8tune_recording": FORMAT, **as_json(recording)}, indent=1, allow_nan=False) + "\n"
+def text_of(recording: Recording, is_compact: bool = False) -> str:
+    """The text of a recording's file; ``is_compact``: on one line, which is far quicker."""
+    document = {"fp8tune_recording": FORMAT, **as_json(recording)}
+    return (json.dumps(document, allow_nan=False) if is_compact else _indented(document)) + "\n"
+
+
+def _indented(value: Any, margin: str = "") -> str:
+    """JSON whose lists of numbers and short objects stay on one line."""
+    short = json.dumps(value, allow_nan=False)
+    if len(margin) + len(short) <= 100 or not isinstance(value, dict | list):
+        return short
+    inner = margin + " "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(name)}: {_indented(each, inner)}" for name, each in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
+    if not any(isinstance(each, dict | list) for each in value):
+        return short
+    return "[\n" + ",\n".join(inner + _indented(each, inner) for each in value) + f"\n{margin}]"
 
 
 def from_json(document: Any, record: type[R]) -> R:
@@ -294,9 +311,17 @@ def _one_kernel(kernels: Sequence[Kernel]) -> Kernel:
     for launch in (launch for kernel in kernels for launch in kernel.launches):
         held = launches.get(launch.id)
         launches[launch.id] = launch if held is None else _one_launch(held, launch)
-    refusal = next((kernel.refusal for kernel in kernels if kernel.refusal), "")
-    tuning_s = sum(kernel.tuning_s for kernel in kernels)
-    return replace(kernels[0], refusal=refusal, tuning_s=tuning_s, launches=tuple(launches.values()))
+    refusals = [kernel.refusal for kernel in kernels]  # one that could be recorded in any process can be swept
+    skipped: dict[str, int] = {}
+    for reason, count in (one for kernel in kernels for one in kernel.skipped.items()):
+        skipped[reason] = skipped.get(reason, 0) + count
+    return replace(
+        next((kernel for kernel in kernels if kernel.configs), kernels[0]),
+        refusal="" if "" in refusals and launches else next(filter(None, refusals), ""),
+        tuning_s=sum(kernel.tuning_s for kernel in kernels),
+        launches=tuple(launches.values()),
+        skipped=skipped,
+    )
 
 
 def _one_launch(held: Launch, other: Launch) -> Launch:

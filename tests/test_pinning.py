@@ -24,6 +24,10 @@ from triton.runtime.jit import KernelInterface
 import fp8tune
 from fp8tune import pinning
 from fp8tune.errors import UsageError
+from fp8tune.export.formats import python_file
+from fp8tune.export.given import Given, Tuned
+from fp8tune.recording import Config, Grid, Kernel, Launch
+from fp8tune.records import Device, NamedInts, Problem
 
 
 class Launched(KernelInterface):
@@ -187,6 +191,37 @@ EVIDENCE = {(4096, "fast", "torch.bfloat16"): "measured 12.3 us"}
 def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, caplog):
+    name = "test_pinning:Launched.__init__.<locals>.kernel"
+    named = NamedInts(BLOCK=128, num_warps=8, num_stages=3)
+    config = Config({"BLOCK": 128}, 8)
+    decided = Tuned(
+        Problem(name, NamedInts(n=4096)), NamedInts(n=4096), named, config, 7.0, {named: 7.0}, "certified, 7.00 us",
+        launch=Launch((), Grid((), ()), key(4096)),
+    )  # fmt: skip
+    recorded = Kernel(name, key=("n", "mode"))
+    (file,) = python_file.write(Given(name, Device("sm_90", "NVIDIA H200"), (decided,), {named: config}, recorded))
+    (tmp_path / file.path).write_text(file.text)
+    kernel = tuner()
+    fp8tune.pin(kernel, tmp_path, "strict")
+    assert block(kernel) == 128
+    assert "1 keys for NVIDIA H200; evidence of the first: certified, 7.00 us; unknown keys: strict" in caplog.text
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_of_two_kernels_around_one_function_each_finds_its_own_table(tmp_path, monkeypatch):
+    one, other = tuner(), tuner()
+    monkeypatch.setattr(sys.modules[__name__], "small", one, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "large", triton.heuristics({})(other), raising=False)
+    for name, size in (("small", "64"), ("large", "256")):
+        text = VENDORED.replace("Launched.__init__.<locals>.kernel", name).replace("256", size)
+        (tmp_path / f"{name}.py").write_text(text)
+    for kernel in (one, other):
+        fp8tune.pin(kernel, tmp_path, "strict")
+    assert [block(one), block(other)] == [64, 256]
 
 
 @pytest.mark.usefixtures("on_an_h200")

@@ -10,7 +10,7 @@ from fp8tune_kernels.spec import KernelSpec, NamedInts
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.load(x_ptr + at, mask=at < elements) + tl.load(y_ptr + at, mask=at < elements)
+    total = tl.load(x_ptr + at, mask=at < elements).to(tl.float32) + tl.load(y_ptr + at, mask=at < elements)
     tl.store(out_ptr + at, total, mask=at < elements)
 
 

@@ -16,8 +16,10 @@ from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
 from fp8tune.bench.plain import expression
 from fp8tune.errors import UsageError
-from fp8tune.measure import memory
+from fp8tune.measure import edges, memory
 from fp8tune.measure.arms import Arm, Work
+from fp8tune.measure.checking import Tensors
+from fp8tune.measure.comparing import Rule
 from fp8tune.measure.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
@@ -90,15 +92,17 @@ class KernelContender(Contender):
 
     def check(self) -> Timing:
         """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
-        mine = self._implementation()
-        if not _expected:  # computed once, kept until something is timed
-            _expected.extend(load_spec(self.reference).reference(*_inputs[self.reference, self.problem]))
-        if self.name == OURS:
-            checking.spoil(mine.read(None), _expected)
-        else:
-            memory.give_back()  # no block is left that held another contender's right answer
-            checking.spoil_free_memory(_expected)
-        found = checking.compared(mine.read(mine.launch()), _expected)
+        mine, spec, given = self._implementation(), load_spec(self.reference), _inputs[self.reference, self.problem]
+        rule = Rule.of(spec)
+        with edges.exact_values(spec, self.problem, given):
+            if not _expected:  # computed once, kept until something is timed
+                _expected.extend(spec.reference(*given))
+            if self.name == OURS:
+                checking.spoil(mine.read(None), _expected, rule)
+            else:
+                memory.give_back()  # no block is left that held another contender's right answer
+                checking.spoil_free_memory(_expected)
+            found = checking.compared(mine.read(mine.launch()), _expected, rule)
         return Timing(reason=found.wrong, checked=found)
 
     def _implementation(self) -> Implementation:
@@ -112,8 +116,8 @@ class KernelContender(Contender):
             formulas = expression(spec)
             made = Implementation(compiled(lambda: formulas(*inputs)))
         else:
-            outputs = spec.outputs(*inputs)
-            made = Implementation(lambda: spec.launch(self.config, inputs, outputs), lambda _: outputs)
+            tensors = Tensors(spec, self.problem, inputs, spec.outputs(*inputs), ())
+            made = Implementation(tensors.launcher(self.config), lambda _: tensors.outputs)
         return _made.setdefault(self.name, made)
 
 

@@ -170,6 +170,8 @@ def _export_for(options: ExportOptions, name: str) -> None:
     output = options.output
     if name == DIFF and output is None and options.check:
         raise UsageError("--check compares with a file: name the one that holds the diff with --output FILE")
+    if name == DIFF and output is not None and output.is_dir():
+        raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
     with Store.open(database_to_read(options.db), writable=False) as store:
         names.check_arch(options.arch, store)
         (kernel,) = names.stored_kernels(options.kernels, store)
@@ -185,8 +187,6 @@ def _export_for(options: ExportOptions, name: str) -> None:
             notice(f"next: {wanted.next}")
             return
         folder, file = (output.parent, output.name) if output is not None else (Path(), "")
-        if output is not None and (output.is_dir() or not file):
-            raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
         made = [
             File(PurePosixPath(file + suffix), text) for suffix, text in zip(("", ".md"), texts, strict=True) if file
         ]

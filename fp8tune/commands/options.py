@@ -56,7 +56,7 @@ def _for_typer(one: inspect.Parameter) -> inspect.Parameter:
         info = typer.Argument(help=declared.help, metavar=declared.metavar)
     else:
         info = typer.Option(
-            declared.flag,
+            *declared.flag.split(", "),
             help=declared.help,
             show_default=declared.shown or (", ".join(one.default) or False if repeats else True),
             parser=declared.parse and _naming_the_option(declared.parse),

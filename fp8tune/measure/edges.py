@@ -6,8 +6,9 @@ A kernel with groups has the layouts of its rows among its edges, whether it dec
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,18 +77,43 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
     import torch
 
     given = list(spec.inputs(edge.problem, device))
-    floats = [each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
-    narrowest = min((each.element_size() for each in floats), default=0)
+    if spec.check == "exact-inputs":
+        _fill_all_with_integers(given, edge)
     for index, each in enumerate(given):
         if isinstance(each, torch.Tensor):
-            if each.is_floating_point():
-                if spec.check == "exact-inputs":
-                    is_scale = each.dtype == torch.float8_e8m0fnu or each.element_size() > max(2, narrowest)
-                    fill_integers(each, edge.problem.seed + index, edge.content, is_scale)
-                else:
-                    fill(each, edge.content)
+            if each.is_floating_point() and spec.check != "exact-inputs":
+                fill(each, edge.content)
             given[index] = guards.guarded_copy(each, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(given)
+
+
+def _fill_all_with_integers(given: Sequence[Any], edge: Edge) -> None:
+    """Float32 beside narrower types is a scale, and so is E8M0."""
+    import torch
+
+    floats = {n: each for n, each in enumerate(given) if isinstance(each, torch.Tensor) and each.is_floating_point()}
+    narrowest = min((each.element_size() for each in floats.values()), default=0)
+    for index, each in floats.items():
+        is_scale = each.dtype == torch.float8_e8m0fnu or each.element_size() > max(2, narrowest)
+        fill_integers(each, edge.problem.seed + index, edge.content, is_scale)
+
+
+@contextlib.contextmanager
+def exact_values(spec: KernelSpec, problem: Problem, given: Sequence[Any]) -> Iterator[None]:
+    """While open, inputs whose sums are compared byte for byte hold integers: see :func:`fill_integers`."""
+    import torch
+
+    if spec.check != "exact-inputs":
+        yield
+        return
+    random = [each.clone() if isinstance(each, torch.Tensor) else None for each in given]
+    _fill_all_with_integers(given, Edge("", problem))
+    try:
+        yield
+    finally:
+        for each, before in zip(given, random, strict=True):
+            if before is not None:
+                _own(each).copy_(_own(before))
 
 
 def fill(tensor: Any, content: str) -> None:
@@ -137,7 +163,7 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     """
     import torch
 
-    tensor = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]  # expanded
+    tensor = _own(tensor)
     generator = torch.Generator(tensor.device).manual_seed(seed)
     drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)
     drawn[:2] = torch.arange(2, dtype=torch.int8, device=tensor.device)[: len(drawn)]
@@ -148,3 +174,8 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     tensor.copy_(values.view(tensor.shape).to(torch.bfloat16) * scale)
     if content not in ("random", "integers", "huge"):
         fill(tensor, content)
+
+
+def _own(tensor: Any) -> Any:
+    """The elements that a tensor has memory for: one along a dim that is expanded."""
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]

@@ -130,11 +130,11 @@ def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
     if torch_device == "cpu" or arm.config in tensors.without_race:
         return None
     small = [tensors]
-    if tensors.own_bytes > checking.IN_A_ROW_BYTES:
+    if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:
         edges = edges_of(tensors.spec, tensors.problem)
         on_edges = [kept.edge_tensors(arm.reference, edge, torch_device) for edge in edges]
-        small = [each for each in on_edges if each.own_bytes <= checking.IN_A_ROW_BYTES]
-    wrong = max(small, key=lambda each: each.own_bytes).check_in_a_row(arm.config) if small else None
+        small = [each for each in on_edges if each.in_a_row_bytes <= checking.IN_A_ROW_BYTES]
+    wrong = max(small, key=lambda each: each.in_a_row_bytes).check_in_a_row(arm.config) if small else None
     if not wrong:
         tensors.without_race.add(arm.config)
     return wrong

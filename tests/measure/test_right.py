@@ -146,7 +146,7 @@ def test_a_gpu_is_asked_for_launches_in_a_row_and_the_interpreter_is_not(monkeyp
     arm = KernelArm(reference("TOLERANCE"), PROBLEM, config(0))
     monkeypatch.setattr(kept, "edge_tensors", lambda name, edge, device: checking.build_edge(built.spec, edge, "cpu"))
     assert measure._race(arm, built, "cpu") is None
-    for limit in (1 << 20, 2500, 1):
+    for limit in (1 << 20, 16 * 2500, 1):
         monkeypatch.setattr(checking, "IN_A_ROW_BYTES", limit)
         measure._race(arm, built, "cuda")
     assert asked == ["M=7 K=173", "the edge 'NaN' (M=3 K=97, nan)"]

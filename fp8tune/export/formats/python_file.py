@@ -52,6 +52,11 @@ TABLE = {{
 {rows}    }},
 }}
 
+# Key -> what was measured; with KERNEL for fp8tune.pin, which takes this file.
+EVIDENCE = {{
+{evidence}}}
+KERNEL = {kernel}
+
 
 def config_for(key, device=None):
     """The config of a key on a device (by default the first): its own, else that of the nearest key, else None.
@@ -84,21 +89,29 @@ def write(given: Given) -> list[File]:
 
     Raises UsageError for a kernel whose configs are more than values.
     """
-    by_key: dict[Key, list[Tuned]] = {}
-    for one in given.tuned:
-        by_key.setdefault(_key(one), []).append(one)
+    by_key: dict[str, list[Tuned]] = {}
     modules: set[str] = set()
+    for one in given.tuned:
+        by_key.setdefault(_literal(_key(one), modules), []).append(one)
     rows = []
     for key, tuned in by_key.items():
         config = given.configs[least_worst(tuned)[0]]
-        rows += [f"        # {_comment(f'{one.problem.shape}: {one.evidence}; {one.check}')}\n" for one in tuned]
-        rows.append(f"        {_literal(key, modules)}: {_config(given.kernel, config, modules)},\n")
+        rows += [
+            f"        # {_comment(f'{one.problem.shape} {one.problem.in_dtype}: {one.evidence}; {one.check}')}\n"
+            for one in tuned
+        ]
+        rows.append(f"        {key}: {_config(given.kernel, config, modules)},\n")
     text = _TEXT.format(
         header=f"# {_comment(f'{given.kernel} for {given.device.arch}, {given.device.name}')}",
-        imports="".join(f"{_MODULES[module]}\n" for module in sorted(modules)),
+        imports="".join(sorted(f"{_MODULES[module]}\n" for module in modules)),
         key=_literal(_names(given), set()),
         device=_literal(given.device.name, set()),
         rows="".join(rows),
+        evidence="".join(
+            f"    {_literal(key, modules)}: {_literal(_comment('; '.join(one.evidence for one in tuned)), modules)},\n"
+            for key, tuned in by_key.items()
+        ),
+        kernel=_literal(given.kernel, modules),
     )
     return [File(PurePosixPath(f"{_module_name(given)}.py"), text)]
 
@@ -143,7 +156,8 @@ def _literal(value: object, modules: set[str]) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, str):
-        return ascii(value)  # no line ends, nothing that an editor hides
+        # no line ends, nothing that an editor hides
+        return f'"{value}"' if re.fullmatch(r"[\w .:+\-]*", value, re.ASCII) else ascii(value)
     if isinstance(value, Sequence):
         parts = [_literal(each, modules) for each in value]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

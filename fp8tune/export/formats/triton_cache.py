@@ -1,8 +1,9 @@
 """The files of Triton's own autotune cache: an unchanged program under ``TRITON_CACHE_AUTOTUNING=1`` times nothing.
 
-A file's key hashes Triton itself, its assembler, the kernel's source, the tuning key and the configs that pruning
-leaves. So the kernel is imported, and the installed Triton (3.6 to 3.9) makes key and file: a stand-in driver names the
-GPU, and a stand-in cache manager keeps what would be written. The key names no device: each has its folder.
+A file's key hashes Triton itself (that very build), its assembler, the kernel's source, the tuning key and the configs
+that pruning leaves. So it is written in the environment that the program runs in: the kernel is imported, and the
+installed Triton makes key and file. A stand-in driver names the GPU, which need not be here, and a stand-in cache
+manager keeps what would be written. The key names no device: each has its folder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -44,11 +46,6 @@ def _silent(_: str) -> None:
 def folder_of(given: Given) -> str:
     """The folder of a device, below the one that the user names: ``TRITON_CACHE_DIR``."""
     return re.sub(r"[^A-Za-z0-9.\-]+", "_", given.device.name or given.device.arch).strip("_.") or "device"
-
-
-def environment(given: Given, output: Path) -> str:
-    """What the program is run with, once the files lie below ``output``."""
-    return f"TRITON_CACHE_DIR={output / folder_of(given)} TRITON_CACHE_AUTOTUNING=1"
 
 
 def write(given: Given, notice: Callable[[str], None] = _silent) -> list[File]:
@@ -92,13 +89,7 @@ def _autotuner(given: Given) -> Any:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    module, _, attribute = given.kernel.partition(":")
-    try:
-        kernel: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            kernel = getattr(kernel, name)
-    except Exception as error:
-        raise UsageError(f"cannot import {given.kernel}: {one_line(error)}: run where the program runs") from error
+    kernel = _imported(given.kernel)
     chain = list(_wrapped(kernel))
     found = next((each for each in chain if isinstance(each, Autotuner)), None)
     if found is None:
@@ -107,6 +98,21 @@ def _autotuner(given: Given) -> Any:
         raise UsageError(f"{given.kernel} is interpreted here: unset TRITON_INTERPRET")
     if len(found.configs) < 2:
         raise UsageError(f"{given.kernel} declares one config, which Triton launches without its cache: edit that one")
+    return found
+
+
+def _imported(name: str) -> Any:
+    """What ``module:attribute`` names; the module may lie in the current folder, and may print."""
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last, so that no neighbour hides an installed module
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {name}: {one_line(error)}: export where the program runs") from error
     return found
 
 

@@ -28,8 +28,8 @@ def tuned(shape: NamedInts, pick: Config, times: dict[int, float], kernel: Kerne
     config = encoded(kernel, pick)
     problem = Problem(kernel.name, shape, input_layout="recorded-0", fp8_dtype="", scale_mode="")
     one = Tuned(problem, shape, config, pick, times_us.get(config), times_us, f"winner on {shape}", "winner")
-    recorded = launch(*(shape[name] for name in kernel.key if name in shape))
     slowdowns = {config: time_us / min(times_us.values()) for config, time_us in times_us.items()}
+    recorded = launch(*(shape[name] for name in kernel.key if name in shape))
     return replace(one, **({"launch": recorded, "slowdowns": slowdowns} | fields))
 
 

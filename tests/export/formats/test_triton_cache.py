@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +143,6 @@ def test_the_pick_has_the_least_time_though_another_was_timed_faster(tmp_path):
         "NVIDIA H200",
         "90",
     )
-    assert triton_cache.environment(of(), Path("out")) == "TRITON_CACHE_DIR=out/NVIDIA_H200 TRITON_CACHE_AUTOTUNING=1"
 
 
 def test_pruning_is_the_kernels_own_for_the_recorded_arguments(launches, tmp_path):
@@ -191,6 +191,17 @@ def test_what_triton_would_not_read_is_refused_with_the_reason(refused, why):
     assert any(re.search(why, line) for line in lines), lines
     assert not any("\n" in line for line in lines)
     assert not isinstance(driver._active, SimpleNamespace)  # the stand-in is gone
+
+
+def test_a_module_in_the_current_folder_may_print_and_exit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_a_user.py").write_text("print('imported'); raise SystemExit(3)")
+    with pytest.raises(
+        UsageError, match="cannot import of_a_user:kernel: SystemExit: 3: export where the program runs"
+    ):
+        triton_cache.write(replace(of(tuned(1)), kernel="of_a_user:kernel"))
+    assert capsys.readouterr() == ("", "imported\n")
 
 
 def test_what_was_written_is_read_as_it_was_given(tmp_path):

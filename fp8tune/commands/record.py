@@ -1,0 +1,63 @@
+"""``fp8tune record``."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fp8tune.errors import UsageError
+from fp8tune.options import Argument, Option
+
+
+def record(
+    command: Annotated[tuple[str, ...], Argument("The program, as after a shell's prompt.", "-- COMMAND")] = (),
+    output: Annotated[str, Option("-o, --output", "Where the recording goes.")] = "recording.json",
+    jit: Annotated[
+        tuple[str, ...],
+        Option("--jit", "Also bare @triton.jit kernels: module:name or name, with wildcards. Repeatable."),
+    ] = (),
+    json: Annotated[bool, Option("--json", "One JSON object; the program's own output goes to stderr.")] = False,
+) -> None:
+    """Run a program and write down which autotuned Triton kernels it launches, with what, and how often.
+
+    Any Python program, script or module, and all its child processes: fp8tune record -- torchrun train.py. The exit
+    code is the program's.
+    """
+    from fp8tune.record import program
+    from fp8tune.recording import text_of
+    from fp8tune.render.recording import print_recording
+    from fp8tune.render.terminal import notice
+
+    if not command:
+        raise UsageError("give the program to record: fp8tune record -o run.json -- python train.py")
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"cannot write {output!r}: name a file in a folder that exists")
+    sys.stdout.flush()
+    ended = program.run(command, jit, None if json else _descriptor())
+    if ended.recording is not None:
+        path.write_text(text_of(ended.recording), encoding="utf-8")
+    if ended.recording is not None and ended.recording.kernels:
+        print_recording(ended.recording, output, "json" if json else "table")
+        raise typer.Exit(ended.exit_code)
+    why = (
+        "no process of the program imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
+        if ended.recording is None
+        else "no autotuned kernel was launched: name bare @triton.jit kernels with --jit PATTERN"
+    )
+    if ended.exit_code == 0:
+        raise UsageError(why)
+    notice(f"fp8tune: {why}")
+    raise typer.Exit(ended.exit_code)
+
+
+def _descriptor() -> int | None:
+    """Of this command's own output; None where tests have replaced it."""
+    try:
+        return sys.stdout.fileno()
+    except (io.UnsupportedOperation, AttributeError):
+        return None
