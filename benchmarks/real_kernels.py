@@ -145,6 +145,7 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None
     ours = slowdowns.get(winner.config, math.nan) if winner.config else math.nan
     over = [slowdowns[config] / ours if config and config in slowdowns else None for config in picked]
     tally = _tally(candidates, store)
+    counts, failures = (tally.counts, tally.failures) if tally else ({}, {})
     return Swept(
         launch.id,
         str(candidates.problem.shape),
