@@ -154,10 +154,8 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None
         str(winner.config),
         winner.time_us,
         tuple(over),
-        {str(status): count for status, count in tally.counts.items()} if tally else {},
-        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in tally.failures.items()}
-        if tally
-        else {},
+        {str(status): count for status, count in counts.items()},
+        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in failures.items()},
     )
 
 
