@@ -228,15 +228,21 @@ class Evidence:
     version: KernelVersion | None = None
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
+    flops: int | None = None
+    """Floating-point operations of the problem, where its kernel declares them."""
     source: str = ""
     note: str = ""
     facts: Facts = Facts()
+    check: str = "exact"
+    """By which its outputs were right: see :data:`fp8tune_kernels.spec.CHECKS`. Of several the least strict."""
     complete: bool = True
     """False while a sweep of this problem was begun and not finished: its best so far is no pick."""
     ceiling_gb_per_s: float | None = None
     """What memory gives on the device: see :mod:`fp8tune.ceiling`."""
     copy_gb_per_s: float | None = None
     """The copy measured in the sweep that the row comes from."""
+    peak_flop_per_s: float | None = None
+    """The dense GEMM measured in that sweep, where the problem has ``flops``."""
     stage: str = "screen"
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
     screen_us: float | None = None

@@ -13,7 +13,10 @@ import pytest
 import torch
 from places import ROOT
 
+from fp8tune.records import Status
 from fp8tune.store.results import Store
+from fp8tune.sweep import planning, session
+from fp8tune.sweep.options import Options
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
@@ -96,3 +99,21 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
     for right, fp8, outside in zip(in_bf16, in_fp8, from_outside, strict=True):
         assert 0 < (fp8.float() - right.float()).norm() < 0.15 * right.float().norm()
         assert torch.equal(fp8, outside)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
+def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
+    """And is wrong, with the largest error said, where the bound is narrower than bfloat16."""
+    shapes, spec = tmp_path / "small.toml", tmp_path / "narrow.py"
+    shapes.write_text("[[rows]]\nM = 5\nK = 37\nE = 1\n")
+    text = (DOCS / "examples" / "softmax_spec.py").read_text()
+    spec.write_text(text.replace("relative=4e-3", "relative=1e-3").replace('name="softmax"', 'name="narrow"'))
+    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+        for file in (DOCS / "examples" / "softmax_spec.py", spec):
+            options = Options(kernels=(f"{file}:SPEC",), shapes=(str(shapes),))
+            list(session.run(store, planning.expanded(planning.planned(options))))
+        found = {(row.problem.kernel, row.outcome.status) for row in store.rows()}
+        assert found == {("softmax", Status.OK), ("narrow", Status.WRONG)}
+        said = {row.outcome.reason for row in store.rows() if row.outcome.reason}
+    assert all("elements are out of bound, the largest error at (" in reason for reason in said)
+    assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)

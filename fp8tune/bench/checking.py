@@ -1,4 +1,4 @@
-"""What a contender of ``fp8tune bench`` writes, compared byte for byte with our reference.
+"""What a contender of ``fp8tune bench`` writes, compared with our reference as the kernel's spec says what is right.
 
 A rival with other bytes has done other work, so its time is in no ratio. Their share stands beside it: a handful may
 be another rounding (``torch.compile`` may contract a product and a sum), most of them are a fault.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fp8tune.measure.checking import bits
+from fp8tune.measure.comparing import EXACT, Rule, bits
 
 CHUNK_ELEMENTS = 1 << 28
 """Compared at once: what a comparison allocates stays far below the outputs of the largest problems."""
@@ -59,11 +59,13 @@ class Checked:
             return f"wrong: {self.mismatch}"
         if not self.codes.wrong and not self.scales.wrong:
             return ""
-        parts = {"codes": self.codes, "scales": self.scales}
+        parts = {"codes": self.codes, "scales" if self.codes.total else "elements": self.scales}
         return "wrong: " + ", ".join(part.said(name) for name, part in parts.items() if part.total)
 
 
-def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHUNK_ELEMENTS) -> Checked:
+def compared(
+    outputs: Sequence[Any], expected: Sequence[Any], rule: Rule = EXACT, at_once: int = CHUNK_ELEMENTS
+) -> Checked:
     """Compare outputs in the order and layout of the reference; what is no FP8 code is a scale.
 
     E8M0 scales may come as the uint8 they are in memory. Any NaN equals any NaN in float32, as in a sweep's check.
@@ -74,20 +76,20 @@ def compared(outputs: Sequence[Any], expected: Sequence[Any], at_once: int = CHU
     if len(outputs) != len(expected):
         return Checked(mismatch=f"{len(outputs)} outputs, wanted {len(expected)}")
     for index, (output, right) in enumerate(zip(outputs, expected, strict=True)):
-        if said := _mismatch(output, right):
+        if said := _mismatch(output, right, rule):
             return Checked(mismatch=f"output {index} {said}")
-        part = Part(_unequal(output, right, at_once), right.numel())
-        if right.itemsize == 1 and right.is_floating_point() and right.dtype != torch.float8_e8m0fnu:
+        part = Part(_unequal(output, right, rule, at_once if rule == EXACT else at_once // 16), right.numel())
+        if output.itemsize == 1 and output.is_floating_point() and right.dtype != torch.float8_e8m0fnu:
             checked = replace(checked, codes=checked.codes + part)
         else:
             checked = replace(checked, scales=checked.scales + part)
     return checked
 
 
-def spoil(outputs: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Fill outputs with the complement of what is right: no launch is right because memory held the answer."""
+def spoil(outputs: Sequence[Any], expected: Sequence[Any], rule: Rule = EXACT) -> None:
+    """Fill outputs with what cannot be right: no launch is right because memory held the answer."""
     for output, right in zip(outputs, expected, strict=True):
-        bits(output).copy_(~bits(right))
+        rule.spoil(output, right)
 
 
 def spoil_free_memory(expected: Sequence[Any]) -> None:
@@ -96,27 +98,21 @@ def spoil_free_memory(expected: Sequence[Any]) -> None:
         (~bits(right)).clone()
 
 
-def _mismatch(output: Any, right: Any) -> str:
+def _mismatch(output: Any, right: Any, rule: Rule) -> str:
     import torch
 
     if output.shape != right.shape:
         return f"has shape {tuple(output.shape)}, wanted {tuple(right.shape)}"
     is_e8m0 = right.dtype == torch.float8_e8m0fnu and output.dtype == torch.uint8
-    return "" if output.dtype == right.dtype or is_e8m0 else f"is {output.dtype}, wanted {right.dtype}"
+    return (
+        "" if output.dtype == right.dtype or is_e8m0 or rule.tolerance else f"is {output.dtype}, wanted {right.dtype}"
+    )
 
 
-def _unequal(output: Any, right: Any, at_once: int) -> int:
+def _unequal(output: Any, right: Any, rule: Rule, at_once: int) -> int:
     """How many elements differ."""
     if not right.numel():
         return 0
     rows = max(1, at_once // (right.numel() // len(right)))
-    return sum(int(_differs(*pieces).sum()) for pieces in zip(output.split(rows), right.split(rows), strict=True))
-
-
-def _differs(output: Any, right: Any) -> Any:
-    import torch
-
-    unequal = bits(output) != bits(right)
-    if right.dtype == torch.float32:
-        unequal &= ~(output.isnan() & right.isnan())
-    return unequal
+    right = right.view(output.dtype) if right.itemsize == output.itemsize == 1 else right  # E8M0 as uint8
+    return sum(int(rule.wrong(*pieces).sum()) for pieces in zip(output.split(rows), right.split(rows), strict=True))

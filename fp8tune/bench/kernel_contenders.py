@@ -16,8 +16,10 @@ from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
 from fp8tune.bench.plain import expression
 from fp8tune.errors import UsageError
-from fp8tune.measure import memory
+from fp8tune.measure import edges, memory, trial
 from fp8tune.measure.arms import Arm, Work
+from fp8tune.measure.checking import Tensors
+from fp8tune.measure.comparing import Rule
 from fp8tune.measure.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
@@ -51,6 +53,22 @@ class Copy(Arm):
         source = torch.randint(0, 255, (COPIED_BYTES,), dtype=torch.uint8, device=torch_device)
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
+
+
+@dataclass(frozen=True)
+class Gemm(Arm):
+    """The dense GEMM of :mod:`fp8tune.ceiling`."""
+
+    in_dtype: str
+
+    @property
+    def work(self) -> Work:
+        """Bytes of both inputs and the output, about."""
+        return Work(f"GEMM {self.in_dtype}", 6 * trial.GEMM_SIZE**2)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """Raises what torch raises where there is no GEMM of the dtype."""
+        return trial.gemm(self.in_dtype, torch_device)
 
 
 @dataclass(frozen=True)
@@ -90,15 +108,17 @@ class KernelContender(Contender):
 
     def check(self) -> Timing:
         """Ours is launched on spoiled outputs; the others get memory that does not hold the answer either."""
-        mine = self._implementation()
-        if not _expected:  # computed once, kept until something is timed
-            _expected.extend(load_spec(self.reference).reference(*_inputs[self.reference, self.problem]))
-        if self.name == OURS:
-            checking.spoil(mine.read(None), _expected)
-        else:
-            memory.give_back()  # no block is left that held another contender's right answer
-            checking.spoil_free_memory(_expected)
-        found = checking.compared(mine.read(mine.launch()), _expected)
+        mine, spec, given = self._implementation(), load_spec(self.reference), _inputs[self.reference, self.problem]
+        rule = Rule.of(spec)
+        with edges.exact_values(spec, self.problem, given):
+            if not _expected:  # computed once, kept until something is timed
+                _expected.extend(spec.reference(*given))
+            if self.name == OURS:
+                checking.spoil(mine.read(None), _expected, rule)
+            else:
+                memory.give_back()  # no block is left that held another contender's right answer
+                checking.spoil_free_memory(_expected)
+            found = checking.compared(mine.read(mine.launch()), _expected, rule)
         return Timing(reason=found.wrong, checked=found)
 
     def _implementation(self) -> Implementation:
@@ -112,8 +132,8 @@ class KernelContender(Contender):
             formulas = expression(spec)
             made = Implementation(compiled(lambda: formulas(*inputs)))
         else:
-            outputs = spec.outputs(*inputs)
-            made = Implementation(lambda: spec.launch(self.config, inputs, outputs), lambda _: outputs)
+            tensors = Tensors(spec, self.problem, inputs, spec.outputs(*inputs), ())
+            made = Implementation(tensors.launcher(self.config), lambda _: tensors.outputs)
         return _made.setdefault(self.name, made)
 
 
@@ -158,10 +178,10 @@ class HostCall(Arm):
             x = torch.randn(64, 64, dtype=torch.bfloat16, device=torch_device)
             return lambda: torch.add(x, x)
         spec = load_spec(self.reference)
+        wrapper = public_wrapper(spec)
         inputs = spec.inputs(problems(spec, [HOST_ROW])[0], torch_device)
         if self.name == TORCHAO:
             return counterpart(spec.name, inputs).launch
-        wrapper = public_wrapper(spec)
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         return lambda: wrapper(*tensors)
 

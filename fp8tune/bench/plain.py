@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fp8tune.errors import MachineError
 from fp8tune_kernels.spec import KernelSpec
 
 Tensors = tuple[Any, ...]
 
 
 def expression(spec: KernelSpec) -> Callable[..., Tensors]:
-    """A kernel's inputs -> its outputs, without a loop and without a wait; the reference, where that is so already."""
+    """A kernel's inputs -> its outputs, without a loop and without a wait; the reference, where that is so already.
+
+    Raises MachineError where the reference is in float64: no kernel computes that.
+    """
+    if spec.check == "tolerance":
+        raise MachineError(f"the reference of {spec.name} is in float64: torch.compile would do other work")
     return _EXPRESSIONS.get(spec.name, spec.reference)
 
 

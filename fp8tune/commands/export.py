@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
@@ -12,26 +15,64 @@ from fp8tune.errors import UsageError
 from fp8tune.options import Kernels, Option, ReadDatabase, module_path
 
 
-def export(
-    arch: Annotated[str, Option("--arch", "The GPU arch to export, such as sm_90.")],
-    kernels: Kernels = (),
+def percent(text: str | float) -> float:
+    """A share: 0.02 for ``2%``. Raises ValueError for what is no percentage from 0 to 100."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", str(text).strip())
+    with contextlib.suppress(ValueError):
+        share = float(found[1]) / 100 if found else float(text)
+        if 0 <= share <= 1 and (found or isinstance(text, float)):
+            return share
+    raise ValueError(f"{text!r} is no percentage: give one such as 2%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of ``export``."""
+
+    arch: Annotated[str, Option("--arch", "The GPU arch to export, such as sm_90.")]
+    kernels: Kernels = ()
+    format: Annotated[
+        str | None,
+        Option(
+            "--for",
+            "Write one kernel's picks for others instead: triton-cache, python, json (Hugging Face kernels), vllm "
+            "(SGLang too), fla (flash-linear-attention), diff (of the kernel's configs=[...]), or t4.",
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         Option(
             "--output",
-            "Write the module here.",
-            "fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES",
-            check=module_path,
+            "Write the module here; with --for the folder of its files, with --for diff the file.",
+            "fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES; with --for this folder, "
+            "with --for diff stdout",
         ),
-    ] = None,
-    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if the table is stale.")] = False,
+    ] = None
+    device: Annotated[str | None, Option("--device", "With --for: the device, where an arch has several.")] = None
+    sizes: Annotated[
+        tuple[str, ...],
+        Option(
+            "--size",
+            "With --for json or vllm: what a size of their file names is, NAME=DIM or NAME=NUMBER, such as "
+            "M=num_tokens or E=8. Repeatable.",
+        ),
+    ] = ()
+    within: Annotated[
+        float | None,
+        Option("--within", "With --for diff: what no problem may lose by having fewer configs.", "2%", parse=percent),
+    ] = None
+    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if the table or a file is stale.")] = False
+    dry: Annotated[bool, Option("--dry", "With --for: write nothing, say what would be written.")] = False
+    json: Annotated[bool, Option("--json", "With --for: a summary as JSON.")] = False
     prune: Annotated[
         bool,
         Option("--prune", "Remove rows of kernels and devices of the database that it does not give."),
-    ] = False,
-    verbose: Annotated[bool, Option("--verbose", "Every notice, where there are many alike.")] = False,
-    db: ReadDatabase = None,
-) -> None:
+    ] = False
+    verbose: Annotated[bool, Option("--verbose", "Every notice, where there are many alike.")] = False
+    db: ReadDatabase = None
+
+
+def export(options: ExportOptions) -> None:
     """Merge the best configs of an arch into the Python module that the kernels read. Needs no GPU.
 
     In a checkout of fp8tune that is the shipped table; elsewhere it is your own, which lookups read first: in the
@@ -42,7 +83,26 @@ def export(
     held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key;
     what the committed table has them go by stays until the other is proven to lose less. The JSON beside the module has
     both shape by shape.
+
+    With --for the picks of one --kernel go into a format that others read, each with its evidence: for a kernel that
+    was recorded, a diff of its own configs=[...] among them.
     """
+    if options.format is not None:
+        _export_for(options, options.format)
+        return
+    given = {
+        "--device": options.device is not None,
+        "--size": bool(options.sizes),
+        "--within": options.within is not None,
+        "--dry": options.dry,
+        "--json": options.json,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        raise UsageError(f"{flag} goes with --for FORMAT: name a format, or leave it out")
+    _export_table(options)
+
+
+def _export_table(options: ExportOptions) -> None:
     from fp8tune.choose import incumbents
     from fp8tune.export import merging, selecting
     from fp8tune.export import table as exporting
@@ -51,25 +111,26 @@ def export(
     from fp8tune.store import names
     from fp8tune.store.results import Store
 
-    if kernels and output is None:
+    arch, output = options.arch, module_path(options.output)
+    if options.kernels and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
-    db = database_to_read(db)
+    db = database_to_read(options.db)
     with Store.open(db, writable=False) as store:
         names.check_arch(arch, store)
-        wanted = names.stored_kernels(kernels, store) if kernels else None
+        wanted = names.stored_kernels(options.kernels, store) if options.kernels else None
         evidence = selecting.evidence_for(store, arch)
     path = output or exporting.destination(arch)
     own = output is None and path != exporting.table_path(arch)
     held = incumbents.INSTALLED if own else incumbents.COMMITTED
     table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
-    if not table.entries and not (check and table.known):
+    if not table.entries and not (options.check and table.known):
         why = table.notices[0] if table.notices else "run fp8tune sweep, or name another with --db"
         raise UsageError(f"the database has nothing to export for {arch}: {why}")
     existing = merging.existing(path)
-    for line in render_trust.export_notices(table.notices, verbose):
+    for line in render_trust.export_notices(table.notices, options.verbose):
         render.notice(line)
-    merged = merging.merge(existing, table, prune=prune or check)
-    if check:
+    merged = merging.merge(existing, table, prune=options.prune or options.check)
+    if options.check:
         stale = exporting.stale(merged.table, path)
         again = f"stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}"
         print(f"{path}: {again if stale else 'up to date'}")
@@ -81,3 +142,71 @@ def export(
     for line in render_trust.export_losses(merged):
         render.notice(line)
     render_trust.print_robust(table.robust, merged.table.nearest)
+
+
+DEFAULT_WITHIN = 0.02
+"""What a problem may lose by having fewer configs: less than kernels differ between two machines."""
+
+
+def _export_for(options: ExportOptions, name: str) -> None:
+    from fp8tune.export import files
+    from fp8tune.export.formats import by_size, diff
+    from fp8tune.export.formats.known import DIFF, known
+    from fp8tune.export.given import File, given_for
+    from fp8tune.render import given as render_given
+    from fp8tune.render.terminal import notice, print_json
+    from fp8tune.store import names
+    from fp8tune.store.results import Store
+
+    wanted = known(name)
+    if options.prune:
+        raise UsageError("--prune is for the table: leave it out with --for")
+    if options.sizes and not wanted.takes_sizes:
+        raise UsageError(f"--size is for --for json and vllm: the files of --for {name} are not named by sizes")
+    if options.within is not None and name != DIFF:
+        raise UsageError(f"--within is for --for diff: --for {name} has a config for each key")
+    if len(options.kernels) != 1:
+        raise UsageError("--for writes the picks of one kernel: name it with --kernel")
+    output = options.output
+    if name == DIFF and output is None and options.check:
+        raise UsageError("--check compares with a file: name the one that holds the diff with --output FILE")
+    if name == DIFF and output is not None and output.is_dir():
+        raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
+    with Store.open(database_to_read(options.db), writable=False) as store:
+        names.check_arch(options.arch, store)
+        (kernel,) = names.stored_kernels(options.kernels, store)
+        given = given_for(store, options.arch, kernel, options.device)
+    notice(*(f"{kernel}: {line}" for line in given.notices))
+    shrunk = None
+    if name == DIFF:
+        shrunk = diff.shrink(given, DEFAULT_WITHIN if options.within is None else options.within)
+        notice(*(f"{kernel}: {line}" for line in shrunk.notes))
+        texts = (shrunk.diff, render_given.markdown(shrunk))
+        if output is None and not options.json:
+            print("\n".join(filter(None, texts)), end="")
+            notice(f"next: {wanted.next}")
+            return
+        folder, file = (output.parent, output.name) if output is not None else (Path(), "")
+        made = [
+            File(PurePosixPath(file + suffix), text) for suffix, text in zip(("", ".md"), texts, strict=True) if file
+        ]
+    else:
+        folder = output or Path()
+        made = wanted.write(given, notice, by_size.sizes(options.sizes))
+        if not made:
+            raise UsageError(f"{kernel} has no pick that --for {name} could hold")
+    placed = files.placed(made, folder)
+    first = made[0].path.parts[0] if made else ""
+    next = wanted.next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
+    state = "stale" if options.check else "would be written" if options.dry else "written"
+    if state == "written":
+        files.write(placed)
+    if options.json:
+        print_json(render_given.summary(given, name, placed, state, next, shrunk))
+    else:
+        for one in placed:
+            print(f"{one.path}: {state if one.is_stale else 'unchanged'}")
+        if state == "written":
+            print(f"next: {next}")
+    if options.check and any(one.is_stale for one in placed):
+        raise typer.Exit(1)

@@ -6,35 +6,62 @@ from pathlib import Path
 from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
+from fp8tune.errors import UsageError
 from fp8tune.options import Argument, Option, WrittenDatabase
 from fp8tune.render.terminal import notice
 from fp8tune.text import visible
 
 
 def import_(
-    file: Annotated[Path, Argument("Another fp8tune database, or a CSV of published measurements.")],
+    paths: Annotated[
+        tuple[str, ...],
+        Argument(
+            "Another fp8tune database; a CSV of published measurements; or configs that others tuned: a Triton cache, "
+            "JSON of Hugging Face kernels, vLLM or SGLang, a cache of flash-linear-attention, or a folder of them.",
+            metavar="PATH",
+        ),
+    ] = (),
+    kernel: Annotated[
+        str, Option("--kernel", "What others' configs are of, as show names it: some files do not say.")
+    ] = "",
+    device: Annotated[str, Option("--device", "The GPU that they are for, such as 'NVIDIA H200'.")] = "",
     db: WrittenDatabase = None,
     compile: Annotated[bool, Option("--compile", "Also compile all published configs, as export needs them.")] = False,
 ) -> None:
     """Merge another database (all rows kept), or published rows with their source: all of a file or nothing.
 
+    Configs that others tuned are published rows too, most without a time: show --published lists them beside what was
+    measured here. Of a folder, damaged files are named and the others read.
+
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
+    from fp8tune.export import published as foreign
     from fp8tune.render.progress import Display, SweepProgress
     from fp8tune.store import importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import published
 
-    loaded = importing.load(file, published.lookup_key)
+    if not paths:
+        raise UsageError("nothing to import: give a database, a CSV file, or the configs of others")
+    files = [Path(path) for path in paths]
+    picks = {path: foreign.picks(path, notice, kernel) for path in files if foreign.is_foreign(path)}
+    loaded = {path: importing.load(path, published.lookup_key) for path in files if path not in picks}
     with Store.open(database_to_write(db), create=True) as store:
-        with Display() as display:
-            report = loaded.store(store, lambda done, total: display.update("rows stored", done, total))
-        print(f"{visible(str(file))}: {report.added} rows added, {report.already_there} already there")
+        for path in files:
+            if path in picks:
+                rows = foreign.Rows(store, device, notice).of(picks[path])
+                if not rows:
+                    raise UsageError(f"{visible(str(path))}: none of its configs can be stored")
+                loaded[path] = importing.Loaded(path, rows=tuple(rows))
+            with Display() as display:
+                report = loaded[path].store(store, lambda done, total: display.update("rows stored", done, total))
+            print(f"{visible(str(path))}: {report.added} rows added, {report.already_there} already there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with SweepProgress() as shown:
                 for event in published.compile_published(store):
                     shown.show(event)
-        elif any(row.config is not None for row in loaded.rows):
-            notice(f"nothing was compiled: fp8tune import --compile {file} does so, export needs it")
+        elif any(row.config is not None for path in files if path not in picks for row in loaded[path].rows):
+            named = " ".join(visible(str(path)) for path in files)
+            notice(f"nothing was compiled: fp8tune import --compile {named} does so, export needs it")

@@ -35,6 +35,9 @@ class ShowOptions:
         Option("--op", "What others published of a whole operation, instead; grouped-mm: in any recipe."),
     ] = None
     conflicts: Annotated[bool, Option("--conflicts", "Published rows that contradict each other, instead.")] = False
+    published: Annotated[
+        bool, Option("--published", "Configs that others published, beside what was measured of them here, instead.")
+    ] = False
     failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
     db: ReadDatabase = None
     format: Annotated[Format, Option("--format", "table, json or csv.")] = Format.TABLE
@@ -46,19 +49,32 @@ def show(options: ShowOptions) -> None:
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
 
     With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
-    others published of a whole operation, the rows that cannot be right marked. With --arch interpreter what was
-    checked without a GPU.
+    others published of a whole operation, the rows that cannot be right marked. With --published the configs that
+    others published, beside what was measured of them. With --arch interpreter what was checked without a GPU.
     """
     if options.op is not None:
-        if options.kernels or options.conflicts or options.failed:
-            raise UsageError(
-                "--op shows published rows of a whole operation: leave out --kernel, --conflicts and --failed"
-            )
+        if options.kernels or options.conflicts or options.failed or options.published:
+            others = "--kernel, --conflicts, --published and --failed"
+            raise UsageError(f"--op shows published rows of a whole operation: leave out {others}")
         _show_operation(options, options.op)
     elif options.failed or options.arch == INTERPRETER:
-        if options.conflicts:
-            raise UsageError("--conflicts shows published rows: leave out --failed and --arch interpreter")
+        if options.conflicts or options.published:
+            raise UsageError(
+                "--conflicts and --published show published rows: leave out --failed and --arch interpreter"
+            )
         _show_tallies(options)
+    elif options.published:
+        from fp8tune.choose import incumbents
+        from fp8tune.choose.claims import claims
+        from fp8tune.render.evidence import print_claims
+
+        if options.conflicts:
+            raise UsageError("--conflicts and --published are two lists: give one of them")
+        db = database_to_read(options.db)
+        found = claims(_evidence(options, db), incumbents.COMMITTED)
+        if not found and options.format is Format.TABLE:
+            notice(f"no published configs of this in {db}: run fp8tune import")
+        print_claims(found, options.format)
     elif options.conflicts:
         if options.format is Format.CSV:
             raise UsageError("--conflicts prints a table or JSON: use --format json")

@@ -176,14 +176,22 @@ def write(table: Table, path: Path) -> bool:
     Raises UsageError where the files cannot be written.
     """
     changed = stale(table, path)
+    replace_files(changed)
+    return bool(changed)
+
+
+def replace_files(texts: Mapping[Path, str]) -> None:
+    """Write files, each in one step, and none if one cannot be written: raises UsageError."""
+    path = None
     try:
-        with contextlib.ExitStack() as both:  # written in full, or a full disk would leave one of two
-            written = {target: both.enter_context(_written_beside(target, text)) for target, text in changed.items()}
-            for target, temporary in written.items():
-                os.replace(temporary, target)
+        with contextlib.ExitStack() as all_files:  # written in full, or a full disk would leave some
+            written = {}
+            for path, text in texts.items():
+                written[path] = all_files.enter_context(_written_beside(path, text))
+            for path, temporary in written.items():
+                os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; give another place with --output") from None
-    return bool(changed)
 
 
 def stale(table: Table, path: Path) -> dict[Path, str]:
@@ -340,7 +348,8 @@ def _regret(regret: Regret) -> Mapping[str, object]:
 
 
 def _problem(problem: Problem) -> Mapping[str, object]:
-    return {"shape": dict(problem.shape), "routing": problem.routing, "input_layout": problem.input_layout}
+    dtype = {"in_dtype": problem.in_dtype} if problem.in_dtype != "bfloat16" else {}
+    return {"shape": dict(problem.shape), "routing": problem.routing, "input_layout": problem.input_layout, **dtype}
 
 
 def _rounded(share: float | None, digits: int = 4) -> float | None:

@@ -74,11 +74,13 @@ class KernelArm(Arm):
     key: NamedInts = field(default_factory=NamedInts)
     """The lookup key of the problem."""
     bytes_moved: int = 0
+    flops: int | None = None
+    """Floating-point operations, where the kernel declares them."""
 
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
         """With what the spec says of the problem."""
-        return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_moved(problem.shape))
+        return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 
     @property
     def work(self) -> Work:
@@ -97,5 +99,4 @@ class KernelArm(Arm):
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Launches the config; its bytes are not looked at."""
-        tensors, config = kept.unchecked_tensors(self.reference, self.problem, torch_device), self.config
-        return lambda: tensors.launch(config)
+        return kept.unchecked_tensors(self.reference, self.problem, torch_device).launcher(self.config)

@@ -1,13 +1,19 @@
-"""Is every byte right? A problem's tensors, and the checks of them before and after the clock.
+"""Is every output right? A problem's tensors, and the checks of them before and after the clock.
 
-A check finds outputs that differ from the reference in a byte, bytes written beside outputs, and inputs that were
-written. Before each launch that is checked, outputs hold what cannot be right (every bit the complement, then large
-values, which an atomic maximum would keep), new memory is filled, and other bytes lie beside the inputs.
+A check finds outputs that differ from the reference (:mod:`fp8tune.measure.comparing` says what differs), bytes written
+beside outputs, and inputs that were written. Before each launch that is checked, outputs hold what cannot be right
+(every bit the complement or NaN, then large values, which an atomic maximum would keep), new memory is filled, and
+other bytes lie beside the inputs.
 
 A fault that shows in one launch in fifty is found with probability ``1 - 0.98 ** checks``. A config is checked twice
-on its problem and twice on each edge. It is checked once after each timed block, at the last launch of dozens. A
-screen of three rounds comes to 5 checks of the problem: 10 %. If the fault shows on 25 edges too, there are 55
-checks: 67 %.
+on its problem and twice on each edge, and after each timed block: in a screen of three rounds 5 times on its problem,
+which is 10 %. So on a GPU it is launched 150 times in a row besides, and a flag on the device says of each launch
+whether its outputs were right. These 155 checks find it in 95.6 % of screens, ``1 - 0.98 ** 155``. That is done on the
+problem where it has up to :data:`IN_A_ROW_BYTES`, else on the largest edge that has so few; a fault that does not show
+there is found with 10 %. It is done once a process, and not for a config that is too slow to be the pick. A launch in
+a row takes as long as the launch and four passes over the outputs, and no less than the host takes to enqueue a dozen
+operations, about 0.1 ms: 15 ms a config. The interpreter runs programs in order and shows no race: nothing is launched
+in a row there.
 """
 
 from __future__ import annotations
@@ -15,23 +21,29 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
 from fp8tune.measure import edges, guards
+from fp8tune.measure.comparing import LARGE, Rule, bits, fill_large
 from fp8tune.measure.edges import problem_place
+from fp8tune.measure.timing import Prepared
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import Edge, KernelSpec
 
 LAUNCHES = 2
 """Looked at, on the problem and on each edge: the second finds what the first left behind."""
 
+IN_A_ROW = 150
+"""Launches of one config: with the checks before and after, 95 % for a fault that shows in one launch in fifty."""
+
+IN_A_ROW_BYTES = 1 << 30
+"""The most bytes of inputs and outputs; a 16th within a tolerance, as a comparison in float64 moves 16 times as much.
+A launch in a row on so much takes less than a millisecond at 4 TB/s."""
+
 TOO_SLOW_RATIO = 1.5
 """Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""
-
-LARGE = 0x7B
-"""In every byte: a large finite value of every floating-point type, positive as an integer too."""
 
 _BESIDE_FLOATS = (0xFF, LARGE)
 """Beside inputs, in turn: NaN of every floating-point type, then what is larger than any input."""
@@ -40,7 +52,6 @@ _BESIDE_INTEGERS = (0xFF, 0x00)
 """Minus one and zero: a kernel that takes these for group ends does no harm."""
 
 _CHUNK_WORDS = 1 << 20
-_ELEMENTS_AT_ONCE = 1 << 24
 
 
 @dataclass
@@ -53,13 +64,15 @@ class Tensors:
     outputs: tuple[Any, ...]
     """Between guards, see :mod:`fp8tune.measure.guards`."""
     expected: tuple[Any, ...]
-    """Empty where nothing is checked."""
+    """Empty where no values are compared."""
     place: str = ""
     """For messages; empty: the problem."""
     watch: Watch | None = None
     """What became of the inputs; None where they are not between guards."""
     passed: set[NamedInts] = field(default_factory=set)
     """Configs that were checked in this process, on this problem and on every edge."""
+    without_race: set[NamedInts] = field(default_factory=set)
+    """Configs that were launched many times in a row in this process."""
     best_us: float = math.inf
 
     @property
@@ -68,49 +81,117 @@ class Tensors:
         return TOO_SLOW_RATIO * self.best_us
 
     @cached_property
+    def timed(self) -> Tensors:
+        """What is timed: these, but with random inputs where those that are checked are integers.
+
+        A GPU runs faster on simple data. Values are not compared there: their sums depend on the order.
+        """
+        if self.spec.check != "exact-inputs":
+            return self
+        given = replace(self.spec, check="exact")
+        watch = Watch.of(given, Edge("", self.problem), str(self.outputs[0].device))
+        return Tensors(self.spec, self.problem, watch.inputs, self.outputs, (), self.place, watch)
+
+    @cached_property
     def refusal(self) -> str | None:
-        """Why these inputs must not be timed; None where they may."""
-        constant = next((index for index, given in enumerate(self.inputs) if is_constant(given)), None)
+        """Why the inputs must not be timed; None where they may."""
+        constant = next((index for index, given in enumerate(self.timed.inputs) if is_constant(given)), None)
         if constant is None:
             return None
         return f"input {constant} has one value throughout: a GPU runs faster on such data"
 
     def launch(self, config: NamedInts) -> None:
-        """Enqueue the kernel with this config on the current stream."""
+        """Enqueue the kernel with this config on the current stream, on outputs that are prepared."""
         self.spec.launch(config, self.inputs, self.outputs)
+
+    def prepare(self) -> None:
+        """Enqueue what the kernel wants done before each launch."""
+        if self.spec.prepare is not None:
+            self.spec.prepare(self.inputs, self.outputs)
+
+    def launcher(self, config: NamedInts) -> Callable[[], object]:
+        """What is timed: the launch alone, whatever is prepared before it."""
+        if self.spec.prepare is None:
+            return lambda: self.launch(config)
+        return Prepared(self.prepare, lambda: self.launch(config))
 
     def check(self, config: NamedInts, launches: Sequence[int] = range(LAUNCHES)) -> str | None:
         """Launch as often as there are numbers in ``launches``, which choose the poison; what is wrong, or None."""
         for count, number in enumerate(launches, 1):
             self.poison(number)
+            self.prepare()
             with _filling() if number % 2 == 0 else contextlib.nullcontext():
                 self.launch(config)
             if wrong := self.wrong():
                 return f"launch {count}: {wrong}" if count > 1 else wrong
         return None
 
-    def poison(self, number: int = 0) -> None:
-        """Write into outputs what cannot be right, and beside the tensors what none of them holds."""
+    def check_in_a_row(self, config: NamedInts, launches: int = IN_A_ROW) -> str | None:
+        """Launch so many times and look at the outputs of each on the device; what is wrong, or None.
+
+        Waits for the device at the end. A fault is shown by checking as often again, if it shows again.
+        """
         import torch
 
-        for output, expected in zip(self.outputs, self.expected, strict=True):
-            if number % 2 == 0:
-                torch.bitwise_not(bits(expected), out=bits(output))
-            else:
-                _large(output)
+        self.poison()
+        found = []
+        for number in range(launches):
+            self._spoil(number)
+            self.prepare()
+            self.launch(config)
+            found.append(self._differs())
+        count = int(torch.stack(found).sum())
+        if not count:
+            return self.wrong()
+        shown = self.check(config, range(launches)) or f"on {self._place}"
+        return f"{count} of {launches} launches in a row gave wrong outputs: {shown}"
+
+    @property
+    def in_a_row_bytes(self) -> int:
+        """What a launch in a row moves, as :data:`IN_A_ROW_BYTES` counts it."""
+        own = sum(int(each.nbytes) for each in (*self.inputs, *self.outputs) if _is_tensor(each))
+        return own if self._rule.tolerance is None else 16 * own
+
+    def poison(self, number: int = 0) -> None:
+        """Write into outputs what cannot be right, and beside the tensors what none of them holds."""
+        self._spoil(number)
+        for output in self.outputs:
             guards.fill(output)
         if self.watch is not None:
             self.watch.begin(number)
 
     def wrong(self) -> str | None:
         """What is wrong since :meth:`poison`, or None. Inputs that were written are as they were afterwards."""
-        place = self.place or problem_place(self.problem)
         if self.watch is not None and (written := self.watch.written()):
-            return f"{written} on {place}"
-        for index, (output, expected) in enumerate(zip(self.outputs, self.expected, strict=True)):
-            if wrong := difference(output, expected) or guards.overwritten(output):
-                return f"output {index}: {wrong} on {place}"
+            return f"{written} on {self._place}"
+        for index, output in enumerate(self.outputs):
+            wrong = self._rule.difference(output, self.expected[index]) if self.expected else None
+            if wrong := wrong or guards.overwritten(output):
+                first = " disagrees with the first config" if getattr(self.spec, "agrees", False) else ""
+                return f"output {index}{first}: {wrong} on {self._place}"
         return None
+
+    def _spoil(self, number: int) -> None:
+        for index, output in enumerate(self.outputs):
+            if self.expected:
+                self._rule.spoil(output, self.expected[index], number)
+            else:
+                fill_large(output)
+
+    def _differs(self) -> Any:
+        """Whether any output is wrong, as a tensor on the device."""
+        import torch
+
+        pairs = zip(self.outputs, self.expected, strict=True)
+        return torch.stack([self._rule.differs(output, expected) for output, expected in pairs]).any()
+
+    @cached_property
+    def _rule(self) -> Rule:
+        return Rule.of(self.spec)
+
+    @property
+    def _place(self) -> str:
+        return self.place or problem_place(self.problem)
 
 
 def build(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
@@ -120,11 +201,11 @@ def build(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
 
 def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Tensors:
     """The tensors of an edge, with what the reference makes of them."""
-    watch = Watch(edges.inputs(spec, edge, device), lambda: edges.inputs(spec, edge, device))
+    watch = Watch.of(spec, edge, device)
     expected = tuple(_apart(each, watch.inputs) for each in spec.reference(*watch.inputs))
     watch.written()  # a reference may work in place
     outputs = tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(edge.problem, "meta")))
-    _same_form(outputs, expected)
+    _same_form(spec, outputs, expected)
     return Tensors(spec, edge.problem, watch.inputs, outputs, expected, place or edges.place(edge), watch)
 
 
@@ -140,8 +221,11 @@ def _apart(expected: Any, inputs: tuple[Any, ...]) -> Any:
     return expected.clone() if expected.untyped_storage().data_ptr() in storages else expected
 
 
-def _same_form(outputs: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
-    forms = [[(str(each.dtype), tuple(each.shape)) for each in tensors] for tensors in (outputs, expected)]
+def _same_form(spec: KernelSpec, outputs: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    def form(each: Any) -> tuple[object, ...]:  # within a tolerance the reference has wider types
+        return tuple(each.shape) if spec.check == "tolerance" else (str(each.dtype), tuple(each.shape))
+
+    forms = [[form(each) for each in tensors] for tensors in (outputs, expected)]
     if forms[0] != forms[1]:
         raise ValueError(f"the spec's outputs are {forms[0]}, its reference gives {forms[1]}")
 
@@ -153,6 +237,11 @@ class Watch:
     inputs: tuple[Any, ...]
     rebuild: Callable[[], tuple[Any, ...]]
     """The inputs anew, between guards."""
+
+    @classmethod
+    def of(cls, spec: KernelSpec, edge: Edge, device: str) -> Watch:
+        """The inputs of an edge and a watch over them."""
+        return cls(edges.inputs(spec, edge, device), lambda: edges.inputs(spec, edge, device))
 
     def __post_init__(self) -> None:
         self._prints = tuple(fingerprint(each) if _is_tensor(each) else None for each in self.inputs)
@@ -240,7 +329,7 @@ def _filling() -> Any:
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = function(*args, **(kwargs or {}))
             if function in uninitialised:
-                _large(made)
+                fill_large(made)
             return made
 
     return Filling()
@@ -257,65 +346,3 @@ def is_constant(given: Any) -> bool:
         return False
     all_bits = bits(given)
     return bool((all_bits == all_bits[(0,) * all_bits.ndim]).all())
-
-
-def difference(output: Any, expected: Any) -> str | None:
-    """How two tensors differ, bit for bit (any NaN equals any NaN in float32: payloads differ between backends)."""
-    import torch
-
-    unequal = bits(output) != bits(expected)
-    if expected.dtype == torch.float32:
-        unequal &= ~(output.isnan() & expected.isnan())
-    count = int(unequal.sum())
-    if not count:
-        return None
-    first = _first(unequal)
-    return (
-        f"{count} of {expected.numel()} elements differ, first at {first}: "
-        f"expected {_shown(expected[first])}, got {_shown(output[first])}; {_largest(output, expected, unequal)}"
-    )
-
-
-def _first(unequal: Any) -> tuple[int, ...]:
-    import torch
-
-    place, found = int(unequal.view(torch.uint8).flatten().argmax()), []
-    for size in reversed(unequal.shape):
-        place, index = divmod(place, size)
-        found.append(index)
-    return tuple(reversed(found))
-
-
-def _shown(element: Any) -> str:
-    """A number with its bits."""
-    mask = (1 << 8 * element.element_size()) - 1
-    width = 2 * element.element_size()
-    value = element.item()
-    number = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return f"{number} (0x{int(bits(element)) & mask:0{width}x})"
-
-
-def _largest(output: Any, expected: Any, unequal: Any) -> str:
-    """The largest difference between finite elements. In pieces: float64 takes eight times an FP8 output's memory."""
-    import torch
-
-    largest = -1.0
-    rows = max(1, _ELEMENTS_AT_ONCE * max(1, len(torch.atleast_1d(unequal))) // unequal.numel())
-    pieces = [torch.atleast_1d(each).split(rows) for each in (bits(output), bits(expected), unequal)]
-    for got, right, where in zip(*pieces, strict=True):
-        gap = (got[where].view(output.dtype).double() - right[where].view(expected.dtype).double()).abs()
-        gap = gap[gap.isfinite()]
-        largest = max(largest, float(gap.max())) if gap.numel() else largest
-    return f"largest difference {largest:.6g}" if largest >= 0 else "no difference is finite"
-
-
-def bits(tensor: Any) -> Any:
-    """The tensor's bits as integers of the same size: shares its memory, keeps its strides."""
-    import torch
-
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
-def _large(output: Any) -> None:
-    integers = bits(output)
-    integers.fill_(int.from_bytes(bytes([LARGE] * output.element_size())))

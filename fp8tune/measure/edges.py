@@ -6,7 +6,9 @@ A kernel with groups has the layouts of its rows among its edges, whether it dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +37,9 @@ def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Edge]:
 
 
 def layout_problem(problem: Problem, routing: str) -> Problem:
-    """The same kernel, groups and row length on few rows, spread as ``routing`` says."""
-    rows = min(problem.shape["M"], LAYOUT_CHECK_ROWS)
-    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, "M": rows}))
+    """The same kernel, groups and row length on few rows (M, if it has one), spread as ``routing`` says."""
+    rows = {"M": min(problem.shape["M"], LAYOUT_CHECK_ROWS)} if "M" in problem.shape else {}
+    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, **rows}))
 
 
 def place(edge: Edge) -> str:
@@ -68,27 +70,63 @@ def _shifted(given: Any, offset: int) -> Any:
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
-    """The inputs of an edge, each tensor between guard bytes: see :func:`fill`."""
+    """The inputs of an edge, each tensor between guard bytes: see :func:`fill`.
+
+    Of a kernel with ``check="exact-inputs"`` they hold integers where they would hold random values.
+    """
     import torch
 
     given = list(spec.inputs(edge.problem, device))
+    if spec.check == "exact-inputs":
+        _fill_all_with_integers(given, edge)
     for index, each in enumerate(given):
         if isinstance(each, torch.Tensor):
-            if each.is_floating_point():
+            if each.is_floating_point() and spec.check != "exact-inputs":
                 fill(each, edge.content)
             given[index] = guards.guarded_copy(each, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(given)
+
+
+def _fill_all_with_integers(given: Sequence[Any], edge: Edge) -> None:
+    """Float32 beside narrower types is a scale, and so is E8M0."""
+    import torch
+
+    floats = {n: each for n, each in enumerate(given) if isinstance(each, torch.Tensor) and each.is_floating_point()}
+    narrowest = min((each.element_size() for each in floats.values()), default=0)
+    for index, each in floats.items():
+        is_scale = each.dtype == torch.float8_e8m0fnu or each.element_size() > max(2, narrowest)
+        fill_integers(each, edge.problem.seed + index, edge.content, is_scale)
+
+
+@contextlib.contextmanager
+def exact_values(spec: KernelSpec, problem: Problem, given: Sequence[Any]) -> Iterator[None]:
+    """While open, inputs whose sums are compared byte for byte hold integers: see :func:`fill_integers`."""
+    import torch
+
+    if spec.check != "exact-inputs":
+        yield
+        return
+    random = [each.clone() if isinstance(each, torch.Tensor) else None for each in given]
+    _fill_all_with_integers(given, Edge("", problem))
+    try:
+        yield
+    finally:
+        for each, before in zip(given, random, strict=True):
+            if before is not None:
+                _own(each).copy_(_own(before))
 
 
 def fill(tensor: Any, content: str) -> None:
     """Write one of :data:`fp8tune_kernels.spec.CONTENTS` into a floating-point tensor of random values.
 
     ``tiny``: subnormals and signed zeros; ``huge``: up to the largest finite value; ``infinite`` and ``nan``: both
-    signs of it in every 61st element, the others random.
+    signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`.
     """
     import torch
 
-    if content == "random" or not tensor.numel():
+    if content == "integers":
+        fill_integers(tensor)
+    if content in ("random", "integers") or not tensor.numel():
         return
     values = tensor.float() if tensor.element_size() == 1 else tensor  # float8 knows no arithmetic
     limits = torch.finfo(tensor.dtype)
@@ -106,3 +144,38 @@ def fill(tensor: Any, content: str) -> None:
         raise ValueError(f"no content is called {content!r}: see fp8tune_kernels.spec.CONTENTS")
     if values is not tensor:
         tensor.copy_(values)
+
+
+LARGEST_EXPONENT = 26
+"""2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them."""
+
+
+def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:
+    """Write values whose products are summed exactly in float32, in any order: -1, -1/2, 1/2 and 1; of a scale 1/2, 1.
+
+    Float32 holds each whole number up to 2 ** 24. A value is 1 or 2 halves, and a product of two values and two scales
+    is 1 to 16 sixteenths. So up to 2 ** 20 of them come to no more than 2 ** 24 sixteenths, and no partial sum is
+    rounded. Bfloat16 and each float8 hold the values. None is zero, so that each term counts, and a tensor of two
+    elements or more holds two values: it is not constant.
+
+    ``nan``, ``infinite``, ``zeros`` and ``tiny`` are as :func:`fill` has them, the other values integers. ``huge``: the
+    integers times a power of two that float32's range allows (:data:`LARGEST_EXPONENT`) and the type's.
+    """
+    import torch
+
+    tensor = _own(tensor)
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)
+    drawn[:2] = torch.arange(2, dtype=torch.int8, device=tensor.device)[: len(drawn)]
+    values = (1 + (drawn & 1)) * (1 if is_scale else 1 - (drawn & 2))
+    scale = 0.5
+    if content == "huge":
+        scale *= 2.0 ** min(LARGEST_EXPONENT, math.floor(math.log2(torch.finfo(tensor.dtype).max)))
+    tensor.copy_(values.view(tensor.shape).to(torch.bfloat16) * scale)
+    if content not in ("random", "integers", "huge"):
+        fill(tensor, content)
+
+
+def _own(tensor: Any) -> Any:
+    """The elements that a tensor has memory for: one along a dim that is expanded."""
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]

@@ -24,7 +24,7 @@ def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: 
         spec = load_spec(reference)
         forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
         build = checking.build if is_checked else checking.build_unchecked
-        _repair_interpreter()
+        _share_cores()
         _tensors[reference, problem, is_checked] = build(spec, problem, torch_device)
     return _tensors[reference, problem, is_checked]
 
@@ -50,12 +50,9 @@ def forget(but: Collection[tuple[str, Edge]] = ()) -> None:
 
 
 @cache
-def _repair_interpreter() -> None:
-    """Before any kernel runs: somebody else's file imports none of ours."""
+def _share_cores() -> None:
+    """On the interpreter there is a worker for each core."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         import torch
 
-        from fp8tune_kernels import interpreter
-
-        interpreter.install()
-        torch.set_num_threads(1)  # there is a worker for each core
+        torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from fp8tune.measure import checking, device, kept, machine, timing
 from fp8tune.measure.arms import Arm, KernelArm
@@ -27,6 +27,10 @@ from fp8tune_kernels.spec import Edge
 Clock = Callable[[Callable[[], object], float | None], timing.Samples]
 """(launch, microseconds above which it is too slow to be worth a whole block) -> a block, as of
 :func:`fp8tune.measure.timing.block`."""
+
+
+GEMM_SIZE = 8192
+"""M, N and K of the GEMM that stands for what the device computes."""
 
 
 @cache
@@ -46,6 +50,28 @@ def copy_ceiling_gb_per_s() -> float:
         target.copy_(source)
 
     return 2 * source.numel() / block_value(timing.block(copy).samples_us) / 1e3
+
+
+def gemm_flop_per_s(in_dtype: str) -> float:
+    """What a dense GEMM of 8192 x 8192 x 8192 reaches, in flop/s. Raises where there is none of the dtype."""
+    return 2e6 * GEMM_SIZE**3 / block_value(timing.block(gemm(in_dtype, "cuda")).samples_us)
+
+
+def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:
+    """Multiplies two random matrices of a dtype; float32 without TF32."""
+    import torch
+
+    dtype = getattr(torch, in_dtype)
+    first, second = (torch.randn(2, GEMM_SIZE, GEMM_SIZE, device=torch_device) * 10).to(dtype)
+    if dtype == torch.int8:
+        return partial(torch._int_mm, first, second.T)
+    if dtype.itemsize == 1:
+        if dtype == torch.float8_e5m2:  # two of them have no GEMM
+            second = second.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=torch_device)
+        return partial(torch._scaled_mm, first, second.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    torch.set_float32_matmul_precision("highest")
+    return partial(torch.mm, first, second)
 
 
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
@@ -93,9 +119,11 @@ def checked_block(
 ) -> Outcome:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 
-    In round 0 a config that is too slow to be the pick gets no whole block. After the block its outputs are compared
-    once more. ``clock``: the GPU's, if None. Raises Poisoned with a ``crashed`` outcome where the process must not be
-    used again.
+    In round 0 a config that is too slow to be the pick gets no whole block. After a block guard bytes, inputs and the
+    outputs of its last launch are looked at once more. Where ``check`` is ``exact-inputs`` random inputs are timed, and
+    the outputs of one more launch on exact ones are compared instead. A config that is not too slow is launched many
+    times in a row besides, once a process, to find a race. ``clock``: the GPU's, if None. Raises Poisoned with a
+    ``crashed`` outcome where the process must not be used again.
     """
 
     def checked_and_timed() -> Outcome | None:
@@ -105,17 +133,41 @@ def checked_block(
                 return failed
             tensors.passed.add(arm.config)
         if not times:
-            return None
-        tensors.poison()
+            return _wrong(_race(arm, tensors, torch_device))
+        tensors.timed.poison()
         # in later rounds nobody is given up: a stalled estimate once passed for a slow config in its third round
-        outcome = timed(lambda: tensors.launch(arm.config), tensors.too_slow_us if round == 0 else None, clock)
-        if wrong := tensors.wrong():
+        outcome = timed(tensors.timed.launcher(arm.config), tensors.too_slow_us if round == 0 else None, clock)
+        wrong = tensors.timed.wrong() or (None if tensors.timed.expected else tensors.check(arm.config, [0]))
+        if wrong:
             tensors.passed.discard(arm.config)
-            return Outcome(Status.WRONG, reason=f"after timed launches: {wrong}")
-        tensors.best_us = min(tensors.best_us, outcome.time_us or math.inf)
-        return outcome
+            return _wrong(f"after timed launches: {wrong}")
+        time_us = outcome.time_us or math.inf
+        tensors.best_us = min(tensors.best_us, time_us)
+        return (_wrong(_race(arm, tensors, torch_device)) if time_us <= tensors.too_slow_us else None) or outcome
 
     return _guarded(checked_and_timed)
+
+
+def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
+    """What a look at many launches finds, on the problem or on its largest edge that is small enough; once a process.
+
+    None on the interpreter, where a launch takes a good part of a second and runs in order.
+    """
+    if torch_device == "cpu" or arm.config in tensors.without_race:
+        return None
+    small = [tensors]
+    if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:
+        edges = edges_of(tensors.spec, tensors.problem)
+        on_edges = [kept.edge_tensors(arm.reference, edge, torch_device) for edge in edges]
+        small = [each for each in on_edges if each.in_a_row_bytes <= checking.IN_A_ROW_BYTES]
+    wrong = max(small, key=lambda each: each.in_a_row_bytes).check_in_a_row(arm.config) if small else None
+    if not wrong:
+        tensors.without_race.add(arm.config)
+    return wrong
+
+
+def _wrong(reason: str | None) -> Outcome | None:
+    return Outcome(Status.WRONG, reason=reason) if reason else None
 
 
 def timed(launch: Callable[[], object], too_slow_us: float | None = None, clock: Clock | None = None) -> Outcome:
@@ -164,8 +216,8 @@ _outcomes_on_edges: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 
 def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
     """What is wrong with a config, on its problem or on an edge; None where it is right everywhere."""
-    if wrong := tensors.refusal or tensors.check(config):
-        return Outcome(Status.WRONG, reason=wrong)
+    if failed := _wrong(tensors.refusal or tensors.check(config)):
+        return failed
     for index, edge in enumerate(edges_of(tensors.spec, tensors.problem)):
         if (reference, edge, config) not in _outcomes_on_edges:
             _outcomes_on_edges[reference, edge, config] = _check_edge(reference, edge, config, torch_device, index)
@@ -186,4 +238,4 @@ def _check_edge(reference: str, edge: Edge, config: NamedInts, torch_device: str
         if failed.status is Status.CRASHED:
             raise Poisoned(failed) from None
         return failed
-    return Outcome(Status.WRONG, reason=wrong) if wrong else None
+    return _wrong(wrong)

@@ -10,18 +10,18 @@ import itertools
 import keyword
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 from fp8tune.errors import UsageError, in_spec, unknown
-from fp8tune.plan.shapes import DIMS
 from fp8tune.records import NamedInts, Problem
 from fp8tune.text import NAME
-from fp8tune_kernels.spec import LAUNCH_OPTIONS, LAYOUT_FLAG, ROUTINGS, DeviceLimits, KernelSpec
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, LAUNCH_OPTIONS, LAYOUT_FLAG, ROUTINGS, DeviceLimits, KernelSpec
 
 Axes = Mapping[str, tuple[int, ...]]
 """A grid: axis name -> values, in declaration order."""
 
 FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-IN_DTYPES = ("bfloat16", "float32")
 
 LARGEST_VALUE = 2**20
 """Triton's limit on the elements of a block, so that no axis can mean more."""
@@ -71,53 +71,63 @@ def problems(
     rows: Iterable[Mapping[str, int]],
     *,
     routing: str = "jagged",
-    in_dtype: str = "bfloat16",
+    in_dtype: str | None = None,
     fp8_dtype: str = "float8_e4m3fn",
     scale_mode: str | None = None,
     seed: int = 0,
 ) -> list[Problem]:
-    """The kernel's problems in a shape set, in its order and without duplicates; each once for every input layout.
+    """The kernel's problems in a shape set, in its order and without duplicates; each once for every input layout and
+    dtype. A kernel that was recorded has the problems of its recording.
 
-    ``routing`` is ignored by a kernel without groups; ``scale_mode`` None is the first that the kernel declares.
-    Raises UsageError for an unknown name, and where the rows hold no problem for this kernel.
+    ``in_dtype`` None is all that the kernel declares; ``scale_mode`` None is the first. A kernel without groups, FP8
+    or scale modes ignores what is said of them. Raises UsageError for an unknown name, and where the rows hold no
+    problem for this kernel.
     """
-    scale_mode = scale_mode or spec.scale_modes[0]
+    if spec.recorded:
+        return [replace(problem, seed=seed) for problem in spec.recorded]
+    in_dtypes = spec.in_dtypes if in_dtype is None else (in_dtype,)
+    mode = (scale_mode or spec.scale_modes[0]) if spec.scale_modes else ""
     for what, name, names in (
         ("routing", routing, ROUTINGS),
-        ("input dtype", in_dtype, IN_DTYPES),
+        *(("input dtype", name, DTYPES) for name in in_dtypes),
         ("fp8 dtype", fp8_dtype, FP8_DTYPES),
-        (f"scale mode of {spec.name}", scale_mode, spec.scale_modes),
+        (f"scale mode of {spec.name}", mode, spec.scale_modes or ("",)),
     ):
         if name not in names:
             raise unknown(what, name, names)
-    spread = routing if spec.routed else "none"
+    spread, fp8 = routing if spec.routed else "none", fp8_dtype if spec.uses_fp8 else ""
+    rows, lacking = list(rows), dict[str, None]()
     found = dict.fromkeys(
-        Problem(spec.name, shape, spread, layout, in_dtype, fp8_dtype, scale_mode, seed)
+        Problem(spec.name, shape, spread, layout, dtype, fp8, mode, seed)
         for row in rows
-        for shape in _shapes(spec, row)
+        for shape in _shapes(spec, row, lacking)
         for layout in spec.input_layouts
+        for dtype in in_dtypes
     )
     if not found:
-        raise UsageError(f"these shapes hold no problem for {spec.name}: it may need a dim that their rows leave out")
+        named = ", ".join(dict.fromkeys(dim for row in rows for dim in row))
+        asked = f"ask for {', '.join(lacking)}, and the shapes have {named}" if lacking else "are none"
+        raise UsageError(f"the shapes hold no problem for {spec.name}: its problems {asked}; give others with --shapes")
     for problem in found:
-        check_size(spec, problem.shape)
+        check_size(spec, problem)
     return list(found)
 
 
-def check_shape(spec: KernelSpec, shape: Mapping[str, int]) -> None:
-    """Raise UsageError for a shape that lacks a dim of the kernel's key, or that :func:`check_size` refuses."""
-    named = {name.removesuffix("_bucket") for name in spec.key} - {LAYOUT_FLAG}
-    if missing := sorted(named - {*shape}):
-        raise UsageError(f"{spec.name} needs {missing[0]}, which the shape {shape} lacks")
-    check_size(spec, shape)
+def check_shape(spec: KernelSpec, problem: Problem) -> None:
+    """Raise UsageError for a problem that lacks a dim of the kernel's key, or that :func:`check_size` refuses."""
+    named = {name.removesuffix("_bucket") for name in spec.key} - {LAYOUT_FLAG, DTYPE_FLAG}
+    if missing := sorted(named - {*problem.shape}):
+        raise UsageError(f"{spec.name} needs {missing[0]}, which the shape {problem.shape} lacks")
+    check_size(spec, problem)
 
 
-def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
-    """Raise UsageError for a shape that lacks a dim which is moved, or is beyond what any memory holds."""
+def check_size(spec: KernelSpec, problem: Problem) -> None:
+    """Raise UsageError for a problem that lacks a dim which is moved, or is beyond what any memory holds."""
+    shape = problem.shape
     if spec.routed and shape.get("G", 1) > MOST_GROUPS:
         raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
     try:
-        bytes_moved = spec.bytes_moved(shape)
+        bytes_moved = spec.bytes_of(problem)
     except KeyError as error:
         missing = str(error.args[0] if error.args else "a dim")[:80]
         raise UsageError(f"{spec.name} needs {missing}, which the shape {shape} lacks") from None
@@ -127,8 +137,8 @@ def check_size(spec: KernelSpec, shape: Mapping[str, int]) -> None:
         raise UsageError(f"{spec.name} {shape} moves {bytes_moved:,} bytes: no device has more than {LARGEST_BYTES:,}")
 
 
-def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> list[NamedInts]:
-    """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out.
+def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) -> list[NamedInts]:
+    """The shapes a spec finds in a row, up to the first that needs a dim which the row leaves out: ``lacking`` gets it.
 
     Raises UsageError for all else that ``problems`` raises, and for what is no shape.
     """
@@ -138,11 +148,10 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int]) -> list[NamedInts]:
             for shape in spec.problems(row):
                 found.append(_checked(spec, shape))
     except KeyError as error:
-        if error.args not in [(dim,) for dim in DIMS if dim not in row]:
-            known = f"a row has {', '.join(DIMS)}"
-            raise UsageError(
-                f"problems of kernel {spec.name!r} asks for {error} in the row {NamedInts(row)}: {known}"
-            ) from error
+        (dim,) = error.args if len(error.args) == 1 else (None,)
+        if not isinstance(dim, str) or not NAME.fullmatch(dim) or dim in row:
+            raise in_spec(spec.name, "problems", spec.problems, error) from error
+        lacking[dim] = None
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -162,16 +171,29 @@ def _checked(spec: KernelSpec, shape: object) -> NamedInts:
 def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
     """The grid on one problem: config -> the hardware reason why it is pruned, empty for one that is tried.
 
-    The declared default comes first, then the product of ``axes`` in declaration order. The default is never pruned,
-    because users get it where the table is silent. ``limits`` None prunes nothing.
+    The declared default comes first, then the product of ``axes`` in declaration order; of a spec that lists its
+    configs those, and each with every value of an axis that was widened. The default is never pruned, because users get
+    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes nothing else.
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
-    grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    if spec.configs:
+        grid = _widened(spec, axes)
+    else:
+        grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     found = dict.fromkeys([default, *grid], "")
     for config in found:
-        if limits is not None and config != spec.default:
-            found[config] = spec.invalid(config, problem.shape, limits) or ""
+        if spec.recorded or (limits is not None and config != spec.default):
+            # what a recorded kernel prunes it prunes everywhere: no limits are looked at
+            found[config] = spec.invalid(config, problem.shape, cast(DeviceLimits, limits)) or ""
     return found
+
+
+def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
+    """The declared configs, then each of them with every value of the axes that are not as declared."""
+    given = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
+    product = itertools.product(*given.values())
+    changed = [dict(zip(given, values, strict=True)) for values in product] if given else []
+    return [*spec.configs, *(NamedInts({**config, **other}) for config in spec.configs for other in changed)]
 
 
 def interpreter_configs(
@@ -185,7 +207,16 @@ def interpreter_configs(
     if strange := [problem for problem in small if not isinstance(problem, Problem)]:
         raise UsageError(f"scaled_down of kernel {spec.name!r} gives {strange[0]!r:.80}: return a Problem")
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
-    return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
+    if not spec.configs:
+        return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
+    found: dict[Problem, dict[NamedInts, str]] = {}
+    for problem in small:
+        blocks: dict[NamedInts, NamedInts] = {}
+        of = configs(spec, problem, axes, limits=None)
+        for config in of:
+            blocks.setdefault(NamedInts([one for one in config.items() if one[0] not in LAUNCH_OPTIONS]), config)
+        found[problem] = {config: of[config] for config in blocks.values()}
+    return found
 
 
 def seed_text(problem: Problem) -> str:

@@ -1,14 +1,15 @@
-"""Shape sets: the sizes of a model's mixture-of-experts layers, as TOML that people read and write by hand.
+"""Shape sets: the sizes of a model's layers, as TOML that people read and write by hand.
 
-A file holds ``[[rows]]`` entries. Each names ``M`` (tokens on this device), ``K`` (model dim), ``E`` (experts held
-here, and groups of tokens) and, where the source has one, ``N`` (expert hidden dim). A dim is an integer or a list of
-them; the lists of an entry multiply out, in the order ``M, K, N, E``. Kernels derive problems from a row by
-``KernelSpec.problems``.
+A file holds ``[[rows]]`` entries. Each names dims, as the kernels know them; a dim is an integer or a list of them. The
+lists of an entry multiply out, in the order written, ``M, K, N, E`` before all others. In the sets of fp8tune ``M`` is
+tokens on this device, ``K`` the model dim, ``E`` experts held here (and groups of tokens), and ``N``, where the source
+has one, the expert hidden dim. Kernels derive problems from a row by ``KernelSpec.problems``.
 """
 
 from __future__ import annotations
 
 import itertools
+import keyword
 import math
 import tomllib
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts
+from fp8tune.text import NAME
 
 DIMS = ("M", "K", "N", "E")
-OPTIONAL_DIMS = ("N",)
-"""Dims an entry may leave out: a row without N (activations alone) gives problems to the kernels that need no N."""
+"""Dims that multiply out first, in this order, wherever an entry has them."""
 
 LARGEST_DIM = 2**31 - 1
 """Group ends (``offs``) are int32."""
@@ -30,7 +31,7 @@ MOST_ROWS = 10_000
 
 @dataclass(frozen=True)
 class ShapeSet:
-    """A named list of rows, each mapping some of :data:`DIMS` to sizes."""
+    """A named list of rows, each mapping dims to sizes."""
 
     name: str
     rows: tuple[NamedInts, ...]
@@ -91,11 +92,13 @@ def _axes(entry: object, where: str) -> dict[str, tuple[int, ...]]:
     """The sizes of each dim that one entry names. Raises UsageError, its line starting with ``where``."""
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: must be a [[rows]] table, not {type(entry).__name__}")
-    if strange := sorted(set(entry) - set(DIMS)):
-        raise UsageError(f"{where}: unknown dim {strange[0]!r}: the dims are {', '.join(DIMS)}")
-    if missing := [dim for dim in DIMS if dim not in entry and dim not in OPTIONAL_DIMS]:
-        raise UsageError(f"{where}: {missing[0]} is missing: give it an integer or a list of integers")
-    return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in DIMS if dim in entry}
+    for dim in entry:
+        if not NAME.fullmatch(dim) or keyword.iskeyword(dim):
+            raise UsageError(f"{where}: the dim {dim!r:.80} is refused: use a name that Python takes, such as n_rows")
+    if not entry:
+        raise UsageError(f"{where}: is empty: give it dims, such as M = 16640")
+    dims = [dim for dim in DIMS if dim in entry] + [dim for dim in entry if dim not in DIMS]
+    return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in dims}
 
 
 def _sizes(value: object, where: str) -> tuple[int, ...]:

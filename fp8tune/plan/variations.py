@@ -1,7 +1,7 @@
 """Problems under one lookup key: each with another value of one argument that the key lacks.
 
-What a kernel's key does not name must not change which config wins. Dtypes are left alone: a table is made for one
-input and one FP8 dtype.
+What a kernel's key does not name must not change which config wins. The FP8 dtype is left alone: a table is made for
+one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fp8tune.records import NamedInts, Problem
-from fp8tune_kernels.spec import LAYOUT_FLAG, ROUTINGS, KernelSpec, bucket
+from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, ROUTINGS, KernelSpec, bucket
 
 STEP = 32
 """Varied sizes are multiples of this, where they are larger: what MXFP8 blocks over groups ask of M."""
@@ -31,7 +31,7 @@ def key_faults(spec: KernelSpec, problem: Problem) -> list[str]:
     for name in spec.key:
         if name == "M":
             faults.append("M is in the key as it is, and changes every step: name M_bucket")
-        elif name != LAYOUT_FLAG and name.removesuffix("_bucket") not in problem.shape:
+        elif name not in (LAYOUT_FLAG, DTYPE_FLAG) and name.removesuffix("_bucket") not in problem.shape:
             faults.append(f"{name} is in the key, and no size of {spec.name} has that name: {', '.join(problem.shape)}")
     return faults
 
@@ -54,5 +54,7 @@ def _variations(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
         yield from (Variation("routing", replace(problem, routing=routing)) for routing in ROUTINGS)
     if LAYOUT_FLAG not in spec.key:
         yield from (Variation("input_layout", replace(problem, input_layout=name)) for name in spec.input_layouts)
+    if DTYPE_FLAG not in spec.key:
+        yield from (Variation("in_dtype", replace(problem, in_dtype=name)) for name in spec.in_dtypes)
     yield from (Variation("scale_mode", replace(problem, scale_mode=mode)) for mode in spec.scale_modes)
     yield Variation("seed", replace(problem, seed=problem.seed + 1))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fp8tune.check.doctor import Finding
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.candidates import Winner
+    from fp8tune.choose.claims import Claim
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
@@ -48,7 +49,8 @@ def _device(device: Device, *versions: str) -> Object:
 
 
 def _problem(problem: Problem, *more: str) -> Object:
-    return _fields(problem, "shape", "routing", "input_layout", *more)
+    fields = _fields(problem, "shape", "routing", "input_layout", *more)
+    return {name: None if value == "" else value for name, value in fields.items()}
 
 
 def _subject(found: Row | Winner | Subject, *more: str) -> Object:
@@ -85,6 +87,12 @@ def winner(pick: Winner) -> Object:
     }
 
 
+def bounded_winner(pick: Winner) -> Object:
+    """The same where some kernel declares its operations or another check than ``exact``. ``bound`` is memory or
+    compute: what ``ceiling_share`` is a share of."""
+    return {**winner(pick), **_fields(pick, "bound"), **_fields(pick.evidence, "flops", "peak_flop_per_s", "check")}
+
+
 def tally(found: Tally) -> Object:
     """The configs of one problem counted by outcome, ``show --failed``. ``status``, ``reason`` and ``config`` are those
     of the first that failed, wrong bytes before all else."""
@@ -115,6 +123,22 @@ def conflict(found: Conflict) -> Object:
         "rows": [
             {"source": row.source, "time_us": value_us(row), **_fields(row, "config", "note")} for row in found.rows
         ],
+    }
+
+
+def claim(found: Claim) -> Object:
+    """A config that others published, ``show --published``: ``status`` and ``measured_us`` are of the same config
+    here, ``pick`` and ``pick_us`` of the problem's best, ``slowdown`` the one over the other."""
+    row, winner = found.published, found.measured.winner if found.measured else None
+    return {
+        "row": "claim",
+        "kernel": row.problem.kernel,
+        **_device(row.device),
+        **_problem(row.problem, *DTYPES),
+        **_fields(row, "config", "source", "note"),
+        **_fields(found, "claimed_us", "status", "measured_us", "slowdown"),
+        "pick": _plain(winner.config) if winner else None,
+        "pick_us": winner.time_us if winner else None,
     }
 
 
@@ -223,6 +247,9 @@ def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
         "ceiling_us": ceiling.time_us(row),
         "ceiling_gb_per_s": ceiling.gb_per_s,
         "ceiling_share": ceiling.share(row),
+        "bound": ceiling.bound(row),
+        "flops": row.flops,
+        "peak_flop_per_s": row.peak_flop_per_s,
         "ceiling_reason": row.copy.reason,
         "rivals": {
             name: {
@@ -304,7 +331,10 @@ def compared(row: ComparedRow) -> Object:
     problem = row.problem
     return {
         **_fields(row, "kernel", "arch", "shape", "before_us", "after_us", "ratio", "verdict"),
-        **{name: getattr(problem, name) if problem else None for name in ("routing", "input_layout", "scale_mode")},
+        **{
+            name: getattr(problem, name) or None if problem else None
+            for name in ("routing", "input_layout", "scale_mode")
+        },
         "device": row.device.name if row.device else None,
         "reason": row.reason,
         "interval": list(row.effect.interval) if row.effect else None,

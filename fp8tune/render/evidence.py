@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from fp8tune.choose.candidates import Candidates, value_us
+from fp8tune.choose.claims import Claim
 from fp8tune.choose.conflicts import Conflict
 from fp8tune.choose.ranking import Shared, robust, usable
 from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
 from fp8tune.records import Code, Evidence, Kind, Published
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
-from fp8tune.render.terminal import microseconds, print_csv, print_json, slower, times
+from fp8tune.render.terminal import kernel_name, microseconds, print_csv, print_json, slower, times
 
 LISTED = 10
 """Configs of a kernel that was only compiled that are printed; JSON has all."""
@@ -32,7 +33,7 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     yield f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"
     columns: list[Column[Candidates]] = [
-        left("shape", lambda row: f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")),
+        left("shape", _shape),
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
@@ -40,6 +41,11 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
     ]
     timed = [candidates for candidates in all_candidates if best.config in candidates.times_us]
     yield Report("what it loses on each shape that it was timed on", columns, timed)
+
+
+def _shape(row: Candidates) -> str:
+    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
@@ -50,7 +56,7 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
         return lambda line: text(line[0]) if line[1] is line[0].rows[0] else ""
 
     columns: list[Column[tuple[Conflict, Evidence]]] = [
-        left("kernel", of_first(lambda conflict: conflict.problem.kernel)),
+        left("kernel", of_first(lambda conflict: kernel_name(conflict.problem.kernel))),
         left("shape", of_first(lambda conflict: str(conflict.problem.shape))),
         right("ratio", of_first(lambda conflict: f"{conflict.ratio:.2f}")),
         right("us", lambda line: microseconds(value_us(line[1]))),
@@ -61,6 +67,34 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
     lines = [(conflict, row) for conflict in conflicts for row in conflict.rows]
     table = Report("published rows that contradict each other; all are kept", columns, lines, names=2)
     print_report(conflicts, contracts.conflict, [table], output_format)
+
+
+def print_claims(claims: Sequence[Claim], output_format: str) -> None:
+    """Every published config with what was measured of it here: a table a kernel and device, or JSON."""
+    groups: dict[str, list[Claim]] = {}
+    for claim in claims:
+        device = claim.published.device
+        title = f"{claim.published.problem.kernel} on {device.name or 'any device'} ({device.arch})"
+        groups.setdefault(title, []).append(claim)
+    columns: list[Column[Claim]] = [
+        left("shape", lambda row: str(row.published.problem.shape)),
+        left("published config", lambda row: str(row.published.config)),
+        right("claimed us", lambda row: microseconds(row.claimed_us)),
+        right("us here", _measured),
+        right("slower", lambda row: slower(row.slowdown)),
+        left("pick here", lambda row: str(row.measured.winner.config or "") if row.measured else ""),
+        right("pick us", lambda row: microseconds(row.measured.winner.time_us if row.measured else None)),
+        left("source", lambda row: row.published.source),
+    ]
+    tables = [Report(f"published configs of {title}", columns, found) for title, found in groups.items()]
+    print_report(claims, contracts.claim, tables, output_format)
+
+
+def _measured(claim: Claim) -> str:
+    """The published config's time here, or why there is none."""
+    if claim.measured_us is not None:
+        return microseconds(claim.measured_us)
+    return "not measured" if claim.status is None else str(claim.status)
 
 
 def print_published(rows: Sequence[Published], output_format: str) -> None:
@@ -96,7 +130,7 @@ def _published(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
 def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
     """What was compiled for each arch, and the config that suits it best."""
     columns: list[Column[CompiledKernel]] = [
-        left("kernel", lambda row: row.kernel),
+        left("kernel", lambda row: kernel_name(row.kernel)),
         left("arch", lambda row: row.arch),
         right("compile", lambda row: str(len(row.fitting))),
         right("spill", lambda row: str(row.spilling)),

@@ -7,19 +7,23 @@ reference, the inputs, the grid and other kernels.
 Not seen are names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or side effects of an import,
 and the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written as a call with a
 ``launch=`` keyword is hashed with everything it mentions.
+
+A kernel function without a spec is hashed with all it mentions, but for the configs and keys of ``triton.autotune``.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import hashlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from fp8tune import errors
 from fp8tune.revisions import git
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.revisions.walk import Module, Read, Walk, candidates
 from fp8tune_kernels import catalog
 
@@ -54,13 +58,14 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """A kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``. Raises UsageError for anything else."""
+    """Where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
+    text = KernelReference.parse(text).kernel
     if text in catalog.KERNELS:
         return Reference(catalog.module_name(text), "SPEC")
     where, colon, attribute = text.rpartition(":")
     if not colon:
         raise errors.unknown("kernel", text, catalog.KERNELS)
-    if not attribute.isidentifier():
+    if not all(part.isidentifier() for part in attribute.split(".")):
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
     if where.endswith(".py"):  # imports of a file start above the outermost package it lies in
         file = Path(where).absolute()
@@ -82,8 +87,17 @@ def source_hash(kernel: str, read: Read) -> str:
 
 
 def reference_hash(kernel: str, read: Read) -> str:
-    """The same of the code that says which bytes are right: what another reference checked is checked anew."""
-    return _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
+    """The same of what says which bytes are right: what another reference checked is checked anew.
+
+    A kernel without a spec agrees with the first of its configs, so that its own code counts.
+    """
+    own = _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
+    named = KernelReference.parse(kernel)
+    asked = str(replace(named, kernel="", recording=""))
+    if not asked:
+        return own
+    texts = [own, asked, *([source_hash(named.reference, installed(named.reference))] if named.reference else [])]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def folder_hash(kernel: str) -> str:
@@ -102,8 +116,14 @@ def folder_hash(kernel: str) -> str:
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """The ``name=`` that a referenced spec declares. Raises as :func:`source_hash` does."""
-    name = _keywords(_declared(kernel, read)[2]).get("name")
+    """The ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
+
+    Raises as :func:`source_hash` does.
+    """
+    declared = _declared(kernel, read)[2]
+    if _is_function(declared):
+        return KernelReference.parse(kernel).kernel
+    name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):
         return str(name.value)
     raise errors.UsageError(f'{kernel} gives no plain name: declare it as SPEC = KernelSpec(name="...")')
@@ -157,19 +177,27 @@ def _root(kernel: str) -> Path:
     return Path(spec.origin or ".").parent
 
 
-def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr]:
-    """A walk through the kernel's code, and the module and the expression that its spec is assigned from."""
+def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stmt]:
+    """A walk through the kernel's code, and the module and the expression that its spec is assigned from, or the
+    kernel function itself, without ``triton.autotune`` around it."""
     reference = parse_reference(kernel)
     # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
     walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
-    name, attribute, seen = reference.module, reference.attribute, set[str]()
+    # a kernel inside a class is hashed with all of it
+    name, attribute, seen = reference.module, reference.attribute.partition(".")[0], set[str]()
     if walk.module(name) is None:
         name = name.replace(FOLDER, "fp8tune_kernels.", 1)
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
         for statement in module.statements.get(attribute, ()):
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-                return walk, module, statement.value
+                return walk, module, _without_autotune(statement.value)
+            if isinstance(statement, ast.ClassDef):
+                return walk, module, statement
+            if isinstance(statement, ast.FunctionDef):
+                kernels = [_undecorated(each) for each in module.statements[attribute]]
+                module.statements[attribute] = kernels  # it is reached again by its own name
+                return walk, module, kernels[0]
         if attribute not in module.imports:
             raise NoSuchKernel(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
         name, _, attribute = module.imports[attribute].rpartition(".")  # a spec may be re-exported
@@ -185,5 +213,42 @@ def _hash(kernel: str, read: Read, fields: tuple[str, ...], needed: str = "launc
     return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
 
 
-def _keywords(spec: ast.expr) -> dict[str | None, ast.expr]:
+def _keywords(spec: ast.AST) -> dict[str | None, ast.expr]:
     return {keyword.arg: keyword.value for keyword in spec.keywords} if isinstance(spec, ast.Call) else {}
+
+
+def _is_function(declared: ast.AST) -> bool:
+    """Whether this is a kernel, not a spec: a function, or ``triton.jit(function)``."""
+    return (
+        isinstance(declared, ast.FunctionDef | ast.ClassDef)
+        or _calls(declared, "jit")
+        or _calls(declared, "heuristics")
+    )
+
+
+def _undecorated(statement: ast.stmt) -> ast.stmt:
+    if not isinstance(statement, ast.FunctionDef):
+        return statement
+    undecorated = copy.copy(statement)
+    undecorated.decorator_list = [each for each in statement.decorator_list if not _is_autotune(each)]
+    return undecorated
+
+
+def _without_autotune(expression: ast.expr) -> ast.expr:
+    """``triton.autotune(...)(kernel)`` as ``kernel``."""
+    while isinstance(expression, ast.Call) and _is_autotune(expression.func) and expression.args:
+        expression = expression.args[0]
+    return expression
+
+
+def _is_autotune(node: ast.expr) -> bool:
+    return _calls(node, "autotune")
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    """Whether this is a call such as ``triton.NAME(...)``, or one of what that gives."""
+    while isinstance(node, ast.Call):
+        node = node.func
+        if isinstance(node, ast.Name | ast.Attribute):
+            return (node.id if isinstance(node, ast.Name) else node.attr) == name
+    return False

@@ -200,7 +200,7 @@ def _parsed(name: str, path: str, text: str) -> Module:
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not Python ({error}): fix the file") from None
     _drop_prose(tree)
-    for statement in tree.body:
+    for statement in _statements(tree.body):
         for node in _outside_scopes(statement):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -218,6 +218,19 @@ def _parsed(name: str, path: str, text: str) -> Module:
             for bound in sorted(_bound_names(statement)):
                 module.statements.setdefault(bound, []).append(statement)
     return module
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The top-level statements, those of a block that defines something by themselves: ``if has_triton():`` around
+    every kernel of a module does not make one kernel of them."""
+    for statement in body:
+        defines = any(isinstance(node, DEFINITIONS) for node in _outside_scopes(statement))
+        if isinstance(statement, ast.If | ast.Try | ast.With) and defines:
+            for name in ("body", "handlers", "orelse", "finalbody"):
+                for inner in getattr(statement, name, ()):
+                    yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+        else:
+            yield statement
 
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:

@@ -40,6 +40,8 @@ LARGEST_NUMBER = 1e18
 """No measured number is larger, and sums and squares of smaller ones are finite."""
 LONGEST_US = 1e12
 """A time of more than eleven days is none."""
+LARGEST_DOCUMENT = 2**20
+"""Bytes of a stored JSON document."""
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -222,14 +224,16 @@ class NamedIntsText(_Checked):
 
 
 class ShapeText(NamedIntsText):
-    """The sizes of a problem: what :func:`check_sizes` lets pass."""
+    """The sizes of a problem; none for a recorded launch that takes no integer."""
 
     cache_ok = True
 
     def _read(self, text: Any) -> NamedInts | None:
         shape = super()._read(text)
+        if shape is None:
+            raise DatabaseError("refused a shape: it is unstated")
         try:
-            check_sizes(shape or NamedInts())
+            _check_each(shape)
         except ValueError as error:
             raise DatabaseError(f"refused a shape: {error}") from None
         return shape
@@ -239,11 +243,15 @@ def check_sizes(shape: NamedInts) -> None:
     """Raise ValueError for a shape without a dim, a dim that no tensor has, or dims whose product passes 64 bits."""
     if not shape:
         raise ValueError("the shape is empty: write it as name=value pairs, such as M=16640 K=5120 G=64")
+    _check_each(shape)
+    if math.prod(shape.values()) > LARGEST:
+        raise ValueError(f"the product of {shape} is larger than 2^63 - 1")
+
+
+def _check_each(shape: NamedInts) -> None:
     for name, size in shape.items():
         if not 0 <= size <= LARGEST_DIM:
             raise ValueError(f"{name}={size} is larger than {LARGEST_DIM}")
-    if math.prod(shape.values()) > LARGEST:
-        raise ValueError(f"the product of {shape} is larger than 2^63 - 1")
 
 
 class AxesJson(_Checked):
@@ -282,6 +290,20 @@ class KeyNames(_Checked):
         if all(NAME.fullmatch(name) for name in names):
             return names
         raise DatabaseError(f"refused {_start_of(text)}: that is no list of key names")
+
+
+class DocumentText(_Checked):
+    """The text of a JSON object of at most :data:`LARGEST_DOCUMENT` bytes."""
+
+    cache_ok = True
+
+    def _read(self, text: Any) -> str:
+        if not isinstance(text, str) or len(text.encode(errors="replace")) > LARGEST_DOCUMENT:
+            raise DatabaseError(f"refused {_start_of(text)}: that is no text of at most {LARGEST_DOCUMENT} bytes")
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(json.loads(text), dict):
+                return text
+        raise DatabaseError(f"refused {_start_of(text)}: that is no JSON object")
 
 
 class CommandLine(_Checked):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fp8tune.errors import UsageError, unknown
 from fp8tune.revisions import source
 from fp8tune.revisions.loading import load_spec
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -27,16 +28,17 @@ def stored_kernels(kernels: Sequence[str] | None, store: Store) -> list[str]:
     if not kernels:
         return [name for name in known if name in stored]
     names = []
-    for name in kernels:
+    for text in kernels:
+        name = KernelReference.parse(text).kernel
         if ":" not in name and name not in known:
             raise unknown("kernel", name, known)
-        names.append(declared_name(name) if ":" in name else name)
+        names.append(name if name in known else declared_name(text))
     return list(dict.fromkeys(names))
 
 
 def declared_name(reference: str) -> str:
-    """The name that a ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` declares: from its text, which imports no torch,
-    or else by loading it. Raises UsageError where there is no such spec."""
+    """The name that a ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` has in rows: from its text, which imports no torch,
+    or else by loading it. Raises UsageError where there is no such spec or kernel."""
     with contextlib.suppress(UsageError):
         return source.kernel_name(reference, source.installed(reference))
     return load_spec(reference).name

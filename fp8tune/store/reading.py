@@ -30,7 +30,7 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, references, unreadable
+from fp8tune.store import database, optional, references, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
@@ -45,6 +45,7 @@ from fp8tune.store.schema import (
     LookupKeys,
     Problems,
     PublishedOperations,
+    RecordedLaunches,
     Sweeps,
     Trials,
     Workers,
@@ -71,7 +72,11 @@ class Connected:
             raise DatabaseError("the database was opened for reading only: open it with writable=True")
         try:
             with database.transaction(self._connection, write=write):
+                if write:
+                    optional.make(self._connection)
                 yield
+            if write:
+                optional.note_made(self._connection)
         except BaseException:
             self._writer.forget()
             raise
@@ -166,6 +171,17 @@ class Reading(Connected):
         return {config: _outcome(rows) for config, rows in by_config.items()}
 
     @reads
+    def commit(self, subject: Subject) -> str:
+        """The git commit of the working tree that last timed a problem; empty outside git."""
+        query = (
+            select(Workers.c.commit)
+            .join(Trials, Trials.c.worker_id == Workers.c.id)
+            .where(Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.time_us.is_not(None))
+            .order_by(Trials.c.created_at.desc(), Trials.c.id.desc())
+        )
+        return str(self._connection.scalar(query.limit(1)) or "")
+
+    @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Every problem with the newest kernel version that was tried on it, on each device."""
         shared = Shared.load(self._connection)
@@ -204,6 +220,22 @@ class Reading(Connected):
                 problem, device = shared.problems[row.problem_id], shared.devices[row.device_id]
                 values = {name: getattr(row, name) for name in printed}
                 found.append(Published(operation=problem.kernel, shape=problem.shape, device=device, **values))
+        return found
+
+    @reads
+    def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
+        """Problem -> the JSON of its recorded launch and kernel; of one kernel or of all."""
+        table = RecordedLaunches
+        if not optional.is_there(self._connection, table):
+            return {}
+        problems = ById(self._connection, Problems, _records(self._connection, Problems, Problem))
+        query = select(table.c.problem_id, table.c.document).order_by(table.c.id)
+        if kernel is not None:
+            query = query.where(table.c.problem_id.in_(select(Problems.c.id).where(Problems.c.kernel == kernel)))
+        found = {}
+        for row in readable(self._connection, query):
+            with contextlib.suppress(MissingRowError):
+                found[problems[row.problem_id]] = row.document
         return found
 
     @reads

@@ -29,14 +29,17 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, process_times, unreadable
+from fp8tune.store import database, migrations, optional, process_times, unreadable
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
+    ChecksUsed,
     Completions,
     Finals,
+    ProblemFlops,
     PublishedOperations,
+    RecordedLaunches,
     ReferencesChecked,
     Sweeps,
     Trials,
@@ -99,6 +102,7 @@ class Store(Reading):
             if is_older:
                 with database.transaction(connection, write=True):
                     migrations.migrate(connection)
+                optional.note_made(connection)
         except BaseException:
             database.close(connection, wrote=wrote)
             raise
@@ -159,6 +163,27 @@ class Store(Reading):
         """Note the hash of the reference that a sweep compares a kernel version's outputs with."""
         key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, version.kernel)}
         self._writer.id(ReferencesChecked, key, {"reference": reference})
+
+    @writes
+    def record_check(self, sweep_id: int, version: KernelVersion, check: str) -> None:
+        """Note by which check a kernel version's outputs are right in a sweep, as one line: ``exact`` needs none."""
+        key = {"sweep_id": sweep_id, "version_id": self._writer.version_id(version, version.kernel)}
+        self._writer.id(ChecksUsed, key, {"check": check}, newer={"check": check})
+
+    @writes
+    def record_launches(self, documents: Mapping[Problem, str]) -> None:
+        """Keep the recorded launch that each problem stands for, as JSON; a newer recording's replaces it."""
+        self._of_problems(RecordedLaunches, "document", documents)
+
+    @writes
+    def record_flops(self, flops: Mapping[Problem, int]) -> None:
+        """Keep the floating-point operations of problems; the newest declaration counts."""
+        self._of_problems(ProblemFlops, "flops", flops)
+
+    def _of_problems(self, table: Table, column: str, values: Mapping[Problem, Any]) -> None:
+        for problem, value in values.items():
+            key = {"problem_id": self._writer.problem_id(problem)}
+            self._writer.id(table, key, {column: value}, newer={column: value})
 
     def record_ceiling(self, sweep_id: int, device: Device, gb_per_s: float) -> None:
         """Keep the copy ceiling measured in a sweep, in GB/s; a later measurement in the same sweep replaces it."""
@@ -265,6 +290,8 @@ class Store(Reading):
         return unreadable.forget(self._connection, rows)
 
     def _stream(self, table: Table) -> Iterator[Mapping[str, Any]]:
+        if not optional.is_there(self._connection, table):
+            return
         query = select(*table.c).order_by(table.c.id)
         try:
             for row in self._connection.execute(query, execution_options={"yield_per": _YIELD}).mappings():
@@ -287,6 +314,7 @@ def _is_older(connection: Connection, label: str, *, create: bool) -> bool:
         raise database.EmptyDatabaseError(f"{label} is empty: run fp8tune sweep or fp8tune import to fill it")
     if "meta" not in tables or "trials" not in tables:
         raise DatabaseError(f"{label} is not a results database of fp8tune: give another file with --db")
+    optional.note(connection, tables)
     version, ours = migrations.version(connection), migrations.SCHEMA_VERSION
     if version > ours:
         raise DatabaseError(f"{label} was written by a newer fp8tune (schema {version}, this one: {ours}): upgrade")

@@ -36,6 +36,7 @@ from fp8tune.store.columns import (
     AxesJson,
     CommandLine,
     Count,
+    DocumentText,
     Duration,
     Finite,
     KeyNames,
@@ -264,3 +265,22 @@ PublishedOperations = _table(
     UniqueConstraint("problem_id", "device_id", *_names(_published)),
 )
 """:class:`fp8tune.records.Published`. All that is printed is its identity: rows that contradict each other stay."""
+
+RecordedLaunches = _table(
+    "recorded_launches", *_refer_to("problems"), _column("document", DocumentText), UniqueConstraint("problem_id")
+)
+"""The recorded launch that a problem stands for, with its kernel: JSON of :mod:`fp8tune.recording`."""
+
+ProblemFlops = _table("problem_flops", *_refer_to("problems"), _column("flops", Count), UniqueConstraint("problem_id"))
+"""Floating-point operations of a problem, where its kernel declares them."""
+
+ChecksUsed = _table(
+    "checks_used",
+    *_refer_to("sweeps", "kernel_versions"),
+    _column("check", _line("check")),
+    UniqueConstraint("sweep_id", "version_id"),
+)
+"""By which check outputs were right in a sweep; ``exact`` without a row."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed)
+"""Tables that a database may lack: see :mod:`fp8tune.store.optional`."""

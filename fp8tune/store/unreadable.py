@@ -34,6 +34,7 @@ from sqlalchemy.types import NullType, TypeDecorator
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Status
+from fp8tune.store import optional
 from fp8tune.store.columns import LONGEST_US
 from fp8tune.store.schema import METADATA, STAGES, Trials
 
@@ -162,14 +163,15 @@ def find(connection: Connection) -> dict[RowName, str]:
     def note(table: Table, id: int, reason: str) -> None:
         found.setdefault((table.name, id), reason)
 
-    for table in _TABLES:
+    there = [table for table in _TABLES if optional.is_there(connection, table)]
+    for table in there:
         query = select(*table.c).order_by(table.c.id)
         query = query.where(_is_suspect(connection)) if table is Trials else query
         deque(stream(connection, query, table.c.id, note), 0)
-    for table in _TABLES:
+    for table in there:
         for column, parent in _references(table):
-            there = select(parent.c.id).where(parent.c.id == column).exists()
-            for id in connection.execute(select(type_coerce(column, NullType())).where(~there).distinct()).scalars():
+            row = select(parent.c.id).where(parent.c.id == column).exists()
+            for id in connection.execute(select(type_coerce(column, NullType())).where(~row).distinct()).scalars():
                 if isinstance(id, int):  # what is no id was found above
                     note(parent, id, _MISSING)
     return found

@@ -21,13 +21,16 @@ from fp8tune.store.schema import (
     FACTS,
     METADATA,
     Candidates,
+    ChecksUsed,
     Codes,
     Configs,
     Devices,
     KernelVersions,
     LookupKeys,
+    ProblemFlops,
     Problems,
     PublishedOperations,
+    RecordedLaunches,
     Trials,
     Workers,
 )
@@ -37,6 +40,9 @@ _ROWS: tuple[Table, ...] = (Trials, PublishedOperations)
 
 _SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and table not in _ROWS]
 """Tables that other tables refer to, or that say something once; each after those it refers to."""
+
+_DECLARED = (KernelVersions, RecordedLaunches, ProblemFlops, ChecksUsed)
+"""Tables whose rows may say something else in another database."""
 
 _CHUNK = 1000
 _COUNTED = {"preserve_rowcount": True}  # how many rows an insert really stored, from every driver
@@ -182,14 +188,14 @@ class Writer:
         values = _translated(table, row, ids)
         key = {name: values.pop(name) for name in _unique_names(table)}
         newer = {name: values[name] for name in FACTS} if table is Candidates else None
-        if table is KernelVersions and self._yields_to(key, values):
+        if table in _DECLARED and self._yields_to(table, key, values):
             newer = values
         return self.id(table, key, values, newer)
 
-    def _yields_to(self, key: Values, declared: Values) -> bool:
-        """Whether another database's declaration of a kernel source replaces ours: whichever is merged into which."""
-        columns = [KernelVersions.c[name] for name in declared]
-        same = (KernelVersions.c[name] == value for name, value in key.items())
+    def _yields_to(self, table: Table, key: Values, declared: Values) -> bool:
+        """Whether what another database declares replaces what ours does: the same, whichever is merged into which."""
+        columns = [table.c[name] for name in declared]
+        same = (table.c[name] == value for name, value in key.items())
         ours = self._connection.execute(select(*columns).where(*same)).first()
         return ours is not None and _text(declared.values()) > _text(ours)
 

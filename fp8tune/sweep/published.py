@@ -1,4 +1,4 @@
-"""Published rows of our kernels: their lookup keys, and their configs compiled for their arch.
+"""Published rows: their lookup keys, their configs timed with the grid, or compiled for their arch.
 
 A table takes no config that does not fit, and others tuned their own code.
 """
@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from fp8tune.errors import UsageError
-from fp8tune.measure import machine
+from fp8tune.measure import device, machine
 from fp8tune.measure.backends.compiler import CompilerBackend
 from fp8tune.measure.compiling import alike
 from fp8tune.plan import problems as plan
-from fp8tune.records import Evidence, Kind, NamedInts, Problem
+from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Problem, Subject
 from fp8tune.revisions.loading import load_spec
+from fp8tune.store.columns import UNSTATED
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Event
 from fp8tune.sweep.loop import sweep
@@ -36,8 +37,58 @@ def lookup_key(problem: Problem) -> NamedInts | None:
     if problem.kernel not in KERNELS:
         return None
     spec = load_spec(problem.kernel)
-    plan.check_shape(spec, problem.shape)
+    plan.check_shape(spec, problem)
     return spec.lookup_key(problem)
+
+
+def with_published(store: Store, plan: Plan) -> Plan:
+    """The plan with what others published for its problems on its arch: timed beside the grid, not believed.
+
+    A config that names other axes than the kernel has is left out.
+    """
+    found = _published(store, [of.problem for of in plan.problems], plan.backend.device.arch)
+    return replace(plan, problems=tuple(_with(of, found.get(of.problem, ()), plan) for of in plan.problems))
+
+
+def is_any_untimed(store: Store, subjects: Collection[Subject]) -> bool:
+    """Whether something was published for problems since they were swept."""
+    for arch in {subject.device.arch for subject in subjects}:
+        found = _published(store, [subject.problem for subject in subjects], arch)
+        for subject in subjects:
+            if subject.problem in found and subject.device.arch == arch:
+                tried = store.tried(subject)
+                added, _ = _fitting(subject.version, found[subject.problem], tried)
+                if any(config not in tried for config in added):
+                    return True
+    return False
+
+
+def _published(store: Store, problems: Collection[Problem], arch: str) -> dict[Problem, list[NamedInts]]:
+    found: dict[Problem, list[NamedInts]] = {}
+    for row in store.evidence(kinds=[Kind.PUBLISHED], problems=set(problems)):
+        if row.config is not None and row.device.arch in (arch, UNSTATED):
+            found.setdefault(row.problem, []).append(row.config)
+    return found
+
+
+def _fitting(
+    version: KernelVersion, published: Sequence[NamedInts], configs: Collection[NamedInts]
+) -> tuple[list[NamedInts], list[NamedInts]]:
+    """The published configs that name the axes of ``configs``, and the others."""
+    names = {name for config in configs for name in config}
+    complete = [version.complete(config) for config in published]
+    return [each for each in complete if set(each) == names], [each for each in complete if set(each) != names]
+
+
+def _with(of: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -> ProblemPlan:
+    fitting, others = _fitting(of.version, published, of.configs)
+    for config in others:
+        _logger.warning(f"left out: the published config {config} of {of.version.kernel} names other axes")
+    added = {config: "" for config in fitting if config not in of.configs}
+    if added and (limits := device.limits(plan.backend.device)) is not None:
+        invalid = load_spec(of.reference).invalid
+        added = {config: invalid(config, of.problem.shape, limits) or "" for config in added}
+    return replace(of, configs={**of.configs, **added})
 
 
 def compile_published(
@@ -66,7 +117,7 @@ def _compilable(item: Evidence) -> bool:
 def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
     """Whether the kernel has such a problem; where it has not, says so and why."""
     try:
-        plan.check_shape(spec, problem.shape)
+        plan.check_shape(spec, problem)
     except UsageError as error:
         _logger.warning(f"left out: {error}")
         return False

@@ -15,7 +15,7 @@ from fp8tune.store.results import Store, Tally
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import replay, sweep
 from fp8tune.sweep.planning import Plan
-from fp8tune.sweep.published import compile_published
+from fp8tune.sweep.published import compile_published, is_any_untimed, with_published
 
 
 def is_stored(db: str, plan: Plan) -> bool:
@@ -25,8 +25,11 @@ def is_stored(db: str, plan: Plan) -> bool:
     try:
         with Store.open(db, writable=False) as store:
             problems = finished_problems(store, plan)
-            failures = [outcome for tally in tallies(store, plan) for outcome in tally.failures.values()]
-            return bool(problems) and not any(machine.is_machines(outcome.reason) for outcome in failures)
+            found = tallies(store, plan)
+            failures = [outcome for tally in found for outcome in tally.failures.values()]
+            if not problems or any(machine.is_machines(outcome.reason) for outcome in failures):
+                return False
+            return not (plan.backend.times and is_any_untimed(store, [tally.subject for tally in found]))
     except database.EmptyDatabaseError:
         return False
 
@@ -34,12 +37,12 @@ def is_stored(db: str, plan: Plan) -> bool:
 def run(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
     """The events of a sweep: from its rows where its problems are not planned (:func:`is_stored`), else by running it.
 
-    Where nothing runs, what others published for the arch is compiled too.
+    What others published for its problems is timed too; where nothing runs, it is compiled.
     """
     if not plan.problems:
         yield from replay(store, plan, store.finished_sweep(plan.key, plan.backend.device) or [])
         return
-    yield from sweep(store, plan, clock)
+    yield from sweep(store, with_published(store, plan) if plan.backend.times else plan, clock)
     if plan.backend.kind is Kind.STATIC:
         options = plan.options
         yield from compile_published(store, plan.backend.device.arch, options.kernels, command=options.command)

@@ -7,6 +7,7 @@ Imports neither torch nor triton. A spec may live in any repository: fp8tune loa
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,32 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_e
 LAYOUT_FLAG = "input_layout_transposed"
 """The name in a lookup key that is no size but tells the input layouts apart: 0 or 1."""
 
+DTYPES = (
+    "bfloat16",
+    "float16",
+    "float32",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "int8",
+)
+"""Input dtypes. A lookup key holds a dtype by its place here: new ones go to the end."""
+
+DTYPE_FLAG = "in_dtype"
+"""The name in a lookup key that is no size but tells the input dtypes apart: a place in :data:`DTYPES`."""
+
+SCALE_MODES = ("power-of-two", "exact")
+"""Scale modes of FP8 with one float32 scale a row or column; see :attr:`Problem.scale_mode`."""
+
 ROUTINGS = ("balanced", "jagged", "zipf", "one-giant", "empty", "ragged")
 """Group layouts a problem with groups can have; ``none`` stands for a kernel without groups."""
 
 INTERPRETED_SIZES = {"M": 157, "K": 101, "N": 67, "E": 2, "G": 3}
 """dim -> its largest size on Triton's interpreter, where a spec names no other."""
+
+_INTERPRETED_OTHERS = (131, 131, 37, 13, 7)
+"""The same of dims with other names, where there is one, two and so on: primes, and few elements in all."""
 
 
 class NamedInts(Mapping[str, int]):
@@ -90,7 +112,7 @@ class Problem:
     """Seeds both the values and the group layout."""
 
 
-CONTENTS = ("random", "zeros", "nan", "infinite", "tiny", "huge")
+CONTENTS = ("random", "zeros", "nan", "infinite", "tiny", "huge", "integers")
 """What an :class:`Edge` may put into the floating-point inputs: see :func:`fp8tune.measure.edges.fill`."""
 
 
@@ -153,6 +175,16 @@ class Tolerance:
     relative: float
     absolute: float = 0.0
 
+    def __str__(self) -> str:
+        parts = {"relative": self.relative, "absolute": self.absolute}
+        return " + ".join(f"{_short(bound)} {name}" for name, bound in parts.items() if bound)
+
+
+def _short(bound: float) -> str:
+    """``1e-03``; in full where that says less."""
+    short = f"{bound:.0e}"
+    return short if float(short) == bound else str(bound)
+
 
 @dataclass(frozen=True)
 class KernelSpec:
@@ -164,11 +196,12 @@ class KernelSpec:
     default: NamedInts
     """The config that is always in the sweep, and that is launched where the table has nothing."""
     key: tuple[str, ...]
-    """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (see :func:`bucket`) or
-    :data:`LAYOUT_FLAG`. Never the exact M: it changes every step."""
+    """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (see :func:`bucket`),
+    :data:`LAYOUT_FLAG` or :data:`DTYPE_FLAG`. Never the exact M: it changes every step."""
     problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
-    """One row of a shape set (``M``, ``K``, ``N``, ``E``) -> the shapes of this kernel in it; duplicates are dropped.
-    A row of activations alone has no ``N``: yield what needs none first, and let the KeyError go."""
+    """One row of a shape set (dims of any names; in those of fp8tune ``M``, ``K``, ``N``, ``E``) -> the shapes of this
+    kernel in it; duplicates are dropped. Where a row may lack a dim, yield what needs none first, and let the KeyError
+    go."""
     inputs: Callable[[Problem, str], tuple[Any, ...]]
     """(problem, torch device) -> the positional inputs of ``outputs``, ``launch`` and ``reference``: seeded, random.
     Must work on device ``meta`` (shapes and strides only)."""
@@ -190,7 +223,8 @@ class KernelSpec:
     input_layouts: tuple[str, ...] = ("contiguous",)
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
-    scale_modes: tuple[str, ...] = ("power-of-two", "exact")
+    scale_modes: tuple[str, ...] = ()
+    """What :attr:`Problem.scale_mode` may be, the usual one first; none for a kernel without scales."""
     interpreted: Mapping[str, int] = field(default_factory=dict)
     """dim -> its largest size on Triton's interpreter, for about a second: best a prime, which no block divides.
     Dims that are not named: :data:`INTERPRETED_SIZES`."""
@@ -208,14 +242,15 @@ class KernelSpec:
     recorded: tuple[Problem, ...] = ()
     """The problems of a recording, which take the place of ``problems``."""
     in_dtypes: tuple[str, ...] = ("bfloat16",)
-    """Input dtypes: each problem is swept with each."""
+    """Input dtypes, of :data:`DTYPES`: each problem is swept with each."""
     uses_fp8: bool = False
     """Whether a problem has an ``fp8_dtype``."""
     flops: Callable[[Mapping[str, int]], int] | None = None
     """shape -> floating-point operations (a multiply and an add are two), of a kernel that may be bound by them."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
-    """shape -> the least bytes any implementation moves: inputs read once, outputs written once, bf16 in, fp8 out.
-    Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`."""
+    """shape -> the least bytes any implementation moves: inputs read once, outputs written once. Where it is not
+    given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out where
+    ``in_dtypes`` has several."""
 
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
@@ -223,9 +258,22 @@ class KernelSpec:
             if given is None or isinstance(given, _Derived):  # a copy by dataclasses.replace derives anew
                 object.__setattr__(self, name, _Derived(functools.partial(derive, self)))
 
+    def bytes_of(self, problem: Problem) -> int:
+        """``bytes_moved`` of a problem: with its dtype, where the spec does not say how many."""
+        if isinstance(inspect.unwrap(self.bytes_moved), _Derived):
+            return self.bytes_moved(_plain(self, problem.shape, problem.in_dtype))  # type: ignore[arg-type]
+        return self.bytes_moved(problem.shape)
+
+    @property
+    def check_text(self) -> str:
+        """What is right, as rows say it: ``exact``, or ``tolerance 1e-03 relative + 1e-05 absolute of float64``."""
+        return f"tolerance {self.tolerance} of float64" if self.check == "tolerance" else self.check
+
     def lookup_key(self, problem: Problem) -> NamedInts:
         """The table key of a problem. Raises KeyError where ``key`` names what the problem does not have."""
         values = {LAYOUT_FLAG: int(problem.input_layout == "transposed"), **problem.shape}
+        if problem.in_dtype in DTYPES:
+            values.setdefault(DTYPE_FLAG, DTYPES.index(problem.in_dtype))
         values.update({f"{dim}_bucket": bucket(size) for dim, size in problem.shape.items()})
         return NamedInts([(name, values[name]) for name in self.key])
 
@@ -240,22 +288,33 @@ class _Derived:
         return self._function(given if isinstance(given, Problem) else NamedInts(given))
 
 
-def _bytes_moved(spec: KernelSpec, shape: Mapping[str, int]) -> int:
+def _plain(spec: KernelSpec, shape: Mapping[str, int], in_dtype: str) -> Problem:
+    """The problem of a shape whose bytes are counted."""
+    fp8_dtype, scale_mode = "float8_e4m3fn" if spec.uses_fp8 else "", (*spec.scale_modes, "")[0]
+    routing = ROUTINGS[0] if spec.routed else "none"
+    return Problem(spec.name, NamedInts(shape), routing, "contiguous", in_dtype, fp8_dtype, scale_mode)
+
+
+def _bytes_moved(spec: KernelSpec, given: Problem | NamedInts) -> int:
     """The bytes of all inputs and outputs, but for float32 and int32 beside narrower ones: scales and offsets."""
+    problem = given if isinstance(given, Problem) else _plain(spec, given, spec.in_dtypes[0])
+    shape = problem.shape
     if math.prod(shape.values()) >= 2**58:  # meta tensors have sizes of 64 bits
         return math.prod(shape.values())
     if spec.routed and shape.get("G") == 0:  # no offsets at all
         return 0
-    problem = Problem(spec.name, NamedInts(shape), ROUTINGS[0], scale_mode=spec.scale_modes[0])
     inputs = spec.inputs(problem, "meta")
     tensors = [value for value in (*inputs, *spec.outputs(*inputs)) if hasattr(value, "nbytes")]
-    narrow = [tensor for tensor in tensors if str(tensor.dtype) not in ("torch.float32", "torch.int32")]
+    beside = {"torch.float32", "torch.int32"} - {f"torch.{problem.in_dtype}"}
+    narrow = [tensor for tensor in tensors if str(tensor.dtype) not in beside]
     return sum(tensor.nbytes for tensor in narrow or tensors)
 
 
 def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:
     most = {**INTERPRETED_SIZES, **spec.interpreted}
-    shape = NamedInts([(dim, min(size, most.get(dim, size))) for dim, size in problem.shape.items()])
+    others = sum(dim not in most for dim in problem.shape)
+    other = _INTERPRETED_OTHERS[min(others, len(_INTERPRETED_OTHERS)) - 1]
+    shape = NamedInts([(dim, min(size, most.get(dim, other))) for dim, size in problem.shape.items()])
     return replace(problem, shape=shape)
 
 

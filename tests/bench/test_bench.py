@@ -672,3 +672,31 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
         elif isinstance(each, Kernel):
             assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
             assert each.hosts["torch.add"].time_us
+
+
+SUMS = f"{PLANTED / 'sums.py'}"
+
+
+@pytest.mark.parametrize("kind", ["EXACT", "EXACT_INPUTS", "TOLERANCE", "PREPARED_EXACT"])
+def test_a_contender_is_right_as_its_spec_says(kind: str) -> None:
+    """FAULT 0 is right, 1 sums in another order, 2 drops a block, 3 adds to its output."""
+    problem = Problem("planted-sums", NamedInts(M=7, K=173))
+    reasons = {}
+    for fault in (0, 1, 2, 3):
+        arm = KernelContender(OURS, problem, f"{SUMS}:{kind}", 0, NamedInts(FAULT=fault, num_warps=4))
+        arm.build("cpu")
+        given = [each.clone() for each in kernel_contenders._inputs[arm.reference, problem]]
+        reasons[fault] = arm.check().reason
+        assert all(map(torch.equal, given, kernel_contenders._inputs[arm.reference, problem]))
+        kernel_contenders._made.clear()
+        kernel_contenders._expected.clear()
+    wrong = {fault for fault, reason in reasons.items() if reason}
+    assert wrong == {"EXACT": {1, 2, 3}, "EXACT_INPUTS": {2, 3}, "TOLERANCE": {2, 3}, "PREPARED_EXACT": {1, 2}}[kind]
+    assert all(reasons[fault].endswith("% of elements") for fault in wrong)
+
+
+def test_a_float64_reference_is_no_rival() -> None:
+    problem, config = Problem("planted-sums", NamedInts(M=7, K=173)), NamedInts(FAULT=0, num_warps=4)
+    arm = KernelContender(TORCH_COMPILE, problem, f"{SUMS}:TOLERANCE", 0, config)
+    arm.build("cpu")
+    assert cells.checked(arm).reason.endswith("is in float64: torch.compile would do other work")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8tune.bench import plain
-from fp8tune.measure.checking import difference
+from fp8tune.measure.comparing import EXACT
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
@@ -29,7 +29,7 @@ def assert_is_the_reference(kernel: str, outputs: tuple[Any, ...], inputs: tuple
     for output, right in zip(outputs, load_spec(kernel).reference(*inputs), strict=True):
         right = right.view(torch.uint8) if right.dtype == torch.float8_e8m0fnu else right
         assert (output.shape, output.dtype) == (right.shape, right.dtype)
-        assert difference(output, right) is None
+        assert EXACT.difference(output, right) is None
 
 
 def strides_that_count(tensor: torch.Tensor) -> list[int]:

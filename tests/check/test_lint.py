@@ -166,7 +166,7 @@ def test_the_command_finds_the_planted_dependence_and_says_where(tmp_path):
     moved = [row for row in rows if row["verdict"] == "moves"]
     assert {row["argument"] for row in moved} >= {"G"}
     assert all(row["slowdown"] > row["allowed"] and row["processes"] for row in moved)
-    assert {row["argument"] for row in rows} == {"M", "G", "routing", "scale_mode", "seed"}
+    assert {row["argument"] for row in rows} == {"M", "G", "routing", "seed"}
     assert all(row["key"].keys() == {"M_bucket", "K", "G"} for row in rows)
     assert database.exists()
 

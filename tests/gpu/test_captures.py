@@ -9,7 +9,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from fp8tune.bench.kernel_contenders import public_wrapper
-from fp8tune.measure.checking import difference
+from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog, interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.quantize.rowwise_2d import rowwise_2d_kernel
@@ -62,7 +62,7 @@ def test_a_captured_call_replays_the_right_bytes(kernel: str, layout: str) -> No
             output.view(torch.uint8).copy_(~right.view(torch.uint8))
         graph.replay()
         for output, right in zip(outputs, expected, strict=True):
-            assert difference(output, right) is None
+            assert EXACT.difference(output, right) is None
 
 
 @pytest.mark.parametrize(("kernel", "layout"), KERNELS)
@@ -84,4 +84,4 @@ def test_a_call_on_a_side_stream_is_in_that_streams_order(kernel: str, layout: s
         outputs = wrapper(*tensors)
     stream.synchronize()
     for output, value in zip(outputs, expected, strict=True):
-        assert difference(output, value) is None
+        assert EXACT.difference(output, value) is None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fp8tune.measure.checking import difference
+from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.runtime.lookup import config_for, running_arch
@@ -124,7 +124,7 @@ def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> No
             for given, found in parts(LARGE[half], half_inputs, by_group(problem.shape, half_outputs)):
                 expected = by_group(problem.shape, catalog.load(half).reference(*given))
                 for index, (output, right) in enumerate(zip(found, expected, strict=True)):
-                    assert difference(output, right) is None, f"{half}, output {index}, {config}"
+                    assert EXACT.difference(output, right) is None, f"{half}, output {index}, {config}"
 
 
 @pytest.mark.gpu
@@ -161,7 +161,7 @@ def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
         for given, right in parts(LARGE[half], half_inputs, by_group(shape, half_outputs), elements=900):
             expected = by_group(shape, catalog.load(half).reference(*given))
             for index, (one, other) in enumerate(zip(expected, right, strict=True)):
-                assert difference(one, other) is None
+                assert EXACT.difference(one, other) is None
                 counted[index] += one.numel()
         counts += counted
     assert counts == [output.numel() for output in whole]

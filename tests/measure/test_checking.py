@@ -14,6 +14,7 @@ from places import PLANTED
 from fp8tune.measure import checking, edges, guards, kept
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.comparing import EXACT
 from fp8tune.measure.timing import Samples
 from fp8tune.measure.worker import Worker
 from fp8tune.records import NamedInts, Outcome, Problem, Status
@@ -82,6 +83,7 @@ def test_a_fault_that_one_look_may_miss_is_found_and_harms_no_other(fault: int, 
 def test_the_last_timed_launch_is_looked_at(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right in the launches of the check and wrong thereafter: on the problem alone, for edges are launched too."""
     monkeypatch.setattr(measure, "edges_of", lambda spec, problem: ())
+    monkeypatch.setattr(checking, "IN_A_ROW_BYTES", 0)
     outcome = trial(5, device, timing=clock(9))
     assert outcome.status is Status.WRONG
     assert outcome.reason.startswith("after timed launches: output 0: 6 of 6 elements differ")
@@ -89,7 +91,8 @@ def test_the_last_timed_launch_is_looked_at(device: str, monkeypatch: pytest.Mon
     assert trial(0, device, timing=clock(9)).time_us == 100.0
 
 
-def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str) -> None:
+def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "IN_A_ROW_BYTES", 0)
     launches = load_spec(REFERENCE).launch.__globals__["launches"]
     trial(0, device)
     first = launches[0]
@@ -118,15 +121,15 @@ def test_a_message_shows_what_was_expected_and_what_came() -> None:
     right[3, 5], right[3, 6] = 0.5, 2
     wrong = right.clone()
     wrong[3, 5], wrong[3, 6] = 448, 1.5
-    assert checking.difference(wrong, right) == (
+    assert EXACT.difference(wrong, right) == (
         "2 of 32 elements differ, first at (3, 5): expected 0.5 (0x30), got 448 (0x7e); largest difference 447.5"
     )
-    assert checking.difference(right.t(), right.t()) is None
-    lost = checking.difference(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]))
+    assert EXACT.difference(right.t(), right.t()) is None
+    lost = EXACT.difference(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]))
     assert lost == (
         "1 of 2 elements differ, first at (1,): expected 2 (0x40000000), got nan (0x7fc00000); no difference is finite"
     )
-    assert checking.difference(torch.tensor(3, dtype=torch.uint8), torch.tensor(4, dtype=torch.uint8)) == (
+    assert EXACT.difference(torch.tensor(3, dtype=torch.uint8), torch.tensor(4, dtype=torch.uint8)) == (
         "1 of 1 elements differ, first at (): expected 4 (0x04), got 3 (0x03); largest difference 1"
     )
 
@@ -202,6 +205,7 @@ def test_contents_are_what_they_are_called(content: str, dtype: torch.dtype) -> 
         "tiny": 0 < float(values.abs().max()) < 8 * limits.smallest_normal
         and bool((values.abs() < limits.smallest_normal).any()),
         "huge": float(values.abs().max()) == limits.max,
+        "integers": set(values.unique().tolist()) == {-1, -0.5, 0.5, 1},
     }
     assert shown[content]
 
@@ -225,6 +229,27 @@ def test_an_edge_that_cannot_be_built_is_named(device: str, monkeypatch: pytest.
     outcome = trial(0, device)
     assert outcome.status is Status.COMPILE_ERROR
     assert "on the edge 'odd'" in outcome.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+def test_somebody_elses_kernel_is_right_wherever_it_is_launched() -> None:
+    """A spec that is loaded runs on the repaired interpreter: nothing of ours needs to have built its tensors."""
+    launched = f"""
+import sys, torch
+from fp8tune.revisions.loading import load_spec
+from fp8tune_kernels.spec import NamedInts, Problem
+assert "fp8tune_kernels.interpreter" not in sys.modules
+spec = load_spec({f"{PLANTED / 'foreign.py'}:SPEC"!r})
+given = spec.inputs(Problem("foreign-cast", NamedInts(M=40, K=40)), "cpu")
+out = spec.outputs(*given)
+spec.launch(spec.default, given, out)
+assert torch.equal(out[0].view(torch.uint8), spec.reference(*given)[0].view(torch.uint8))
+"""
+    worker = Worker()
+    try:
+        worker.call(60, exec, launched, {})
+    finally:
+        worker.close()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")

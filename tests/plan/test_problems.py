@@ -3,6 +3,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from fp8tune.plan import shapes
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, DeviceLimits, KernelSpec
+from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, SCALE_MODES, DeviceLimits, KernelSpec
 
 AXES = {"BLOCK_SIZE": (32, 64), "UNROLL": (1, 3), "num_warps": (4, 8), "num_stages": (1, 2, 3), "waves_per_eu": (0, 2)}
 LIMITS = DeviceLimits("sm_90", 32, 232_448, 65_536, 132)
@@ -41,6 +42,8 @@ SPEC = KernelSpec(
     scaled_down=lambda problem: replace(problem, shape=NamedInts(M=16, K=min(problem.shape["K"], 8), G=2)),
     invalid=lambda config, shape, limits: "too many warps" if config["num_warps"] == 8 else None,
     routed=True,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 PROBLEM = Problem("planned", NamedInts(M=64, K=32, G=4), "jagged")
 ROW = NamedInts(M=64, K=32, N=48, E=4)
@@ -144,7 +147,7 @@ def test_the_scale_mode_is_the_first_declared_one_unless_named():
         ({"routing": "jaged"}, "unknown routing 'jaged': did you mean jagged"),
         ({"routing": "none"}, "unknown routing 'none'"),
         ({"fp8_dtype": "float8_e4m3"}, "unknown fp8 dtype 'float8_e4m3': did you mean float8_e4m3fn"),
-        ({"in_dtype": "float16"}, "unknown input dtype 'float16'"),
+        ({"in_dtype": "float61"}, "unknown input dtype 'float61': did you mean float16"),
     ],
 )
 def test_names_nobody_knows_get_their_near_matches(names, complaint):
@@ -160,14 +163,73 @@ def test_a_row_without_n_gives_the_problems_that_need_none():
         plan.problems(weights, [activations_alone])
 
 
-@pytest.mark.parametrize("dim", ["N", "Q"])
-def test_a_key_error_that_is_the_specs_own_fault_is_not_hidden(dim):
+def test_a_key_error_that_is_the_specs_own_fault_is_not_hidden():
     def broken(row):
-        raise KeyError(dim)
+        raise KeyError("N")
         yield
 
-    with pytest.raises(UsageError, match=f"problems of kernel 'planned' asks for '{dim}' in the row M=64 K=32"):
+    with pytest.raises(UsageError, match=r"test_problems.py:\d+: problems of planned raised KeyError: 'N'"):
         plan.problems(replace(SPEC, problems=broken), [ROW])
+
+
+def of_heads(row):
+    yield NamedInts(rows=row["rows"], cols=row["cols"])
+    yield NamedInts(rows=row["rows"], cols=row["heads"])
+
+
+def test_a_row_without_a_dim_holds_no_problem_that_needs_it():
+    spec = replace(SPEC, problems=of_heads, key=("cols",), bytes_moved=lambda shape: 4 * shape["rows"] * shape["cols"])
+    rows = [NamedInts(rows=8, cols=9, heads=2), NamedInts(rows=3, cols=4), NamedInts(M=3)]
+    found = [str(problem.shape) for problem in plan.problems(spec, rows)]
+    assert found == ["rows=8 cols=9", "rows=8 cols=2", "rows=3 cols=4"]
+
+
+def test_rows_that_all_lack_a_dim_say_what_was_asked_and_what_there_is():
+    spec = replace(SPEC, problems=of_heads)
+    message = r"hold no problem for planned: its problems ask for rows, and the shapes have M, K, N, E, heads; give"
+    with pytest.raises(UsageError, match=message):
+        plan.problems(spec, [ROW, NamedInts(heads=3)])
+
+
+def test_each_problem_is_swept_with_each_dtype():
+    spec = replace(SPEC, in_dtypes=("float16", "float32"), key=("K", "in_dtype"))
+    found = plan.problems(spec, [NamedInts(M=64, K=32, N=32, E=4)])
+    assert [problem.in_dtype for problem in found] == ["float16", "float32"]
+    assert [spec.lookup_key(problem) for problem in found] == [NamedInts(K=32, in_dtype=1), NamedInts(K=32, in_dtype=2)]
+    assert [problem.in_dtype for problem in plan.problems(spec, [ROW], in_dtype="int8")] == ["int8", "int8"]
+
+
+def test_a_kernel_that_declares_no_fp8_has_none():
+    (problem, _) = plan.problems(replace(SPEC, uses_fp8=False, scale_modes=()), [ROW], scale_mode="exact")
+    assert (problem.fp8_dtype, problem.scale_mode) == ("", "")
+
+
+def test_a_recorded_kernel_has_the_problems_of_its_recording():
+    recorded = (Problem("a:b", NamedInts(n=3), "none", "recorded-0123456789ab", "int32", "", ""),)
+    assert plan.problems(replace(SPEC, recorded=recorded), [ROW]) == list(recorded)
+
+
+def test_bytes_are_counted_with_the_dtype_of_the_problem():
+    def inputs(problem, device):
+        return (torch.empty(problem.shape["M"], 8, dtype=getattr(torch, problem.in_dtype), device=device),)
+
+    spec = replace(SPEC, inputs=inputs, outputs=lambda x: (torch.empty_like(x),), bytes_moved=None)
+    dtypes = ("bfloat16", "float16", "float32", "int8")
+    assert [spec.bytes_of(replace(PROBLEM, in_dtype=dtype)) for dtype in dtypes] == [2048, 2048, 4096, 1024]
+    assert spec.bytes_moved(PROBLEM.shape) == 2048
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (NamedInts(rows=4096), "rows=131"),
+        (NamedInts(rows=4096, cols=16), "rows=131 cols=16"),
+        (NamedInts(b=64, h=64, M=64, d=64), "b=37 h=37 M=64 d=37"),
+        (NamedInts(M=4096, K=4096, N=4096, E=64), "M=157 K=101 N=67 E=2"),
+    ],
+)
+def test_dims_of_any_name_are_scaled_down_for_the_interpreter(shape, expected):
+    assert str(replace(SPEC, scaled_down=None).scaled_down(replace(PROBLEM, shape=shape)).shape) == expected
 
 
 @pytest.mark.parametrize(

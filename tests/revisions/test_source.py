@@ -285,3 +285,53 @@ def test_canonical_text_tells_constants_apart(value: object) -> None:
     again = ast.parse(f"x = (\n{value!r}\n) # why").body[0]
     assert codewalk.canonical(tree) == codewalk.canonical(again)
     assert codewalk.canonical(tree) != codewalk.canonical(ast.parse(f"x = [{value!r}, 0]").body[0])
+
+
+AUTOTUNED = """
+import triton
+import triton.language as tl
+
+if True:
+    CONFIGS = [triton.Config({"BLOCK": 64})]
+    SCALE = 2.0
+
+    def even(args):
+        return args["n"] % 2 == 0
+
+    @triton.jit
+    def double(x):
+        return SCALE * x
+
+    @triton.autotune(configs=CONFIGS, key=["n"])
+    @triton.heuristics({"EVEN": even})
+    @triton.jit
+    def _kernel(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+        tl.store(x, double(tl.load(x)))
+
+    @triton.jit
+    def _other(x):
+        pass
+"""
+
+
+def autotuned_hash(text: str) -> str:
+    return source.source_hash("mine:_kernel", {"mine.py": text}.get)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ('{"BLOCK": 64}', '{"BLOCK": 128}', False),
+        ("configs=CONFIGS", "configs=[]", False),
+        ("        pass", "        tl.store(x, 1)", False),
+        ("SCALE = 2.0", "SCALE = 3.0", True),
+        ('args["n"] % 2', 'args["n"] % 4', True),
+        ("double(tl.load(x))", "tl.load(x)", True),
+    ],
+)
+def test_the_hash_of_a_kernel_without_a_spec(before: str, after: str, moves: bool) -> None:
+    assert (autotuned_hash(AUTOTUNED) != autotuned_hash(AUTOTUNED.replace(before, after))) == moves
+
+
+def test_a_kernel_without_a_spec_is_called_by_where_it_lies() -> None:
+    assert source.kernel_name("mine:_kernel@run.json?check=exact", {"mine.py": AUTOTUNED}.get) == "mine:_kernel"

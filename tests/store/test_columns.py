@@ -8,11 +8,13 @@ from sqlalchemy import create_engine
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
 from fp8tune.store.columns import (
+    KERNEL,
     LARGEST,
     LINE,
     AxesJson,
     KeyNames,
     NamedIntsText,
+    ShapeText,
     Text,
     pack_samples,
     parse_named_ints,
@@ -117,3 +119,19 @@ def test_other_axes_are_refused(text):
         return
     with pytest.raises(DatabaseError, match="declared grid"):
         AxesJson().process_result_value(text, DIALECT)
+
+
+@pytest.mark.parametrize("name", ["colwise", "torchao.prototype.kernels.jagged_float8_scales:_kernel", "a:B.kernel"])
+def test_a_kernel_is_named_by_a_name_or_by_where_it_is_imported_from(name):
+    assert KERNEL.fullmatch(name)
+
+
+@pytest.mark.parametrize("name", ["", "a:", ":a", "a:b:c", "a/b:c", "a:../b", "a b:c", "a:" + "b" * 200])
+def test_what_names_no_kernel(name):
+    assert not KERNEL.fullmatch(name)
+
+
+@pytest.mark.parametrize("shape", [NamedInts(), NamedInts(n=2**31 - 1, m=2**31 - 1, k=2**31 - 1)])
+def test_a_recorded_launch_has_any_integers(shape):
+    column = ShapeText()
+    assert column.process_result_value(column.process_bind_param(shape, DIALECT), DIALECT) == shape

@@ -17,7 +17,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
-from fp8tune.records import Kind, Row, Status
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.render import contracts
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
@@ -118,6 +118,37 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
 
 
+def publish(store: Store, of: Problem, *configs: NamedInts) -> None:
+    sweep_id = store.begin_sweep("published", Device("published"), command="", commit="", timer="", seed=0)
+    for config in configs:
+        somebody = Device("simulated", "somebody's")
+        store.add(sweep_id, Row(of, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
+
+
+def test_what_others_published_for_a_problem_is_timed_with_the_grid(
+    tmp_path: Path, one_shape: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    same = planned(shapes=one_shape, timer="simulated:7")
+    (of,) = planning.expanded(same).problems
+    known = next(iter(of.configs))
+    name = next(iter(known))
+    elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in of.configs)})
+    with Store.open(str(tmp_path / "results.db"), create=True) as store:
+        rows, _ = run(store, shapes=one_shape, timer="simulated:7")
+        assert {row.config for row in rows} == set(of.configs)
+        publish(store, of.problem, known, NamedInts(OTHER=1))
+    assert session.is_stored(str(tmp_path / "results.db"), same)
+    with Store.open(str(tmp_path / "results.db")) as store:
+        publish(store, of.problem, elsewhere)
+    assert not session.is_stored(str(tmp_path / "results.db"), same)
+    with Store.open(str(tmp_path / "results.db")) as store:
+        rows, kept = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
+    assert {row.config for row in kept} >= set(of.configs)
+    assert "OTHER=1" in caplog.text
+    assert session.is_stored(str(tmp_path / "results.db"), same)
+
+
 def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
     running = events(store, shapes=one_shape, timer="simulated:7")
     done = 0
@@ -199,10 +230,11 @@ def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[s
     assert isinstance(finished, sweep.Finished)
     assert started.stored == finished.trials == len(trials) == len(rows)
 
-    def lines(rows: Iterable[Row]) -> set[str]:  # the database keeps times to 1e-6 us
-        return {json.dumps({**contracts.trial(row), "time_us": round(row.outcome.time_us or 0, 6)}) for row in rows}
+    def lines(rows: Iterable[Row]) -> set[str]:  # times are kept to 1e-6 us, and of finals no word on stalls
+        kept = [{"time_us": round(row.outcome.time_us or 0, 6), "reason": ""} for row in rows]
+        return {json.dumps({**contracts.trial(row), **rest}) for row, rest in zip(rows, kept, strict=True)}
 
-    assert lines(event.row for event in trials if isinstance(event, sweep.TrialDone)) == lines(rows)
+    assert lines([event.row for event in trials if isinstance(event, sweep.TrialDone)]) == lines(rows)
     other = tmp_path / "other.toml"
     other.write_text("[[rows]]\nM = 48\nK = 24\nN = 8\nE = 2\n")
     for changed in (

@@ -29,7 +29,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_colwise"]
 
@@ -139,6 +139,8 @@ SPEC = KernelSpec(
         edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, K=129, G=2),
     ),
     routed=True,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 

@@ -22,7 +22,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
 from fp8tune_kernels.quantize import rowwise_2d, weights
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts
+from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 
@@ -91,6 +91,8 @@ SPEC = KernelSpec(
         edge("one row, tiny values", "tiny", E=3, N=5, K=1),
         edge("a block of rows and one more past an aligned address", offset=1, E=1, N=5, K=past_half("K")),
     ),
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 _operator = register(SPEC, quantize_colwise_3d, weights.arguments, weights.key)

@@ -22,7 +22,7 @@ from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_colwise_transpose_3d"]
 
@@ -108,6 +108,8 @@ SPEC = KernelSpec(
     interpreted={"E": 2, "N": 301, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=transpose_3d.edges,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 _operator = register(SPEC, quantize_colwise_transpose_3d, weights.arguments, weights.key)

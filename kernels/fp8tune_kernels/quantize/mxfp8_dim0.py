@@ -144,6 +144,7 @@ SPEC = KernelSpec(
         edge("a block of columns and one more past an aligned address", offset=1, M=3, K=2049),
     ),
     scale_modes=SCALE_MODES,
+    uses_fp8=True,
 )
 
 

@@ -157,6 +157,7 @@ SPEC = KernelSpec(
         edge("a block of columns and one more past an aligned address", offset=1, M=37, K=513),
     ),
     scale_modes=SCALE_MODES,
+    uses_fp8=True,
 )
 
 

@@ -103,6 +103,7 @@ SPEC = KernelSpec(
         edge("odd numbers past an aligned address", offset=1, E=2, N=61, K=513),
     ),
     scale_modes=SCALE_MODES,
+    uses_fp8=True,
 )
 
 

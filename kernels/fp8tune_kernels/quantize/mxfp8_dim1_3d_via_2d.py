@@ -65,6 +65,7 @@ SPEC = KernelSpec(
         edge("no padding, past an aligned address", offset=1, E=2, N=32, K=513),
     ),
     scale_modes=SCALE_MODES,
+    uses_fp8=True,
 )
 
 _operator = register(SPEC, quantize_mxfp8_dim1_3d_via_2d, mxfp8_dim1_3d.arguments, mxfp8_dim1_3d.key)

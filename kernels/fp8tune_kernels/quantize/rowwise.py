@@ -38,7 +38,7 @@ from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise"]
 
@@ -251,6 +251,8 @@ SPEC = KernelSpec(
     ),
     input_layouts=("contiguous", "transposed"),
     routed=True,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 

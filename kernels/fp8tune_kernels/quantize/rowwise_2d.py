@@ -35,7 +35,7 @@ from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise_2d"]
 
@@ -194,6 +194,8 @@ SPEC = KernelSpec(
         edge("one column, tiny values", "tiny", M=11, K=1),
         edge("a block of columns and one more past an aligned address", offset=1, M=5, K=past_half("K")),
     ),
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 

@@ -30,7 +30,7 @@ from fp8tune_kernels.quantize.both_ways import quantize_both_ways
 from fp8tune_kernels.quantize.tiles import Matrix, Options
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts
+from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_rowwise_colwise"]
 
@@ -111,6 +111,8 @@ SPEC = KernelSpec(
     invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
     edges=colwise.SPEC.edges,
     routed=True,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 

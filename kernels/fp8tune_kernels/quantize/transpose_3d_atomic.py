@@ -13,7 +13,7 @@ import torch
 from fp8tune_kernels.quantize import panels, weights
 from fp8tune_kernels.quantize.transpose_3d import edges, launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
@@ -57,6 +57,8 @@ SPEC = KernelSpec(
     interpreted={"E": 2, "N": 523, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
     edges=edges,
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 _operator = register(SPEC, quantize_transpose_3d_atomic, weights.arguments, weights.key)

@@ -16,7 +16,7 @@ from fp8tune_kernels.quantize import weights
 from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
+from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 
@@ -78,6 +78,8 @@ SPEC = KernelSpec(
         edge("one column, tiny values", "tiny", E=2, N=272, K=1),
         edge("a block and one more past an aligned address", offset=1, E=2, N=past_half("N"), K=17),
     ),
+    uses_fp8=True,
+    scale_modes=SCALE_MODES,
 )
 
 _operator = register(SPEC, quantize_transpose_3d_reduction, weights.arguments, weights.key)

@@ -1,0 +1,243 @@
+"""What offline tuning of other libraries' autotuned kernels gives, from their recordings and a database of sweeps.
+
+    fp8tune record -o run1.json -- python train.py    # three times: three fresh processes tune at run time
+    fp8tune sweep --kernel module:kernel --recording run1.json --db real.db
+    python -m benchmarks.real_kernels --db real.db run1.json run2.json run3.json --output study
+
+Needs no GPU; ``benchmarks/real/run_on_gpu.sh`` made what it reads. All recordings are of one program. The database may
+hold other kernels too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fp8tune import recording
+from fp8tune.autotuned.configs import encoded
+from fp8tune.choose import ranking
+from fp8tune.choose.candidates import Candidates
+from fp8tune.choose.covering import coverings
+from fp8tune.choose.ranking import all_candidates
+from fp8tune.errors import Fp8tuneError
+from fp8tune.recording import Kernel, Launch, Recording
+from fp8tune.records import Kind, NamedInts, Subject
+from fp8tune.render.report import Report, left, right
+from fp8tune.render.terminal import notice
+from fp8tune.stats import geomean
+from fp8tune.store.results import Store, Tally
+
+BOUNDS = (0.01, 0.02, 0.05)
+"""What a covering set may lose on any launch."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A launch as it was recorded by each run, and what its sweep says."""
+
+    launch: str
+    """Its id."""
+    shape: str
+    key: str
+    """What the autotuner looks its config up by."""
+    picked: tuple[str | None, ...]
+    """The config of run-time tuning in each recording; None where it is not known."""
+    ours: str | None
+    """The sweep's pick; None for a launch that was not swept."""
+    ours_us: float | None
+    theirs_over_ours: tuple[float | None, ...]
+    """The time of each recording's config over our pick's; None for a config without a time."""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """Status -> configs that ended so."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Config that is not right -> status and reason."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """The fewest configs that lose at most so much on any launch."""
+
+    within: float
+    configs: tuple[str, ...]
+    worst: float
+
+
+@dataclass(frozen=True)
+class Studied:
+    """One kernel."""
+
+    kernel: str
+    declared: int
+    """Configs."""
+    refusal: str
+    tuning_s: tuple[float, ...]
+    """Seconds of run-time tuning in each recording; the first compiles too."""
+    launches: tuple[Swept, ...]
+    covered: tuple[Covered, ...]
+    """For each of :data:`BOUNDS`; none where nothing was swept."""
+
+    @property
+    def picks(self) -> Mapping[str, tuple[str | None, ...]]:
+        """Key -> the config of each recording, where there was a choice."""
+        return {each.key: each.picked for each in self.launches} if self.declared > 1 else {}
+
+    @property
+    def agreed(self) -> int:
+        """Keys for which all recordings picked the same."""
+        return sum(len(set(picked)) == 1 for picked in self.picks.values())
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of all launches and recordings the time of run-time tuning's pick over ours."""
+        return [ratio for each in self.launches for ratio in each.theirs_over_ours if ratio is not None]
+
+    @property
+    def not_right(self) -> Mapping[str, int]:
+        """Config -> launches on which it is wrong or does not run."""
+        return Counter(config for each in self.launches for config in each.failures)
+
+
+def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
+    """Every kernel of the first recording, in its order."""
+    kinds = (Kind.MEASURED, Kind.SIMULATED)
+    found = {
+        (candidates.problem.kernel, candidates.problem.input_layout): candidates
+        for candidates in all_candidates(store.evidence(kinds=kinds, keep=ranking.competing))
+    }
+    return [_studied(kernel, recordings, found, store) for kernel in recordings[0].kernels]
+
+
+def _studied(
+    kernel: Kernel, recordings: Sequence[Recording], found: Mapping[tuple[str, str], Candidates], store: Store
+) -> Studied:
+    same = [one for each in recordings for one in each.kernels if one.name == kernel.name]
+    swept = [found.get((kernel.name, f"recorded-{launch.id}")) for launch in kernel.launches]
+    launches = [
+        _swept(launch, same, candidates, store) for launch, candidates in zip(kernel.launches, swept, strict=True)
+    ]
+    # run-time tuning would take a config of the list that is wrong elsewhere
+    wrong = {config for each in launches for config, status in each.failures.items() if status.startswith("wrong")}
+    right = [
+        {config: slowdown for config, slowdown in candidates.slowdowns.items() if str(config) not in wrong}
+        for candidates in swept
+        if candidates
+    ]
+    covered = [
+        Covered(each.within, tuple(map(str, each.configs)), each.worst)
+        for each in (coverings(right, BOUNDS) if right and all(right) else ())
+    ]
+    tuning_s = tuple(one.tuning_s for one in same)
+    return Studied(kernel.name, len(kernel.configs), kernel.refusal, tuning_s, tuple(launches), tuple(covered))
+
+
+def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None, store: Store) -> Swept:
+    picked = [_picked(one, launch.id) for one in same]
+    key = json.dumps(launch.key)
+    names = tuple(None if config is None else str(config) for config in picked)
+    if candidates is None:
+        return Swept(launch.id, "", key, names, None, None, (None,) * len(names))
+    winner, slowdowns = candidates.winner, candidates.slowdowns
+    ours = slowdowns.get(winner.config, math.nan) if winner.config else math.nan
+    over = [slowdowns[config] / ours if config and config in slowdowns else None for config in picked]
+    tally = _tally(candidates, store)
+    counts, failures = (tally.counts, tally.failures) if tally else ({}, {})
+    return Swept(
+        launch.id,
+        str(candidates.problem.shape),
+        key,
+        names,
+        str(winner.config),
+        winner.time_us,
+        tuple(over),
+        {str(status): count for status, count in counts.items()},
+        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in failures.items()},
+    )
+
+
+def _picked(kernel: Kernel, launch_id: str) -> NamedInts | None:
+    """What run-time tuning picked, as rows hold it."""
+    launch = next((one for one in kernel.launches if one.id == launch_id), None)
+    return encoded(kernel, launch.config) if launch and launch.config else None
+
+
+def _tally(candidates: Candidates, store: Store) -> Tally | None:
+    """Of all configs that were tried."""
+    version = candidates.entries[0].version
+    if version is None:
+        return None
+    return store.tally(Subject(version, candidates.device, candidates.kind, candidates.problem))
+
+
+def rows(studied: Iterable[Studied]) -> Iterator[tuple[str, ...]]:
+    """The cells of the table, a row a kernel."""
+    for each in studied:
+        covering = [f"{len(one.configs)} ({100 * one.worst:.1f} %)" for one in each.covered] or ["-"] * len(BOUNDS)
+        first, later = each.tuning_s[:1], each.tuning_s[1:]
+        tuning = " / ".join(f"{max(part):.1f}" for part in (first, later) if part)
+        mean = f"{geomean(each.ratios):.3f} ({max(each.ratios):.3f})" if each.ratios else "-"
+        yield (
+            f"`{each.kernel.rpartition('.')[2]}`",
+            str(each.declared),
+            f"{sum(one.ours is not None for one in each.launches)} of {len(each.launches)}",
+            *covering,
+            tuning,
+            f"{each.agreed} of {len(each.picks)}" if each.picks else "-",
+            mean,
+            str(len(each.not_right)),
+        )
+
+
+HEADERS = (
+    "kernel",
+    "configs",
+    "launches swept",
+    *(f"within {100 * bound:.0f} % (worst)" for bound in BOUNDS),
+    "tuning s, first / later",
+    "keys with one pick",
+    "their pick / ours, mean (worst)",
+    "configs not right",
+)
+
+
+def as_report(studied: Sequence[Studied]) -> Report[tuple[str, ...]]:
+    """The table."""
+
+    def cell(place: int) -> Callable[[tuple[str, ...]], str]:
+        return lambda row: row[place]
+
+    columns = [(right if place else left)(header, cell(place)) for place, header in enumerate(HEADERS)]
+    return Report("Autotuned kernels of other libraries", columns, list(rows(studied)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_kernels", description=__doc__.splitlines()[0])
+    parser.add_argument("recordings", nargs="+", type=Path, help="of the same program, each in a fresh process")
+    parser.add_argument("--db", required=True, help="the database that the kernels were swept into")
+    parser.add_argument("--output", type=Path, help="a folder for study.json and study.md")
+    given = parser.parse_args(arguments)
+    try:
+        with Store.open(given.db, writable=False) as store:
+            studied = study([recording.read(path) for path in given.recordings], store)
+    except Fp8tuneError as error:
+        notice(f"fp8tune: {error}")
+        return error.exit_code
+    as_report(studied).print("markdown")
+    for each in studied:
+        for config, launches in each.not_right.items():
+            reason = next(one.failures[config] for one in each.launches if config in one.failures)
+            print(f"{each.kernel} {config}: on {launches} of {len(each.launches)} launches, {reason}")
+    if given.output:
+        given.output.mkdir(parents=True, exist_ok=True)
+        (given.output / "study.json").write_text(json.dumps([asdict(each) for each in studied], indent=1) + "\n")
+        (given.output / "study.md").write_text(as_report(studied).markdown())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

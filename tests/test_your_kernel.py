@@ -1,0 +1,47 @@
+"""``docs/your-kernel.md`` shows the examples as they are, and they can be swept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from places import ROOT
+
+from fp8tune.export.formats.known import FORMATS
+from fp8tune.records import Status
+from fp8tune.store.results import Store
+from fp8tune.sweep import planning, session
+from fp8tune.sweep.options import Options
+from fp8tune_kernels.spec import CHECKS
+
+EXAMPLES = ROOT / "docs" / "examples"
+TEXT = (ROOT / "docs" / "your-kernel.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["add_spec.py", "add.toml", "softmax_spec.py"])
+def test_the_document_shows_the_example(name: str) -> None:
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", TEXT, re.DOTALL)
+    assert (EXAMPLES / name).read_text(encoding="utf-8") in blocks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
+def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
+    kernel, shapes = f"{EXAMPLES / 'add_spec.py'}:SPEC", str(EXAMPLES / "add.toml")
+    options = Options(kernels=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
+    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+        list(session.run(store, planning.expanded(planning.planned(options))))
+        rows = list(store.rows())
+    assert {(row.problem.kernel, *row.problem.shape, row.outcome.status) for row in rows} == {
+        ("residual-add", "tokens", "hidden", Status.OK)
+    }
+
+
+def test_a_spec_by_hand_takes_thirty_lines() -> None:
+    text = (EXAMPLES / "add_spec.py").read_text(encoding="utf-8")
+    assert len([line for line in text.splitlines() if line]) <= 30
+
+
+def test_the_document_lists_every_format() -> None:
+    assert set(re.findall(r"^\| `([a-z][a-z0-9-]*)` \|", TEXT, re.MULTILINE)) - {*CHECKS} == {*FORMATS}
