@@ -107,7 +107,9 @@ class Launched:
     def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
         if kwargs.get("warmup"):
             raise WarmsUp
-        signature = self.signatures.add(args, {"warmup": False, **kwargs})(args, {"warmup": False, **kwargs})
+        if "warmup" not in kwargs:
+            kwargs = {**kwargs, "warmup": False}
+        signature = self.signatures.add(args, kwargs)(args, kwargs)
         entry = self.entries.get(signature)
         if entry is None and len(self.entries) < MOST_LAUNCHES:
             entry = self.entries[signature] = Entry(signature=signature)

@@ -1,0 +1,115 @@
+"""Launches are told apart by what Triton tells them apart by, grids are asked once for each config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fp8tune.record.grids import grid_of
+from fp8tune.record.signatures import Signatures, WarmsUp
+from fp8tune.record.tensors import described, with_values
+from fp8tune.record.values import Unrecordable, encoded
+
+
+def _signature(signatures: Signatures) -> Callable[..., Any]:
+    def of(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {"grid": (1,), "warmup": False, **kwargs}
+        signatures.add(args, kwargs)
+        return signatures.of(args, kwargs)
+
+    return of
+
+
+def test_signatures_differ_where_a_launch_does() -> None:
+    of = _signature(Signatures(["x", "y", "n"]))
+    x, y = torch.zeros(8, 8), torch.zeros(8, 8)
+    same = of(x, y, 3)
+    assert of(x.clone(), y.clone(), 3) == same
+    others = [
+        of(x, y, 4),
+        of(x.t(), y, 3),
+        of(x.bfloat16(), y, 3),
+        of(x, x, 3),
+        of(x.view(-1)[1:], y, 3),
+        of(x, y[:4], 3),
+        of(x, None, 3),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert of(x, y, 3) == of(x, y=y, n=3) == same
+
+
+def test_a_call_of_each_known_kind_is_answered_at_once() -> None:
+    signatures = Signatures(["x", "n"])
+    of = _signature(signatures)
+    x = torch.zeros(4)
+    kinds = [of(x, 1), of(None, 1), of(x, n=1)]
+    for args, kwargs, expected in (((x, 1), {}, kinds[0]), ((None, 1), {}, kinds[1]), ((x,), {"n": 1}, kinds[2])):
+        assert signatures.of(args, {"grid": (1,), "warmup": False, **kwargs}) == expected
+    with pytest.raises(WarmsUp):
+        signatures.of((x, 1), {"grid": (1,), "warmup": True})
+
+
+def test_a_seed_can_be_ignored() -> None:
+    signatures = Signatures(["x", "seed"])
+    of = _signature(signatures)
+    x = torch.zeros(4)
+    assert of(x, 1) != of(x, 2)
+    signatures.ignore({"seed"})
+    assert of(x, 1) == of(x, 2)
+
+
+def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
+    def grid(meta: Any) -> tuple[int, int]:
+        if meta["BLOCK"] > 512:
+            raise ValueError
+        return -(-meta["n"] // meta["BLOCK"]), meta.get("SPLITS", 1) * meta["IS_EVEN"]
+
+    configs = [{"BLOCK": block, "SPLITS": 3, "UNUSED": 1} for block in (64, 256)]
+    found = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
+    assert found.axes == ("BLOCK", "SPLITS")
+    assert found.of({"BLOCK": 64, "SPLITS": 3}) == (16, 3)
+    assert found.of({"BLOCK": 8, "SPLITS": 8}) == (125, 8)
+    assert found.of({"BLOCK": 1024, "SPLITS": 3}) is None
+    assert grid_of((4, 2), {}, configs, {}).of({"BLOCK": 64}) == (4, 2)
+
+
+def test_a_grid_that_raises_for_every_config_is_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        grid_of(lambda meta: (1 // 0,), {}, [{"BLOCK": 64}], {})
+
+
+def test_views_of_one_buffer_share_storage() -> None:
+    packed = torch.arange(24, dtype=torch.float32)
+    found = described({"out": torch.zeros(3), "k": packed[8:16], "q": packed[4:8]})
+    assert [(one.storage, one.offset, one.alignment) for one in found.values()] == [(0, 0, 16), (1, 4, 16), (1, 0, 16)]
+
+
+def test_values_are_kept_of_small_integer_tensors_only() -> None:
+    tensors = {
+        "ends": torch.tensor([2, 2, 9], dtype=torch.int32),
+        "large": torch.arange(20_000, dtype=torch.int64).flip(0),
+        "flags": torch.tensor([True, False]),
+        "x": torch.tensor([1.0, 3.0, float("nan"), 0.0]),
+        "codes": torch.ones(4).to(torch.float8_e4m3fn),
+        "empty": torch.empty(0),
+    }
+    found = with_values(described(tensors), tensors)
+    assert (found["ends"].values, found["ends"].is_sorted, found["ends"].most) == ((2, 2, 9), True, 9.0)
+    large = found["large"]
+    assert (large.values, large.least, large.most, large.is_sorted) == (None, 0.0, 19_999.0, False)
+    assert found["flags"].values == (1, 0)
+    x = found["x"]
+    assert (x.least, x.most, x.zeros, x.not_finite) == (0.0, 3.0, 0.25, 0.25)
+    assert x.mean == pytest.approx(4 / 3)
+    assert found["codes"].mean == 1.0
+    assert found["empty"].least is None
+
+
+def test_values_that_json_lacks() -> None:
+    assert encoded(float("-inf"), "") == {"float": "-inf"}
+    assert encoded((1, (None, torch.float16)), "") == {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}
+    with pytest.raises(Unrecordable, match=r"argument x is of type builtins\.list"):
+        encoded([1], "argument x")
