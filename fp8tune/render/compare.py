@@ -110,7 +110,7 @@ def _problem(problem: Problem | None) -> str:
         return ""
     usual = Problem(problem.kernel, problem.shape)
     named = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
-    unusual = [getattr(problem, name) for name in named if getattr(problem, name) != getattr(usual, name)]
+    unusual = [given for name in named if (given := getattr(problem, name)) and given != getattr(usual, name)]
     return ", ".join([str(problem.shape), *unusual])
 
 
