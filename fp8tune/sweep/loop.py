@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from fp8tune.autotuned.spec import RecordedSpec
+from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.arms import Place
-from fp8tune.measure.engine import CompileProgress, CopyCeiling
+from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
@@ -54,6 +55,7 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
     for version, reference in {of.version: of.reference_hash for of in plan.problems if of.reference_hash}.items():
         store.record_reference(sweep_id, version, reference)
     _record_kernels(store, plan, sweep_id)
+    store.record_flops({of.problem: of.flops for of in plan.problems if of.flops is not None})
     screens = [_Screen(store, plan, of, sweep_id) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
     yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens))
@@ -157,6 +159,9 @@ class _Screen:
                     yield done
                 case CopyCeiling(gb_per_s):
                     self.store.record_ceiling(self.sweep_id, self.sweep.backend.device, gb_per_s)
+                case ComputeCeiling(in_dtype, flop_per_s):
+                    name = FLOP_PER_S + in_dtype
+                    self.store.record_calibration(self.sweep_id, self.sweep.backend.device, name, flop_per_s)
                 case (index, outcome):
                     yield self._stored(todo[index], outcome, places[todo[index]])
 

@@ -50,6 +50,8 @@ class ProblemPlan:
     bytes_moved: int
     configs: Mapping[NamedInts, str]
     """Config -> why it is pruned, empty for one that is tried."""
+    flops: int | None = None
+    """Floating-point operations, where the kernel declares them."""
     reference_hash: str = ""
     """Of the reference that outputs are compared with; empty where no kernel runs."""
     incumbent: NamedInts | None = None
@@ -68,11 +70,12 @@ class ProblemPlan:
     ) -> ProblemPlan:
         """With what the spec says of the problem."""
         key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
-        return cls(reference, version, problem, key, bytes_moved, configs)
+        flops = spec.flops(problem.shape) if spec.flops else None
+        return cls(reference, version, problem, key, bytes_moved, configs, flops)
 
     def arm(self, config: NamedInts) -> KernelArm:
         """A config as it is launched."""
-        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved)
+        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved, self.flops)
 
 
 @dataclass(frozen=True)
