@@ -42,6 +42,8 @@ class RecordedSpec(KernelSpec):
     kernel: Kernel = field(default_factory=lambda: Kernel(""))
     """As recorded; a bare function with the one config that its launches have."""
     launches: Mapping[Problem, Launch] = field(default_factory=dict)
+    module: str = ""
+    """Where its function is defined, in this process."""
     agrees: bool = False
     """Whether right is what the config declared first gives: no reference was named."""
     untried_sizes: str = ""
@@ -119,10 +121,17 @@ def build(
         bytes_moved=work.bytes_moved,
         kernel=kernel,
         launches=found,
+        module=_module(function),
         agrees=reference is None,
         untried_sizes="" if only_recorded_sizes else untried,
         has_odd_sizes=bool(work.odd),
     )
+
+
+def _module(function: Any) -> str:
+    while hasattr(function, "fn"):
+        function = function.fn
+    return str(getattr(function, "__module__", ""))
 
 
 def is_kernel(found: Any) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.compare.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
@@ -88,6 +89,8 @@ def _spec(reference: str) -> KernelSpec:
     spec, tree = load_spec(reference), trees.taken()
     assert tree is not None
     modules = {getattr(function, "__module__", "") for function in (spec.launch, spec.reference, spec.inputs)}
+    if isinstance(spec, RecordedSpec):
+        modules = {spec.module}
     files = {Path(getattr(sys.modules.get(module), "__file__", None) or "") for module in modules}
     if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
         raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}: check --repo")

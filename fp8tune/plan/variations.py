@@ -42,7 +42,17 @@ def variations(spec: KernelSpec, problem: Problem) -> list[Variation]:
 
 
 def _variations(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
-    """Of sizes both ends and the middle of a bucket; half and double of a dim that the key does not know at all."""
+    """Of sizes both ends and the middle of a bucket; half and double of a dim that the key does not know at all.
+
+    Of a recorded kernel other values and the other launches under the key: nobody knows its arguments at other sizes.
+    """
+    if spec.recorded:
+        key = spec.lookup_key(problem)
+        for launch in (launch for launch in spec.recorded if spec.lookup_key(launch) == key):
+            names = [dim for dim, size in launch.shape.items() if problem.shape.get(dim) != size]
+            yield Variation(next(iter(names), "input_layout"), replace(launch, seed=problem.seed))
+        yield Variation("seed", replace(problem, seed=problem.seed + 1))
+        return
     for dim, size in problem.shape.items():
         if dim in spec.key:
             continue

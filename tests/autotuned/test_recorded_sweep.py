@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import toy_recording
 from command_line import fp8tune
+from places import PLANTED
 from toy_recording import FOLDER
 
+from fp8tune.recording import Scalar
 from fp8tune.records import Status
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store.results import Store
@@ -122,3 +125,35 @@ def test_an_autotuner_without_a_recording_says_how_to_record(tmp_path: Path) -> 
     assert said.returncode == 2
     assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in said.stderr
     assert len(said.stderr.splitlines()) == 1
+
+
+def test_a_stale_recording_is_said_to_be(tmp_path: Path) -> None:
+    said = sweep(tmp_path, replace(toy_recording.copies("hooked", 32), source_hash="0" * 16))[1]
+    assert "toy_kernels:hooked has changed since it was recorded" in said
+
+
+def test_sizes_that_cannot_be_told_are_named(tmp_path: Path) -> None:
+    kernel = toy_recording.copies("hooked", 32, extra=(Scalar("unknown", 77),))
+    assert (
+        "toy_kernels:hooked is not checked on odd sizes: unknown=77 is no size of a tensor"
+        in sweep(tmp_path, kernel, "--timer", "simulated:1", "--quick")[1]
+    )
+
+
+def test_the_users_check_takes_the_place_of_a_specs_own(tmp_path: Path) -> None:
+    kernel = f"{PLANTED / 'versioned.py'}:SPEC?check=tolerance&relative=0.1"
+    options = ("--timer", "simulated:1", "--quick", "--shapes", "tiny", "--db", "rows.db")
+    said = fp8tune("sweep", "--kernel", kernel, *options, cwd=tmp_path)
+    assert said.returncode == 0
+    assert "versioned is checked by tolerance 1e-01 relative of float64, not by its own exact" in said.stderr
+
+
+def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
+    """Its module cannot be imported from here; the recording names the file."""
+    path = FOLDER / "toy_kernels.py"
+    kernel = replace(toy_recording.copies("hooked", 32), name=f"{path}:hooked", file=str(path))
+    toy_recording.write(tmp_path, kernel)
+    options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
+    said = fp8tune("sweep", "--recording", "run.json", "--kernel", f"{path}:hooked", *options, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert f"{path}:hooked" in fp8tune("show", "--kernel", f"{path}:hooked", "--db", "rows.db", cwd=tmp_path).stdout
