@@ -92,6 +92,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store.add(sweep, replace(made, stage=stage, round=number))
         end_finals(store, sweep, problem(K=1024))
         store.record_ceiling(sweep, H100, 3000.0)
+        store.record_launches({problem(K=1024): "{}"})
+        store.record_flops({problem(K=1024): 1000})
+        store.record_check(sweep, KERNEL, "exact-inputs")
         compiled = Facts(40, 0, 4096, 0.4, Code(resident_warps=8))
         for block in (32, 64, 128):
             static = row(None, of=problem(K=1024), config=config(block), kind=Kind.STATIC, facts=compiled)

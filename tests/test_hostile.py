@@ -22,7 +22,7 @@ from unittest import mock
 
 import pytest
 import typer
-from database_rows import H100, begin, config, finished_sweep, key_of, problem, row
+from database_rows import H100, KERNEL, begin, config, finished_sweep, key_of, problem, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PUBLISHED_OPERATIONS
@@ -94,6 +94,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(str(path), create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0, config(64): 110.0}})
         store.record_ceiling(begin(store, request="second"), H100, 3000.0)
+        store.record_launches({problem(): "{}"})
+        store.record_check(1, KERNEL, "exact-inputs")
         store.add_published(read_operations(PUBLISHED_OPERATIONS))
         store.add(begin(store, request="third"), row(None, status=Status.CRASHED, config=config(128)))
     return path
