@@ -147,6 +147,8 @@ def test_no_row_becomes_code(kwargs, device, key, evidence, kernel):
         return tuple(map(plain, value["tuple"])) if isinstance(value, dict) else value
 
     table = loaded(given)["TABLE"]
+    assert loaded(given)["KERNEL"] == kernel
+    assert list(loaded(given)["EVIDENCE"]) == [key]
     assert list(table) == [device]
     ((found, config),) = table[device].items()
     assert found == key
