@@ -26,11 +26,11 @@ from fp8tune.choose.covering import coverings
 from fp8tune.choose.ranking import all_candidates
 from fp8tune.errors import Fp8tuneError
 from fp8tune.recording import Kernel, Launch, Recording
-from fp8tune.records import Kind, NamedInts, Outcome, Subject
+from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import notice
 from fp8tune.stats import geomean
-from fp8tune.store.results import Store
+from fp8tune.store.results import Store, Tally
 
 BOUNDS = (0.01, 0.02, 0.05)
 """What a covering set may lose on any launch."""
@@ -144,7 +144,8 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None
     winner, slowdowns = candidates.winner, candidates.slowdowns
     ours = slowdowns.get(winner.config, math.nan) if winner.config else math.nan
     over = [slowdowns[config] / ours if config and config in slowdowns else None for config in picked]
-    outcomes = _outcomes(candidates, store)
+    tally = _tally(candidates, store)
+    counts, failures = (tally.counts, tally.failures) if tally else ({}, {})
     return Swept(
         launch.id,
         str(candidates.problem.shape),
@@ -153,8 +154,8 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None
         str(winner.config),
         winner.time_us,
         tuple(over),
-        dict(Counter(str(outcome.status) for outcome in outcomes.values())),
-        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in outcomes.items() if outcome.reason},
+        {str(status): count for status, count in counts.items()},
+        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in failures.items()},
     )
 
 
@@ -164,11 +165,12 @@ def _picked(kernel: Kernel, launch_id: str) -> NamedInts | None:
     return encoded(kernel, launch.config) if launch and launch.config else None
 
 
-def _outcomes(candidates: Candidates, store: Store) -> Mapping[NamedInts, Outcome]:
+def _tally(candidates: Candidates, store: Store) -> Tally | None:
+    """Of all configs that were tried."""
     version = candidates.entries[0].version
     if version is None:
-        return {}
-    return store.tally(Subject(version, candidates.device, candidates.kind, candidates.problem)).outcomes
+        return None
+    return store.tally(Subject(version, candidates.device, candidates.kind, candidates.problem))
 
 
 def rows(studied: Iterable[Studied]) -> Iterator[tuple[str, ...]]:

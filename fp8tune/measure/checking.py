@@ -167,7 +167,8 @@ class Tensors:
         for index, output in enumerate(self.outputs):
             wrong = self._rule.difference(output, self.expected[index]) if self.expected else None
             if wrong := wrong or guards.overwritten(output):
-                return f"output {index}: {wrong} on {self._place}"
+                first = " disagrees with the first config" if getattr(self.spec, "agrees", False) else ""
+                return f"output {index}{first}: {wrong} on {self._place}"
         return None
 
     def _spoil(self, number: int) -> None:
