@@ -133,7 +133,8 @@ def _problem(one: Tuned) -> str:
 
 
 def _best(one: Tuned) -> NamedInts:
-    return min(one.slowdowns, key=lambda config: (one.slowdowns[config], one.times_us[config], config.canonical))
+    """The fastest; of equals the pick, for another may only have been screened."""
+    return min(one.slowdowns, key=lambda config: (one.slowdowns[config], config != one.config, config.canonical))
 
 
 def _is_same(config: Config, other: Config) -> bool:
