@@ -2,7 +2,10 @@
 
     ceiling = the fastest that memory was seen to move on the device, GB/s, bytes read plus written:
               a device-to-device copy of 512 MiB measured in the same run, or the fastest kernel if that is faster
-    share   = (the least bytes an implementation moves / time) / ceiling
+    peak    = what a dense GEMM of 8192 x 8192 x 8192 in the kernel's input dtype reaches in the same run, flop/s
+    share   = max(the least bytes an implementation moves / ceiling, floating-point operations / peak) / time
+
+The larger of both bounds the kernel: *memory* or *compute*. Without declared operations it is memory.
 
 A copy reads one byte for each that it writes, our kernels two, and memory reads faster than it writes: a kernel that
 reads its input once can be faster than the copy. Then it is the ceiling, so that no share passes 1 by more than noise.
@@ -12,10 +15,47 @@ A rate far above the copy's comes from a cache that was not flushed, and is no c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
 CACHED_SHARE = 1.15
 """Of the copy's rate, above which data came from a cache: what reads twice as much as it writes reaches 1.06 on an H100
 and an H200."""
+
+
+FLOP_PER_S = "flop_per_s_"
+"""With a dtype after it the name of a calibration: the peak of that dtype."""
+
+
+class Bound(StrEnum):
+    """What the least time of a problem comes from."""
+
+    MEMORY = "memory"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class CeilingShare:
+    """How near a time is to the least that a problem can take."""
+
+    share: float
+    bound: Bound
+
+
+def ceiling_share(
+    time_us: float | None,
+    bytes_moved: int | None,
+    ceiling_gb_per_s: float | None,
+    flops: int | None = None,
+    flop_per_s: float | None = None,
+) -> CeilingShare | None:
+    """The share of the higher of both bounds; None where neither is known."""
+    found = []
+    if time_us and bytes_moved and ceiling_gb_per_s:
+        found.append(CeilingShare(gb_per_s(bytes_moved, time_us) / ceiling_gb_per_s, Bound.MEMORY))
+    if time_us and flops and flop_per_s:
+        found.append(CeilingShare(1e6 * flops / time_us / flop_per_s, Bound.COMPUTE))
+    return max(found, key=lambda one: one.share, default=None)
 
 
 def gb_per_s(bytes_moved: int, time_us: float) -> float:

@@ -130,7 +130,8 @@ class _Pinned(dict[Key, Any]):
         configs = self._configs.get(device, self._configs.get("", {}))
         first = next((self._read.evidence[key] for key in rows if key in self._read.evidence), "none given")
         where = device if configs else f"{device} (it has {', '.join(self._read.devices) or 'no device'})"
-        said = f"{len(configs)} keys for {where}; evidence of the first: {first}; unknown keys: {self._mode}"
+        keys = "1 key" if len(configs) == 1 else f"{len(configs)} keys"
+        said = f"{keys} for {where}; evidence of the first: {first}; unknown keys: {self._mode}"
         _logger.warning("%s is pinned to %s: %s", _name(self._autotuner), self._read.source, said)
         return configs
 

@@ -241,6 +241,8 @@ class Evidence:
     """What memory gives on the device: see :mod:`fp8tune.ceiling`."""
     copy_gb_per_s: float | None = None
     """The copy measured in the sweep that the row comes from."""
+    peak_flop_per_s: float | None = None
+    """The dense GEMM measured in that sweep, where the problem has ``flops``."""
     stage: str = "screen"
     """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
     screen_us: float | None = None

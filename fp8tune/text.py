@@ -7,9 +7,11 @@ import re
 SPEC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 """What a spec may call its kernel: names reach paths, tables and terminals."""
 
-KERNEL_NAME = re.compile(rf"_?{SPEC_NAME.pattern}|(?=.{{1,200}}\Z)[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
-"""What a kernel is called in rows: as its spec says, ``module:attribute`` where it was recorded, or its function's name
-where others published configs of it."""
+_PLACE = r"(?:[A-Za-z_][A-Za-z0-9_.]*|[A-Za-z0-9_./\-]+\.py)"
+
+KERNEL_NAME = re.compile(rf"_?{SPEC_NAME.pattern}|(?=.{{1,200}}\Z){_PLACE}:[A-Za-z_][A-Za-z0-9_.]*")
+"""What a kernel is called in rows: as its spec says, ``module:attribute`` or ``path.py:attribute`` where it was
+recorded, or its function's name where others published configs of it."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What an axis or a dim may be called."""

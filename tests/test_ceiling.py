@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s, gb_per_s, is_cached
+from fp8tune.ceiling import CACHED_SHARE, Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s, is_cached
 
 rates = st.floats(1e-3, 1e5)
 
@@ -20,3 +21,19 @@ def test_no_share_passes_1_unless_it_comes_from_a_cache(copy: float, kernels: li
     assert copy <= ceiling <= CACHED_SHARE * copy
     assert all(rate <= ceiling or is_cached(rate, copy) for rate in kernels)
     assert ceiling in (copy, *kernels)
+
+
+@given(rates, rates, st.integers(1, 10**12), st.integers(1, 10**15), st.floats(1.0, 1e16))
+def test_the_share_is_of_the_higher_bound(time_us: float, ceiling: float, moved: int, flops: int, peak: float) -> None:
+    found = ceiling_share(time_us, moved, ceiling, flops, peak)
+    memory_us, compute_us = moved / ceiling / 1e3, 1e6 * flops / peak
+    assert found is not None
+    assert found.share == pytest.approx(max(memory_us, compute_us) / time_us)
+    assert found.bound == ("memory" if found.share == gb_per_s(moved, time_us) / ceiling else "compute")
+
+
+def test_what_is_not_known_bounds_nothing() -> None:
+    assert ceiling_share(None, 1, 1.0, 1, 1.0) is None
+    assert ceiling_share(1.0, None, 1.0, 1, None) is None
+    assert ceiling_share(1.0, 3_000, 3.0) == ceiling_share(1.0, 3_000, 3.0, 1) == CeilingShare(1.0, Bound.MEMORY)
+    assert ceiling_share(2.0, 3_000, None, 1_000_000, 1e12) == CeilingShare(0.5, Bound.COMPUTE)

@@ -208,7 +208,7 @@ def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, cap
     kernel = tuner()
     fp8tune.pin(kernel, tmp_path, "strict")
     assert block(kernel) == 128
-    assert "1 keys for NVIDIA H200; evidence of the first: certified, 7.00 us; unknown keys: strict" in caplog.text
+    assert "1 key for NVIDIA H200; evidence of the first: certified, 7.00 us; unknown keys: strict" in caplog.text
 
 
 @pytest.mark.usefixtures("on_an_h200")
@@ -240,7 +240,7 @@ def test_a_file_a_module_and_a_folder_and_one_line_at_the_first_launch(tmp_path,
         (record,) = caplog.records
         assert (record.name, record.levelno) == ("fp8tune", logging.WARNING)
         assert "vendored_table" in record.message
-        assert "1 keys for NVIDIA H200; evidence of the first: measured 12.3 us; unknown keys: strict" in record.message
+        assert "1 key for NVIDIA H200; evidence of the first: measured 12.3 us; unknown keys: strict" in record.message
 
 
 def test_a_device_that_the_table_lacks_is_said(tmp_path, caplog, monkeypatch):

@@ -16,7 +16,7 @@ from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
 from fp8tune.bench.plain import expression
 from fp8tune.errors import UsageError
-from fp8tune.measure import edges, memory
+from fp8tune.measure import edges, memory, trial
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import Rule
@@ -53,6 +53,22 @@ class Copy(Arm):
         source = torch.randint(0, 255, (COPIED_BYTES,), dtype=torch.uint8, device=torch_device)
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
+
+
+@dataclass(frozen=True)
+class Gemm(Arm):
+    """The dense GEMM of :mod:`fp8tune.ceiling`."""
+
+    in_dtype: str
+
+    @property
+    def work(self) -> Work:
+        """Bytes of both inputs and the output, about."""
+        return Work(f"GEMM {self.in_dtype}", 6 * trial.GEMM_SIZE**2)
+
+    def launcher(self, torch_device: str) -> Callable[[], object]:
+        """Raises what torch raises where there is no GEMM of the dtype."""
+        return trial.gemm(self.in_dtype, torch_device)
 
 
 @dataclass(frozen=True)
@@ -162,10 +178,10 @@ class HostCall(Arm):
             x = torch.randn(64, 64, dtype=torch.bfloat16, device=torch_device)
             return lambda: torch.add(x, x)
         spec = load_spec(self.reference)
+        wrapper = public_wrapper(spec)
         inputs = spec.inputs(problems(spec, [HOST_ROW])[0], torch_device)
         if self.name == TORCHAO:
             return counterpart(spec.name, inputs).launch
-        wrapper = public_wrapper(spec)
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         return lambda: wrapper(*tensors)
 

@@ -16,6 +16,7 @@ from fp8tune.bench.kernel_contenders import (
     TORCH_COMPILE,
     TORCHAO,
     Copy,
+    Gemm,
     HostCall,
     KernelContender,
     exported_config,
@@ -23,9 +24,10 @@ from fp8tune.bench.kernel_contenders import (
 )
 from fp8tune.bench.options import AGAINST, BenchOptions
 from fp8tune.bench.warming import Compiled
-from fp8tune.ceiling import ceiling_gb_per_s, gb_per_s
+from fp8tune.ceiling import Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s
 from fp8tune.errors import unknown
 from fp8tune.measure.engine import Backend
+from fp8tune.measure.trial import GEMM_SIZE
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Problem
@@ -54,6 +56,10 @@ class Row:
     """Measured once a run."""
     timings: Mapping[str, Timing]
     """Contender -> its time, and how its output compares with the reference."""
+    flops: int | None = None
+    """Floating-point operations, where the kernel declares them."""
+    gemm: Timing | None = None
+    """The dense GEMM of its dtype, measured once a run."""
 
     @property
     def ours(self) -> Timing:
@@ -64,6 +70,11 @@ class Row:
     def gb_per_s(self) -> float | None:
         """Our rate, counting the least bytes; None where our output is wrong."""
         return gb_per_s(self.bytes_moved, self.ours.valid_us) if self.ours.valid_us else None
+
+    @property
+    def peak_flop_per_s(self) -> float | None:
+        """What the dense GEMM reached."""
+        return 2e6 * GEMM_SIZE**3 / self.gemm.valid_us if self.gemm and self.gemm.valid_us else None
 
     @property
     def is_wrong(self) -> bool:
@@ -93,12 +104,24 @@ class Ceiling:
         return cls(ceiling_gb_per_s(gb_per_s(2 * COPIED_BYTES, copy_us), rates))
 
     def time_us(self, row: Row) -> float | None:
-        """What the least bytes of a problem take at the ceiling."""
-        return row.bytes_moved / self.gb_per_s / 1e3 if self.gb_per_s else None
+        """The least that a problem can take: its bytes at the ceiling, or its operations at the peak."""
+        found = [row.bytes_moved / self.gb_per_s / 1e3] if self.gb_per_s else []
+        if row.flops and row.peak_flop_per_s:
+            found.append(1e6 * row.flops / row.peak_flop_per_s)
+        return max(found, default=None)
 
     def share(self, row: Row) -> float | None:
         """0.9 where our rate is 90 % of the ceiling."""
-        return row.gb_per_s / self.gb_per_s if row.gb_per_s and self.gb_per_s else None
+        found = self._of(row)
+        return found.share if found else None
+
+    def bound(self, row: Row) -> Bound | None:
+        """What the share is of."""
+        found = self._of(row)
+        return found.bound if found else None
+
+    def _of(self, row: Row) -> CeilingShare | None:
+        return ceiling_share(row.ours.valid_us, row.bytes_moved, self.gb_per_s, row.flops, row.peak_flop_per_s)
 
 
 @dataclass
@@ -184,8 +207,10 @@ def run(
     with Cells(backend, time_budget_s, clock) as cells:
         yield from warming.in_parallel(backend, wanted.compiled_first(backend.device), WARM_UP_WORKERS)
         copy: Timing | None = None
+        gemms: dict[str, Timing] = {}
         for reference, problems in wanted.problems.items():
-            kernel = Kernel(load_spec(reference).name)
+            spec = load_spec(reference)
+            kernel = Kernel(spec.name)
             refused: dict[str, Timing] = {}
             for problem in problems:
                 if cells.is_spent():
@@ -193,7 +218,11 @@ def run(
                 copy = copy or cells.in_rounds([Copy()])[Copy()]
                 if not kernel.rows:
                     yield kernel
-                kernel.rows.append(_row(cells, wanted.contenders(reference, problem, backend.device), refused, copy))
+                flops, gemm = spec.flops(problem.shape) if spec.flops else None, Gemm(problem.in_dtype)
+                if flops and gemm.in_dtype not in gemms:
+                    gemms[gemm.in_dtype] = cells.in_rounds([gemm])[gemm]
+                row = _row(cells, wanted.contenders(reference, problem, backend.device), refused, copy)
+                kernel.rows.append(replace(row, flops=flops, gemm=gemms.get(gemm.in_dtype)))
                 yield kernel.rows[-1]
             if not cells.is_spent():
                 for name in (name for name in HOSTS if name not in AGAINST or name in wanted.rivals):

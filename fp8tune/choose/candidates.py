@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fp8tune.ceiling import gb_per_s, is_cached
+from fp8tune.ceiling import Bound, CeilingShare, ceiling_share, gb_per_s, is_cached
 from fp8tune.choose.decision import (
     Decision,
     MeasuringPlan,
@@ -87,9 +87,19 @@ class Winner:
 
     @property
     def ceiling_share(self) -> float | None:
-        """Of :mod:`fp8tune.ceiling`, by the least bytes moved; None where the bytes or the ceiling are not known."""
-        moved, ceiling = self.evidence.bytes_moved, self.evidence.ceiling_gb_per_s
-        return gb_per_s(moved, self.time_us) / ceiling if moved and ceiling else None
+        """Of :mod:`fp8tune.ceiling`; None where it is not known."""
+        return self._of_ceiling.share if self._of_ceiling else None
+
+    @property
+    def bound(self) -> Bound | None:
+        """What the share is of; None where it is not known."""
+        return self._of_ceiling.bound if self._of_ceiling else None
+
+    @property
+    def _of_ceiling(self) -> CeilingShare | None:
+        found = self.evidence
+        known = (found.bytes_moved, found.ceiling_gb_per_s, found.flops, found.peak_flop_per_s)
+        return ceiling_share(self.time_us, *known)
 
 
 @dataclass(frozen=True, eq=False)

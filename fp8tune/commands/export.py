@@ -49,6 +49,14 @@ class ExportOptions:
         ),
     ] = None
     device: Annotated[str | None, Option("--device", "With --for: the device, where an arch has several.")] = None
+    sizes: Annotated[
+        tuple[str, ...],
+        Option(
+            "--size",
+            "With --for json or vllm: what a size of their file names is, NAME=DIM or NAME=NUMBER, such as "
+            "M=num_tokens or E=8. Repeatable.",
+        ),
+    ] = ()
     within: Annotated[
         float | None,
         Option("--within", "With --for diff: what no problem may lose by having fewer configs.", "2%", parse=percent),
@@ -84,6 +92,7 @@ def export(options: ExportOptions) -> None:
         return
     given = {
         "--device": options.device is not None,
+        "--size": bool(options.sizes),
         "--within": options.within is not None,
         "--dry": options.dry,
         "--json": options.json,
@@ -141,7 +150,7 @@ DEFAULT_WITHIN = 0.02
 
 def _export_for(options: ExportOptions, name: str) -> None:
     from fp8tune.export import files
-    from fp8tune.export.formats import diff
+    from fp8tune.export.formats import by_size, diff
     from fp8tune.export.formats.known import DIFF, known
     from fp8tune.export.given import File, given_for
     from fp8tune.render import given as render_given
@@ -152,6 +161,8 @@ def _export_for(options: ExportOptions, name: str) -> None:
     wanted = known(name)
     if options.prune:
         raise UsageError("--prune is for the table: leave it out with --for")
+    if options.sizes and not wanted.takes_sizes:
+        raise UsageError(f"--size is for --for json and vllm: the files of --for {name} are not named by sizes")
     if options.within is not None and name != DIFF:
         raise UsageError(f"--within is for --for diff: --for {name} has a config for each key")
     if len(options.kernels) != 1:
@@ -181,7 +192,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
         ]
     else:
         folder = output or Path()
-        made = wanted.write(given, notice)
+        made = wanted.write(given, notice, by_size.sizes(options.sizes))
         if not made:
             raise UsageError(f"{kernel} has no pick that --for {name} could hold")
     placed = files.placed(made, folder)

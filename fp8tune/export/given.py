@@ -190,6 +190,7 @@ def _tuned(store: Store, found: Candidates, launch: Launch | None, recorded: Ker
     winner, pick = found.winner, found.pick
     assert pick.config is not None  # usable ones name it
     is_published = found.kind is Kind.PUBLISHED
+    subject = None if pick.version is None else Subject(pick.version, found.device, found.kind, found.problem)
     return Tuned(
         problem=found.problem,
         lookup_key=pick.lookup_key or NamedInts(),
@@ -197,19 +198,18 @@ def _tuned(store: Store, found: Candidates, launch: Launch | None, recorded: Ker
         launch_config=launched(recorded, pick.config),
         time_us=winner.time_us,
         times_us=found.times_us,
-        evidence=_evidence(found),
+        evidence=_evidence(found, store.commit(subject) if subject else ""),
         verdict=winner.verdict or "",
         launch=launch,
-        failures={} if is_published or pick.version is None else _failures(store, found),
+        failures={} if is_published or subject is None else _failures(store, subject, found),
         is_published=is_published,
+        check=pick.check,
         slowdowns=found.slowdowns,
     )
 
 
-def _failures(store: Store, found: Candidates) -> dict[NamedInts, tuple[str, str]]:
-    version = found.entries[0].version
-    assert version is not None
-    outcomes = store.tally(Subject(version, found.device, found.kind, found.problem)).outcomes
+def _failures(store: Store, subject: Subject, found: Candidates) -> dict[NamedInts, tuple[str, str]]:
+    outcomes = store.tally(subject).outcomes
     return {
         config: (str(outcome.status), outcome.reason)
         for config, outcome in sorted(outcomes.items(), key=lambda item: item[0].canonical)
@@ -217,8 +217,8 @@ def _failures(store: Store, found: Candidates) -> dict[NamedInts, tuple[str, str
     }
 
 
-def _evidence(found: Candidates) -> str:
-    """``certified, 12.34 us, 6 processes, NVIDIA H200, driver 580.1, triton 3.6.0, code 0123456789abcdef``."""
+def _evidence(found: Candidates, commit: str) -> str:
+    """``certified, 12.34 us, 6 processes, NVIDIA H200, driver 580.1, triton 3.6.0, commit c0ffee, code 0123abcd``."""
     winner, device = found.winner, found.device
     pick = winner.evidence
     said = [
@@ -228,6 +228,7 @@ def _evidence(found: Candidates) -> str:
         device.name or device.arch,
         f"driver {device.driver}" if device.driver else "",
         f"triton {device.triton}" if device.triton else "",
+        f"commit {commit}" if commit else "",
         f"code {pick.version.source_hash}" if pick.version else "",
     ]
     return visible(", ".join(filter(None, said)))

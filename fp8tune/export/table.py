@@ -348,7 +348,8 @@ def _regret(regret: Regret) -> Mapping[str, object]:
 
 
 def _problem(problem: Problem) -> Mapping[str, object]:
-    return {"shape": dict(problem.shape), "routing": problem.routing, "input_layout": problem.input_layout}
+    dtype = {"in_dtype": problem.in_dtype} if problem.in_dtype != "bfloat16" else {}
+    return {"shape": dict(problem.shape), "routing": problem.routing, "input_layout": problem.input_layout, **dtype}
 
 
 def _rounded(share: float | None, digits: int = 4) -> float | None:

@@ -74,6 +74,8 @@ class KernelArm(Arm):
     key: NamedInts = field(default_factory=NamedInts)
     """The lookup key of the problem."""
     bytes_moved: int = 0
+    flops: int | None = None
+    """Floating-point operations, where the kernel declares them."""
 
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:

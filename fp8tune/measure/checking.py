@@ -149,7 +149,7 @@ class Tensors:
     @property
     def in_a_row_bytes(self) -> int:
         """What a launch in a row moves, as :data:`IN_A_ROW_BYTES` counts it."""
-        own = sum(each.nbytes for each in (*self.inputs, *self.outputs) if _is_tensor(each))
+        own = sum(int(each.nbytes) for each in (*self.inputs, *self.outputs) if _is_tensor(each))
         return own if self._rule.tolerance is None else 16 * own
 
     def poison(self, number: int = 0) -> None:
@@ -167,7 +167,8 @@ class Tensors:
         for index, output in enumerate(self.outputs):
             wrong = self._rule.difference(output, self.expected[index]) if self.expected else None
             if wrong := wrong or guards.overwritten(output):
-                return f"output {index}: {wrong} on {self._place}"
+                first = " disagrees with the first config" if getattr(self.spec, "agrees", False) else ""
+                return f"output {index}{first}: {wrong} on {self._place}"
         return None
 
     def _spoil(self, number: int) -> None:

@@ -33,7 +33,7 @@ class Rule:
     @classmethod
     def of(cls, spec: KernelSpec) -> Rule:
         """The rule that a spec declares."""
-        return cls(spec.check != "exact", spec.tolerance if spec.check == "tolerance" else None)
+        return cls(spec.check != "exact" or bool(spec.recorded), spec.tolerance if spec.check == "tolerance" else None)
 
     def difference(self, output: Any, expected: Any) -> str | None:
         """What is wrong with an output, with the place and the values of an element; None where all is right."""

@@ -78,6 +78,18 @@ class CopyCeiling:
     gb_per_s: float
 
 
+@dataclass(frozen=True)
+class ComputeCeiling:
+    """What a dense GEMM of an input dtype reaches on the device."""
+
+    in_dtype: str
+    flop_per_s: float
+
+
+Screened = CopyCeiling | ComputeCeiling | CompileProgress | tuple[int, Outcome]
+"""What a screen gives: ceilings, how far the compilers are, and the number of an arm with its outcome."""
+
+
 class Backend(Protocol):
     """Where arms run: a GPU, Triton's interpreter, the compiler alone, or a simulated GPU."""
 
@@ -96,9 +108,7 @@ class Backend(Protocol):
         """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next."""
         ...
 
-    def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place]
-    ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:
+    def screen(self, arms: Sequence[KernelArm], places: Sequence[Place]) -> Iterator[Screened]:
         """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
 
         What is compiled is timed while the rest still compiles.

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from fp8tune.measure import checking, device, kept, machine, timing
 from fp8tune.measure.arms import Arm, KernelArm
@@ -27,6 +27,10 @@ from fp8tune_kernels.spec import Edge
 Clock = Callable[[Callable[[], object], float | None], timing.Samples]
 """(launch, microseconds above which it is too slow to be worth a whole block) -> a block, as of
 :func:`fp8tune.measure.timing.block`."""
+
+
+GEMM_SIZE = 8192
+"""M, N and K of the GEMM that stands for what the device computes."""
 
 
 @cache
@@ -46,6 +50,28 @@ def copy_ceiling_gb_per_s() -> float:
         target.copy_(source)
 
     return 2 * source.numel() / block_value(timing.block(copy).samples_us) / 1e3
+
+
+def gemm_flop_per_s(in_dtype: str) -> float:
+    """What a dense GEMM of 8192 x 8192 x 8192 reaches, in flop/s. Raises where there is none of the dtype."""
+    return 2e6 * GEMM_SIZE**3 / block_value(timing.block(gemm(in_dtype, "cuda")).samples_us)
+
+
+def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:
+    """Multiplies two random matrices of a dtype; float32 without TF32."""
+    import torch
+
+    dtype = getattr(torch, in_dtype)
+    first, second = (torch.randn(2, GEMM_SIZE, GEMM_SIZE, device=torch_device) * 10).to(dtype)
+    if dtype == torch.int8:
+        return partial(torch._int_mm, first, second.T)
+    if dtype.itemsize == 1:
+        if dtype == torch.float8_e5m2:  # two of them have no GEMM
+            second = second.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=torch_device)
+        return partial(torch._scaled_mm, first, second.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    torch.set_float32_matmul_precision("highest")
+    return partial(torch.mm, first, second)
 
 
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:

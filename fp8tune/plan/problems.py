@@ -10,6 +10,8 @@ import itertools
 import keyword
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.records import NamedInts, Problem
@@ -82,7 +84,7 @@ def problems(
     problem for this kernel.
     """
     if spec.recorded:
-        return list(spec.recorded)
+        return [replace(problem, seed=seed) for problem in spec.recorded]
     in_dtypes = spec.in_dtypes if in_dtype is None else (in_dtype,)
     mode = (scale_mode or spec.scale_modes[0]) if spec.scale_modes else ""
     for what, name, names in (
@@ -169,16 +171,29 @@ def _checked(spec: KernelSpec, shape: object) -> NamedInts:
 def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
     """The grid on one problem: config -> the hardware reason why it is pruned, empty for one that is tried.
 
-    The declared default comes first, then the product of ``axes`` in declaration order. The default is never pruned,
-    because users get it where the table is silent. ``limits`` None prunes nothing.
+    The declared default comes first, then the product of ``axes`` in declaration order; of a spec that lists its
+    configs those, and each with every value of an axis that was widened. The default is never pruned, because users get
+    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes nothing else.
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
-    grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    if spec.configs:
+        grid = _widened(spec, axes)
+    else:
+        grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     found = dict.fromkeys([default, *grid], "")
     for config in found:
-        if limits is not None and config != spec.default:
-            found[config] = spec.invalid(config, problem.shape, limits) or ""
+        if spec.recorded or (limits is not None and config != spec.default):
+            # what a recorded kernel prunes it prunes everywhere: no limits are looked at
+            found[config] = spec.invalid(config, problem.shape, cast(DeviceLimits, limits)) or ""
     return found
+
+
+def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
+    """The declared configs, then each of them with every value of the axes that are not as declared."""
+    given = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
+    product = itertools.product(*given.values())
+    changed = [dict(zip(given, values, strict=True)) for values in product] if given else []
+    return [*spec.configs, *(NamedInts({**config, **other}) for config in spec.configs for other in changed)]
 
 
 def interpreter_configs(
@@ -192,7 +207,16 @@ def interpreter_configs(
     if strange := [problem for problem in small if not isinstance(problem, Problem)]:
         raise UsageError(f"scaled_down of kernel {spec.name!r} gives {strange[0]!r:.80}: return a Problem")
     block_sizes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
-    return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
+    if not spec.configs:
+        return {problem: configs(spec, problem, block_sizes, limits=None) for problem in small}
+    found: dict[Problem, dict[NamedInts, str]] = {}
+    for problem in small:
+        blocks: dict[NamedInts, NamedInts] = {}
+        of = configs(spec, problem, axes, limits=None)
+        for config in of:
+            blocks.setdefault(NamedInts([one for one in config.items() if one[0] not in LAUNCH_OPTIONS]), config)
+        found[problem] = {config: of[config] for config in blocks.values()}
+    return found
 
 
 def seed_text(problem: Problem) -> str:

@@ -45,6 +45,12 @@ class Entry:
     refusal: str = ""
     compiled: Any = None
     samples: times.Samples = field(default_factory=times.Samples)
+    signature: Hashable = None
+    following: Any = None
+    """What was launched next the last time: most programs repeat themselves."""
+
+    def __post_init__(self) -> None:
+        self.following = self
 
 
 class Launched:
@@ -57,9 +63,11 @@ class Launched:
         self.names: tuple[str, ...] = tuple(kernel.arg_names)
         self.signatures = Signatures(self.names)
         self.entries: dict[Hashable, Entry] = {}
+        self.last = Entry(signature=object())  # equal to no launch
         self.tuning_s = 0.0
         self.by_torch_compile = False
         self._place: tuple[str, str] | None = None
+        self._script: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when Python ends
         self._usages: dict[int, Usage] = {}
         self._heuristics = {
             name: rule
@@ -67,7 +75,7 @@ class Launched:
             if type(one).__name__ == "Heuristics"
             for name, rule in one.values.items()
         }
-        jitted = next(one for one in chain(kernel) if one.__class__.__name__ in ("JITFunction", "InterpretedFunction"))
+        jitted = [one for one in chain(kernel) if one is not self.function][-1]
         self._constexprs = _constexprs(jitted, self.function)
         self._defaults = _defaults(self.function)
 
@@ -91,16 +99,18 @@ class Launched:
         """Calls like this one are counted and launched, no more."""
         entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=_reason(error)))
         entry.count += 1
-        self.signatures.of[(len(args), *kwargs)] = lambda args, kwargs: NEVER
+        self.signatures.refuse(args, kwargs, NEVER)
 
     def _refuse(self, entry: Entry, error: Exception) -> None:
         entry.due, entry.refusal = NEVER, _reason(error)
 
     def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
-        signature = self.signatures.add(args, kwargs)(args, kwargs)
+        if kwargs.get("warmup"):
+            raise WarmsUp
+        signature = self.signatures.add(args, {"warmup": False, **kwargs})(args, {"warmup": False, **kwargs})
         entry = self.entries.get(signature)
         if entry is None and len(self.entries) < MOST_LAUNCHES:
-            entry = self.entries[signature] = Entry()
+            entry = self.entries[signature] = Entry(signature=signature)
             if len(self.entries) % MANY_VALUES == 0:
                 self._ignore_numbers()
         elif entry is None:
@@ -222,7 +232,7 @@ class Launched:
         except Unrecordable as error:
             recorded, skipped = (), {**skipped, str(error): sum(entry.count for entry in entries)}
         if self._place is None:  # once: all modules may be searched
-            self._place = _place(self.kernel)
+            self._place = _place(self.kernel, self._script)
         name, refusal = self._place
         return Kernel(
             name,
@@ -276,8 +286,11 @@ def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
 
 
-def _place(kernel: Any) -> tuple[str, str]:
-    """The name that a kernel can be imported by, else its qualified name and why it cannot be."""
+def _place(kernel: Any, script: str | None) -> tuple[str, str]:
+    """The name that a kernel can be imported by, else its qualified name and why it cannot be.
+
+    ``script``: the file of ``__main__``.
+    """
     name, function = attribute_of(kernel), python_function(kernel)
     if name is None:
         qualified = function.__qualname__
@@ -290,12 +303,10 @@ def _place(kernel: Any) -> tuple[str, str]:
     module, _, attribute = name.partition(":")
     if module != "__main__":
         return name, ""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    if file is None or not _is_guarded(Path(file)):
+    if script is None or not _is_guarded(Path(script)):
         return name, 'defined in __main__: move it to a module, or the program under if __name__ == "__main__"'
-    spec = getattr(main, "__spec__", None)
-    return (f"{spec.name}:{attribute}" if spec else f"{Path(file).absolute()}:{attribute}"), ""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return (f"{spec.name}:{attribute}" if spec else f"{Path(script).absolute()}:{attribute}"), ""
 
 
 def _is_guarded(script: Path) -> bool:

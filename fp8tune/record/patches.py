@@ -64,7 +64,11 @@ def _recording(original: Callable[..., Any], current: process.Process, of: Calla
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             launched = launched_by_id[id(self)]
-            entry = launched.entries[launched.signatures.of[(len(args), *kwargs)](args, kwargs)]
+            signature = launched.signatures.of(args, kwargs)
+            entry = launched.last.following
+            if entry.signature != signature:
+                entry = launched.last.following = launched.entries[signature]
+            launched.last = entry
             count = entry.count + 1
             if is_counted := count < entry.due:
                 entry.count = count

@@ -98,8 +98,10 @@ class Process:
 
     def recording(self) -> Recording:
         """All of this process."""
-        inner = {id(one) for launched in list(self.launched.values()) for one in list(chain(launched.kernel))[1:]}
-        kernels = [launched.document() for launched in list(self.launched.values()) if id(launched.kernel) not in inner]
+        every = list(self.launched.values())
+        inner = {id(one) for launched in every if launched.is_autotuned for one in list(chain(launched.kernel))[1:]}
+        # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
+        kernels = [one.document() for one in every if not (one.is_autotuned and id(one.kernel) in inner)]
         device, arch = _device()
         return Recording(
             device=device, arch=arch, torch=_version("torch"), triton=_version("triton"), kernels=tuple(kernels)

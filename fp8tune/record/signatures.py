@@ -26,46 +26,51 @@ class Signatures:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._ignored: set[str] = set()
-        self._variants: dict[Hashable, dict[Hashable, Signature]] = {}
-        self.of: dict[Hashable, Signature] = {}
-        """(number of positional arguments, names of keywords) -> signature function."""
+        self._variants: dict[Hashable, Signature] = {}
+        self.of: Signature = _unknown
+        """The signature function for all calls so far; raises for a call of another kind."""
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-        """The signature function of a call that has none, or whose arguments are of other kinds."""
-        form, kinds = (len(args), *kwargs), _types(args, kwargs)
-        variants = self._variants.setdefault(form, {})
-        if kinds not in variants:
-            variants[kinds] = _compiled(args, kwargs, self._names, self._ignored)
-        distinct = set(map(_source, variants.values()))
-        self.of[form] = variants[kinds] if len(distinct) == 1 else _by_types(variants)
-        return variants[kinds]
+        """The signature function of a call that has none."""
+        kinds = _kinds(args, kwargs)
+        if kinds not in self._variants:
+            self._variants[kinds] = _compiled(args, kwargs, self._names, self._ignored)
+        texts = {signature.__doc__ for signature in self._variants.values()}
+        self.of = self._variants[kinds] if len(texts) == 1 else _by_kinds(self._variants)
+        return self._variants[kinds]
+
+    def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Hashable) -> None:
+        """Give calls like this one all the same signature."""
+        self._variants[_kinds(args, kwargs)] = lambda args, kwargs: signature
+        self.of = _by_kinds(self._variants)
 
     def ignore(self, names: Collection[str]) -> None:
         """No longer tell launches apart by these arguments."""
         self._ignored.update(names)
         self._variants.clear()
-        self.of.clear()
+        self.of = _unknown
 
 
-def _types(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    return tuple(map(type, args)), tuple(map(type, kwargs.values()))
+def _unknown(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    raise KeyError
 
 
-def _by_types(variants: Mapping[Hashable, Signature]) -> Signature:
-    return lambda args, kwargs: variants[tuple(map(type, args)), tuple(map(type, kwargs.values()))](args, kwargs)
+def _kinds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    return (*map(type, args), *kwargs, *map(type, kwargs.values()))
 
 
-def _source(signature: Signature) -> str:
-    return signature.__doc__ or ""
+def _by_kinds(variants: Mapping[Hashable, Signature]) -> Signature:
+    return lambda args, kwargs: variants[_kinds(args, kwargs)](args, kwargs)
 
 
 def _compiled(
     args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], ignored: Collection[str]
 ) -> Signature:
     """The function for calls like this one."""
-    lines, parts, addresses = [], [], []
-    if args:
-        lines.append(f"{', '.join(f'a{index}' for index in range(len(args)))}, = args")
+    lines = ["if kwargs['warmup']: raise WarmsUp", f"if len(kwargs) != {len(kwargs)}: raise KeyError"]
+    parts: list[str] = []
+    addresses: list[str] = []
+    lines.append(f"{', '.join(f'a{index}' for index in range(len(args)))}, = args" if args else "() = args")
     given = [(f"a{index}", names[index], value) for index, value in enumerate(args)]
     for index, (name, value) in enumerate(kwargs.items()):
         if name not in NO_PARAMETERS:
@@ -75,21 +80,24 @@ def _compiled(
         if is_descriptor(value):
             parts += [f"{variable}.base.dtype", f"tuple({variable}.shape)", f"tuple({variable}.strides)"]
             parts.append(f"tuple({variable}.block_shape)")
-            addresses.append(f"{variable}.base.data_ptr()")
+            lines.append(f"p{len(addresses)} = {variable}.base.data_ptr()")
         elif is_tensor(value):
             parts += [f"{variable}.dtype", f"{variable}.shape", f"{variable}.is_contiguous() or {variable}.stride()"]
-            addresses.append(f"{variable}.data_ptr()")
+            lines.append(f"p{len(addresses)} = {variable}.data_ptr()")
         elif name not in ignored:
             parts.append(variable)
-    if addresses:
-        lines.append(f"p = ({', '.join(addresses)},)")
-        either = " | ".join(f"p[{index}]" for index in range(len(addresses)))
-        # all aligned and all apart, as nearly always, or else how each is aligned and which begin at the same address
-        parts.append(f"not ({either}) & 15 or tuple([x & -x & 15 for x in p])")
-        parts.append(f"len({{*p}}) == {len(addresses)} or tuple(map(p.index, p))")
-    body = "\n    ".join(
-        ["if kwargs.get('warmup'): raise WarmsUp", *lines, f"return ({', '.join(parts)},)" if parts else "return ()"]
-    )
+            continue
+        else:
+            continue
+        addresses.append(f"p{len(addresses)}")
+    if addresses:  # all aligned and all apart, as nearly always, or how each is aligned and which begin together
+        all_of_them = ", ".join(addresses)
+        parts.append(f"({' | '.join(addresses)}) & 15 and tuple([x & -x & 15 for x in ({all_of_them},)])")
+    if len(addresses) > 1:
+        parts.append(
+            f"len({{{all_of_them}}}) == {len(addresses)} or tuple(map(({all_of_them},).index, ({all_of_them},)))"
+        )
+    body = "\n    ".join([*lines, f"return ({', '.join(parts)},)" if parts else "return ()"])
     source = f"def signature(args, kwargs):\n    {body}\n"
     scope: dict[str, Any] = {"WarmsUp": WarmsUp}
     exec(source, scope)

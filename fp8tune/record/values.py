@@ -78,10 +78,11 @@ def attribute_of(kernel: Any) -> str | None:
     """``module:attribute`` of the module that holds the kernel, or a decorator around it. None where no module does."""
     function = python_function(kernel)
     own = sys.modules.get(function.__module__)
+    interface = sys.modules["triton.runtime.jit"].KernelInterface
     others = (module for module in list(sys.modules.values()) if module is not own)
     for module in (own, *others):
         names = getattr(module, "__dict__", {})
-        for name in (function.__name__, *list(names)):
-            if name in names and any(one is kernel for one in chain(names[name])):
+        for name, value in [(function.__name__, names.get(function.__name__)), *list(names.items())]:
+            if interface in type(value).__mro__ and any(one is kernel for one in chain(value)):
                 return f"{names['__name__']}:{name}"
     return None

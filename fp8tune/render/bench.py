@@ -78,7 +78,8 @@ def _invalid(timing: Timing) -> str:
 
 
 def _shape(row: Row) -> str:
-    return f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 
 def _below(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Iterator[str]:

@@ -12,7 +12,7 @@ from fp8tune.records import Device, Problem
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, html_text, left, markdown_text, print_parts, right
-from fp8tune.render.terminal import print_json, slower, times
+from fp8tune.render.terminal import kernel_name, print_json, slower, times
 from fp8tune.stats import Estimate
 
 LEGEND = (
@@ -37,7 +37,7 @@ def print_comparison(comparison: Comparison, output_format: str) -> None:
 def _reports(comparison: Comparison, header: Callable[[str], str] = str) -> Iterator[Report[ComparedRow]]:
     """A table a device."""
     columns: list[Column[ComparedRow]] = [
-        left("Kernel", lambda row: row.kernel),
+        left("Kernel", lambda row: kernel_name(row.kernel)),
         left("Shape", lambda row: _problem(row.problem)),
         right("Before (us)", lambda row: _microseconds(row.before_us)),
         right("After (us)", lambda row: _microseconds(row.after_us)),
@@ -110,7 +110,7 @@ def _problem(problem: Problem | None) -> str:
         return ""
     usual = Problem(problem.kernel, problem.shape)
     named = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
-    unusual = [getattr(problem, name) for name in named if getattr(problem, name) != getattr(usual, name)]
+    unusual = [value for name in named if (value := getattr(problem, name)) not in ("", getattr(usual, name))]
     return ", ".join([str(problem.shape), *unusual])
 
 

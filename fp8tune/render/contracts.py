@@ -49,7 +49,8 @@ def _device(device: Device, *versions: str) -> Object:
 
 
 def _problem(problem: Problem, *more: str) -> Object:
-    return _fields(problem, "shape", "routing", "input_layout", *more)
+    fields = _fields(problem, "shape", "routing", "input_layout", *more)
+    return {name: None if value == "" else value for name, value in fields.items()}
 
 
 def _subject(found: Row | Winner | Subject, *more: str) -> Object:
@@ -84,6 +85,12 @@ def winner(pick: Winner) -> Object:
         "source": pick.evidence.source or None,
         **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
     }
+
+
+def bounded_winner(pick: Winner) -> Object:
+    """The same where some kernel declares its operations or another check than ``exact``. ``bound`` is memory or
+    compute: what ``ceiling_share`` is a share of."""
+    return {**winner(pick), **_fields(pick, "bound"), **_fields(pick.evidence, "flops", "peak_flop_per_s", "check")}
 
 
 def tally(found: Tally) -> Object:
@@ -240,6 +247,9 @@ def bench_row(row: BenchRow, ceiling: Ceiling) -> Object:
         "ceiling_us": ceiling.time_us(row),
         "ceiling_gb_per_s": ceiling.gb_per_s,
         "ceiling_share": ceiling.share(row),
+        "bound": ceiling.bound(row),
+        "flops": row.flops,
+        "peak_flop_per_s": row.peak_flop_per_s,
         "ceiling_reason": row.copy.reason,
         "rivals": {
             name: {
@@ -321,7 +331,10 @@ def compared(row: ComparedRow) -> Object:
     problem = row.problem
     return {
         **_fields(row, "kernel", "arch", "shape", "before_us", "after_us", "ratio", "verdict"),
-        **{name: getattr(problem, name) if problem else None for name in ("routing", "input_layout", "scale_mode")},
+        **{
+            name: getattr(problem, name) or None if problem else None
+            for name in ("routing", "input_layout", "scale_mode")
+        },
         "device": row.device.name if row.device else None,
         "reason": row.reason,
         "interval": list(row.effect.interval) if row.effect else None,

@@ -12,7 +12,7 @@ from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
 from fp8tune.records import Code, Evidence, Kind, Published
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
-from fp8tune.render.terminal import microseconds, print_csv, print_json, slower, times
+from fp8tune.render.terminal import kernel_name, microseconds, print_csv, print_json, slower, times
 
 LISTED = 10
 """Configs of a kernel that was only compiled that are printed; JSON has all."""
@@ -33,7 +33,7 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
     other = ", other implementation" if all_candidates[0].kind is Kind.PUBLISHED else ""
     yield f"best single config: {best.config}; worst slowdown {best.worst_slowdown:.3f}{other}"
     columns: list[Column[Candidates]] = [
-        left("shape", lambda row: f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")),
+        left("shape", _shape),
         left("routing", lambda row: row.problem.routing),
         right("us", lambda row: microseconds(row.times_us[best.config])),
         right("best us", lambda row: microseconds(min(row.times_us.values()))),
@@ -41,6 +41,11 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
     ]
     timed = [candidates for candidates in all_candidates if best.config in candidates.times_us]
     yield Report("what it loses on each shape that it was timed on", columns, timed)
+
+
+def _shape(row: Candidates) -> str:
+    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 
 def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
@@ -51,7 +56,7 @@ def print_conflicts(conflicts: Sequence[Conflict], output_format: str) -> None:
         return lambda line: text(line[0]) if line[1] is line[0].rows[0] else ""
 
     columns: list[Column[tuple[Conflict, Evidence]]] = [
-        left("kernel", of_first(lambda conflict: conflict.problem.kernel)),
+        left("kernel", of_first(lambda conflict: kernel_name(conflict.problem.kernel))),
         left("shape", of_first(lambda conflict: str(conflict.problem.shape))),
         right("ratio", of_first(lambda conflict: f"{conflict.ratio:.2f}")),
         right("us", lambda line: microseconds(value_us(line[1]))),
@@ -125,7 +130,7 @@ def _published(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
 def print_compiled(rows: Sequence[CompiledKernel], output_format: str) -> None:
     """What was compiled for each arch, and the config that suits it best."""
     columns: list[Column[CompiledKernel]] = [
-        left("kernel", lambda row: row.kernel),
+        left("kernel", lambda row: kernel_name(row.kernel)),
         left("arch", lambda row: row.arch),
         right("compile", lambda row: str(len(row.fitting))),
         right("spill", lambda row: str(row.spilling)),

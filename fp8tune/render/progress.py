@@ -14,7 +14,7 @@ from rich.table import Column
 
 from fp8tune import records
 from fp8tune.measure.engine import CompileProgress
-from fp8tune.render.terminal import microseconds
+from fp8tune.render.terminal import kernel_name, microseconds
 from fp8tune.sweep import events
 from fp8tune.text import visible
 
@@ -106,9 +106,9 @@ class SweepProgress(Display):
                 origin = "calibrated" if is_calibrated else "defaults, fp8tune calibrate measures this device"
                 self.line(f"finals of {problems} problems: {processes} processes, {plan.rounds} rounds ({origin})")
             case events.NoFinals(problem, reason):
-                self.line(f"  no finals: {problem.kernel} {problem.shape}: {reason}")
+                self.line(f"  no finals: {kernel_name(problem.kernel)} {problem.shape}: {reason}")
             case CompileProgress(problem, done, total):
-                text = f"{problem.kernel} {problem.shape}: compiling {done}/{total}"
+                text = f"{kernel_name(problem.kernel)} {problem.shape}: compiling {done}/{total}"
                 self._update(text, f"compiled {problem}" if done == total else "")
             case events.TrialDone(row, from_database):
                 self._trial(row, from_database)
@@ -129,12 +129,12 @@ class SweepProgress(Display):
         if outcome.time_us is not None and (best is None or outcome.time_us < best[0]):
             self._best[problem] = best = (outcome.time_us, str(row.config))
         if failed and not from_database:
-            self.line(f"  {outcome.status}: {problem.kernel} {row.config}: {outcome.reason}")
+            self.line(f"  {outcome.status}: {kernel_name(problem.kernel)} {row.config}: {outcome.reason}")
         said = f"  best {microseconds(best[0])} us  {best[1]}" if best else ""
         is_first = not from_database and problem not in self._problems
         if is_first:
             self._problems.add(problem)
-        self._update(f"{problem.kernel} {problem.shape}{said}", str(problem) if is_first else "")
+        self._update(f"{kernel_name(problem.kernel)} {problem.shape}{said}", str(problem) if is_first else "")
 
     def _update(self, text: str, phase: str) -> None:
         """The pace is that of trials run so far: compiling and stored rows tell nothing of what is left."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fp8tune.records import Outcome, Problem
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
+from fp8tune.render.terminal import kernel_name
 from fp8tune.store.results import Tally
 
 
@@ -44,7 +45,7 @@ def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
         return right(name, lambda tally: str(contracts.tally(tally)[name]))
 
     columns: list[Column[Tally]] = [
-        left("kernel", lambda tally: tally.subject.problem.kernel),
+        left("kernel", lambda tally: kernel_name(tally.subject.problem.kernel)),
         left("arch", lambda tally: tally.subject.device.arch),
         left("kind", lambda tally: str(tally.subject.kind)),
         left("problem", lambda tally: _named(tally.subject.problem)),
@@ -57,7 +58,8 @@ def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
 
 
 def _named(problem: Problem) -> str:
-    return f"{problem.shape} {problem.routing}".removesuffix(" none")
+    named = f"{problem.shape} {problem.routing}".removesuffix(" none")
+    return f"{named} {problem.in_dtype}".removesuffix(" bfloat16")
 
 
 def _first(tally: Tally) -> str:

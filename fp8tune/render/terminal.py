@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from fp8tune.redaction import redacted
 from fp8tune.text import quoted_formula
 from fp8tune.text import visible as visible
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES
 
 
 def notice(*lines: str) -> None:
@@ -45,6 +46,23 @@ def _csv_cell(value: object) -> object:
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     return quoted_formula(value) if isinstance(value, str) else value
+
+
+LONGEST_NAME = 40
+"""Characters of a kernel's name in a table; JSON has all."""
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's name, cut on the left where it is long: what tells ``module.sub:attr`` apart stands at its end."""
+    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
+
+
+def lookup_key(key: Mapping[str, int]) -> str:
+    """A lookup key with its dtype by name: ``K=4096 in_dtype=float16``."""
+    return " ".join(
+        f"{name}={DTYPES[value] if name == DTYPE_FLAG and value < len(DTYPES) else value}"
+        for name, value in key.items()
+    )
 
 
 # Numbers. No number is an empty text

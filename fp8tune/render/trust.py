@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fp8tune.export.merging import described
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.render.terminal import slower
+from fp8tune.render.terminal import kernel_name, lookup_key, slower
 
 if TYPE_CHECKING:
     from fp8tune.check.lint import LintPlan, VariationResult
@@ -32,7 +32,7 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
         return slower(regret.worst_slowdown)
 
     columns: list[Column[TableRow]] = [
-        left("kernel", lambda row: row.kernel),
+        left("kernel", lambda row: kernel_name(row.kernel)),
         left("device", lambda row: row.device or "any"),
         left("for any other shape", lambda row: str(row.config)),
         right("measured on", lambda row: str(len(row.problems))),
@@ -80,7 +80,7 @@ def export_notices(notices: Sequence[str], verbose: bool) -> list[str]:
 def print_lint(plan: LintPlan, report: LintReport, output_format: str) -> None:
     """Every variation with what the pick loses on it, as a table or JSON."""
     columns: list[Column[VariationResult]] = [
-        left("key", lambda row: str(row.subject.key)),
+        left("key", lambda row: lookup_key(row.subject.key)),
         left("varied", lambda row: row.variation.argument),
         left("to", lambda row: str(contracts.varied_to(row))),
         left("the key's pick", lambda row: str(row.pick)),

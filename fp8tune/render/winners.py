@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
+from fp8tune.ceiling import Bound
 from fp8tune.choose.candidates import Winner
 from fp8tune.records import NamedInts
 from fp8tune.render import contracts
@@ -23,7 +24,10 @@ def print_winners(winners: Sequence[Winner], output_format: str) -> None:
         title = f"{winner.problem.kernel} on {device.name or device.arch}"
         by_kernel.setdefault(title, []).append(winner)
     tables = (_report(f"{title} ({found[0].device.arch})", found) for title, found in by_kernel.items())
-    print_report(winners, contracts.winner, tables, output_format)
+    fields = contracts.winner
+    if any(winner.evidence.flops is not None or winner.evidence.check != "exact" for winner in winners):
+        fields = contracts.bounded_winner
+    print_report(winners, fields, tables, output_format)
 
 
 def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
@@ -34,6 +38,7 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         *(right(name, _dim(name)) for name in dims),
         left("layout", lambda winner: winner.problem.input_layout),
         left("routing", lambda winner: winner.problem.routing),
+        *_beside(winners),
         *(right(name, _axis(name)) for name in axes),
         right("us", lambda winner: microseconds(winner.time_us)),
         right("GB/s", _gb_per_s),
@@ -53,6 +58,16 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
             said.append(f"{column.header} {texts[0]}")
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
     return Report(", ".join(said), kept, cells, names=sum(i < len(dims) + 2 for i in shown))
+
+
+def _beside(winners: Sequence[Winner]) -> list[Column[Winner]]:
+    """What only some kernels have: another dtype than bfloat16, operations, a check other than of equal bytes."""
+    columns: list[tuple[Column[Winner], str]] = [
+        (left("dtype", lambda winner: winner.problem.in_dtype), "bfloat16"),
+        (left("bound", lambda winner: str(winner.bound or "")), Bound.MEMORY),
+        (left("check", lambda winner: winner.evidence.check), "exact"),
+    ]
+    return [column for column, usual in columns if any(column.cell(each) not in ("", usual) for each in winners)]
 
 
 def _names(items: Iterable[NamedInts]) -> list[str]:

@@ -1,6 +1,7 @@
 """Find a kernel's spec: one of this package by name, or anybody's as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``.
 
-Whatever somebody else's file does wrong becomes one line here. Loading a spec imports torch and triton.
+What that names may be a kernel instead, whose spec is made from a recording: see :mod:`fp8tune.autotuned`. Whatever
+somebody else's file does wrong becomes one line here. Loading a spec imports torch and triton.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from fp8tune import recording
+from fp8tune.autotuned.spec import RecordedSpec, build, is_kernel
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
-from fp8tune.text import NAME, SPEC_NAME, WORD
+from fp8tune.recording import Kernel
+from fp8tune.revisions.reference import KernelReference
+from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
 
@@ -37,40 +43,127 @@ LARGEST = 2**63 - 1
 def load_spec(reference: str) -> KernelSpec:
     """The spec that ``reference`` names; the same object for the same text. Relative paths start at the current folder.
 
-    Raises UsageError for a name nobody declared, a module that cannot be imported, or an attribute that is no usable
-    KernelSpec; MachineError where a kernel of this package cannot be imported.
+    ``reference``: the text of a :class:`~fp8tune.revisions.reference.KernelReference`. Raises UsageError for a name
+    nobody declared, a module that cannot be imported, an attribute that is neither a usable KernelSpec nor a kernel of
+    the recording; MachineError where a kernel of this package cannot be imported.
     """
     _repair_interpreter()
-    if ":" not in reference:
-        return _declared(reference)
-    module_text, _, attribute = reference.rpartition(":")
-    if module_text.endswith(".py"):
-        module = _from_file(Path(module_text))
-    else:
-        with _importing(module_text, Path.cwd()):
-            module = importlib.import_module(module_text)
-    spec = getattr(module, attribute, None)
+    named = KernelReference.parse(reference)
+    if ":" not in named.kernel:
+        return _asked(_declared(named.kernel), named)
+    reach_recorded(named)
+    module_text, _, attribute = named.kernel.rpartition(":")
+    module = _module(module_text)
+    spec: Any = module
+    for name in attribute.split("."):
+        spec = getattr(spec, name, None)
     if spec is None:
         specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
         raise unknown(f"kernel spec in {module_text}", attribute, specs)
-    if not isinstance(spec, KernelSpec):
-        raise UsageError(f"{reference} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec")
     try:
-        return _usable(spec, module)
+        if is_kernel(spec):
+            return _usable(_from_recording(spec, named), module)
+        if not isinstance(spec, KernelSpec):
+            raise UsageError(
+                f"{named.kernel} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec or a kernel "
+                "of triton.autotune"
+            )
+        return _usable(_asked(spec, named), module)
     except (TypeError, ValueError, AttributeError) as error:  # a field of another type
-        raise UsageError(f"{reference} has a field that cannot be used: {one_line(error)}") from error
+        raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
 
 
 def _repair_interpreter() -> None:
     """In every process that may launch a kernel: somebody else's file imports none of ours."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        importlib.import_module("fp8tune_kernels.interpreter").install()
+        with contextlib.suppress(ModuleNotFoundError):  # a tree from before it: its kernels have their own
+            importlib.import_module("fp8tune_kernels.interpreter").install()
 
 
 def check_reference(reference: str) -> None:
-    """Raise the UsageError of :func:`load_spec` for a bare name that is not declared; imports nothing."""
-    if ":" not in reference and reference not in catalog.KERNELS:
-        raise unknown("kernel", reference, catalog.KERNELS)
+    """Raise the UsageError of :func:`load_spec` for a text that is none, or a name nobody declared; imports nothing."""
+    kernel = KernelReference.parse(reference).kernel
+    if ":" not in kernel and kernel not in catalog.KERNELS:
+        raise unknown("kernel", kernel, catalog.KERNELS)
+
+
+def recorded_kernel(named: KernelReference) -> Kernel:
+    """The kernel of the recording that a reference names. Raises UsageError where it has none such."""
+    kernels = {kernel.name: kernel for kernel in recording.read(Path(named.recording)).kernels}
+    if named.kernel in kernels:
+        return kernels[named.kernel]
+    where, _, attribute = named.kernel.rpartition(":")
+    if where.endswith(".py"):
+        for name, kernel in kernels.items():
+            if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
+                return kernel
+    raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
+
+
+def reach_recorded(named: KernelReference) -> None:
+    """Let the module of a recorded kernel be imported from where it lay: the folder of a script is no package's."""
+    where, _, _ = named.kernel.rpartition(":")
+    if not named.recording or where.endswith(".py"):
+        return
+    file = Path(recorded_kernel(named).file)
+    above = len(where.split(".")) - 1 + (file.name == "__init__.py")
+    if file.is_file() and len(file.parents) > above and (folder := str(file.parents[above])) not in sys.path:
+        sys.path.append(folder)
+
+
+def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
+    if not named.recording:
+        raise UsageError(
+            f"{named.kernel} is a kernel without a spec: run fp8tune record -o run.json -- python PROGRAM, and add "
+            "--recording run.json"
+        )
+    reference = _reference_function(named.reference) if named.reference else None
+    return build(
+        recorded_kernel(named),
+        function,
+        check=named.check,
+        tolerance=named.tolerance,
+        reference=reference,
+        only_recorded_sizes=named.sizes == "recorded",
+    )
+
+
+def _asked(spec: KernelSpec, named: KernelReference) -> KernelSpec:
+    """A spec with the check that the user asks for instead of its own."""
+    if named.recording:
+        raise UsageError(f"{named.kernel} has a spec, which makes its own inputs: leave out @{named.recording}")
+    if named.check == "tolerance":
+        if named.tolerance is None and spec.tolerance is None:
+            raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
+        spec = replace(spec, check="tolerance", tolerance=named.tolerance or spec.tolerance)
+    elif named.check:
+        spec = replace(spec, check=named.check, tolerance=None)
+    if named.reference:
+        spec = replace(spec, reference=_tuple_of(_reference_function(named.reference)))
+    return spec
+
+
+def _tuple_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        given = function(*inputs)
+        return tuple(given) if isinstance(given, tuple | list) else (given,)
+
+    return call
+
+
+def _reference_function(text: str) -> Callable[..., Any]:
+    where, _, name = text.rpartition(":")
+    function = getattr(_module(where), name, None)
+    if not callable(function):
+        raise UsageError(f"--reference {text}: {where} has no function {name}")
+    return cast(Callable[..., Any], function)
+
+
+def _module(text: str) -> ModuleType:
+    if text.endswith(".py"):
+        return _from_file(Path(text))
+    with _importing(text, Path.cwd()):
+        return importlib.import_module(text)
 
 
 def _declared(kernel: str) -> KernelSpec:
@@ -125,7 +218,8 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     kernel = f"kernel {spec.name!r}"
-    if not isinstance(spec.name, str) or not SPEC_NAME.fullmatch(spec.name):
+    pattern = KERNEL_NAME if isinstance(spec, RecordedSpec) else SPEC_NAME
+    if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
         rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
         yield f"kernel name {spec.name!r} is refused: {rule}"
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):

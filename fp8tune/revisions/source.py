@@ -65,7 +65,7 @@ def parse_reference(text: str) -> Reference:
     where, colon, attribute = text.rpartition(":")
     if not colon:
         raise errors.unknown("kernel", text, catalog.KERNELS)
-    if not attribute.isidentifier():
+    if not all(part.isidentifier() for part in attribute.split(".")):
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
     if where.endswith(".py"):  # imports of a file start above the outermost package it lies in
         file = Path(where).absolute()
@@ -116,14 +116,13 @@ def folder_hash(kernel: str) -> str:
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """The ``name=`` that a referenced spec declares; ``module:attribute`` of a kernel function.
+    """The ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
 
     Raises as :func:`source_hash` does.
     """
     declared = _declared(kernel, read)[2]
     if _is_function(declared):
-        reference = parse_reference(kernel)
-        return f"{reference.module}:{reference.attribute}"
+        return KernelReference.parse(kernel).kernel
     name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):
         return str(name.value)
@@ -184,7 +183,8 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stm
     reference = parse_reference(kernel)
     # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
     walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
-    name, attribute, seen = reference.module, reference.attribute, set[str]()
+    # a kernel inside a class is hashed with all of it
+    name, attribute, seen = reference.module, reference.attribute.partition(".")[0], set[str]()
     if walk.module(name) is None:
         name = name.replace(FOLDER, "fp8tune_kernels.", 1)
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
@@ -192,6 +192,8 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stm
         for statement in module.statements.get(attribute, ()):
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
                 return walk, module, _without_autotune(statement.value)
+            if isinstance(statement, ast.ClassDef):
+                return walk, module, statement
             if isinstance(statement, ast.FunctionDef):
                 kernels = [_undecorated(each) for each in module.statements[attribute]]
                 module.statements[attribute] = kernels  # it is reached again by its own name
@@ -217,7 +219,11 @@ def _keywords(spec: ast.AST) -> dict[str | None, ast.expr]:
 
 def _is_function(declared: ast.AST) -> bool:
     """Whether this is a kernel, not a spec: a function, or ``triton.jit(function)``."""
-    return isinstance(declared, ast.FunctionDef) or _calls(declared, "jit") or _calls(declared, "heuristics")
+    return (
+        isinstance(declared, ast.FunctionDef | ast.ClassDef)
+        or _calls(declared, "jit")
+        or _calls(declared, "heuristics")
+    )
 
 
 def _undecorated(statement: ast.stmt) -> ast.stmt:

@@ -28,7 +28,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from fp8tune.ceiling import CACHED_SHARE, ceiling_gb_per_s
+from fp8tune.ceiling import CACHED_SHARE, FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
@@ -36,7 +36,7 @@ from fp8tune.store.reading import Shared, codes
 from fp8tune.store.schema import Calibrations, Candidates, ChecksUsed, Completions, Finals, ProblemFlops, Trials
 from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
-from fp8tune_kernels.spec import CHECKS
+from fp8tune_kernels.spec import CHECKS, DTYPES
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
@@ -48,6 +48,9 @@ _POOL = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_i
 _COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
 _WITH_FINALS = select(Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
 _IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.id, Trials.c.stage == "final").exists()
+
+_Calibrated = Mapping[tuple[int | None, int], float]
+"""(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
 
 _KINDS = {str(kind): kind for kind in Kind}
 
@@ -61,13 +64,14 @@ class Gathering:
     codes: Mapping[int, Code]
     completed: Set[tuple[int, int, int]]
     """Version, device and problem of all that was swept to the end."""
-    ceilings: Mapping[tuple[int | None, int], float]
-    """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
+    ceilings: _Calibrated
     finals: process_times.Counted
     processes: Mapping[int, str]
     checked: references.References
     flops: Mapping[int, int]
     """The id of a problem -> its floating-point operations."""
+    peaks: Mapping[str, _Calibrated]
+    """Input dtype -> flop/s of a dense GEMM."""
     checks: Mapping[tuple[int, int], str]
     """The ids of a sweep and a kernel version -> the check used, where it was not ``exact``."""
     fastest: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -76,6 +80,7 @@ class Gathering:
     @classmethod
     def begin(cls, connection: Connection, ceiling: str) -> Gathering:
         """Read all that is small; ``ceiling`` names the calibration to attach."""
+        flops = _flops(connection)
         return cls(
             connection=connection,
             shared=Shared.load(connection),
@@ -85,7 +90,8 @@ class Gathering:
             finals=process_times.counted_finals(connection),
             processes=process_times.process_names(connection),
             checked=references.references(connection),
-            flops=_flops(connection),
+            flops=flops,
+            peaks={dtype: _ceilings(connection, FLOP_PER_S + dtype) for dtype in DTYPES if flops},
             checks=_checks(connection),
         )
 
@@ -162,7 +168,8 @@ class Gathering:
         status, kind = self._status(summary, version), _KINDS[kind_name]
         screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = by_stage.get("final", ())
-        copy = self._copy(summary, device)
+        copy = _of_sweep(self.ceilings, summary, device)
+        peaks = self.peaks.get(self.shared.problems[problem].in_dtype, {}) if problem in self.flops else {}
         times_us = tuple(sorted([of_process.time_us for of_process in timed])) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
@@ -182,6 +189,7 @@ class Gathering:
             complete=self._is_complete(kind, version, device, problem),
             ceiling_gb_per_s=copy and self._ceiling(copy, device, kind_name),
             copy_gb_per_s=copy,
+            peak_flop_per_s=_of_sweep(peaks, summary, device),
             stage="final" if timed else "screen",
             screen_us=median(screened_us) if timed and screened_us else None,
             finals=timed,
@@ -220,10 +228,11 @@ class Gathering:
             self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_SHARE * newest)
         return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
 
-    def _copy(self, summary: Summary, device: int) -> float | None:
-        """Of the one sweep that rows come from; of several, whose ids say nothing of their age, the newest."""
-        newest = self.ceilings.get((None, device))
-        return self.ceilings.get((min(summary.sweeps), device), newest) if len(summary.sweeps) == 1 else newest
+
+def _of_sweep(values: _Calibrated, summary: Summary, device: int) -> float | None:
+    """Of the one sweep that rows come from; of several, whose ids say nothing of their age, the newest."""
+    newest = values.get((None, device))
+    return values.get((min(summary.sweeps), device), newest) if len(summary.sweeps) == 1 else newest
 
 
 def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str, most_gb_per_s: float) -> float:

@@ -171,6 +171,17 @@ class Reading(Connected):
         return {config: _outcome(rows) for config, rows in by_config.items()}
 
     @reads
+    def commit(self, subject: Subject) -> str:
+        """The git commit of the working tree that last timed a problem; empty outside git."""
+        query = (
+            select(Workers.c.commit)
+            .join(Trials, Trials.c.worker_id == Workers.c.id)
+            .where(Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.time_us.is_not(None))
+            .order_by(Trials.c.created_at.desc(), Trials.c.id.desc())
+        )
+        return str(self._connection.scalar(query.limit(1)) or "")
+
+    @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Every problem with the newest kernel version that was tried on it, on each device."""
         shared = Shared.load(self._connection)

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fp8tune.autotuned.spec import RecordedSpec
+from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.arms import Place
-from fp8tune.measure.engine import CompileProgress, CopyCeiling
+from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import KernelVersion, NamedInts, Outcome, Problem, Row, Status, Subject
+from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
+from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Added, Event, FinalsStarted, Finished, NoFinals, Started, TrialDone
@@ -51,6 +54,8 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
     )
     for version, reference in {of.version: of.reference_hash for of in plan.problems if of.reference_hash}.items():
         store.record_reference(sweep_id, version, reference)
+    _record_kernels(store, plan, sweep_id)
+    store.record_flops({of.problem: of.flops for of in plan.problems if of.flops is not None})
     screens = [_Screen(store, plan, of, sweep_id) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
     yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens))
@@ -68,6 +73,17 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
     finally:
         backend.close()
     yield Finished(trials, clock() - begun, left_out)
+
+
+def _record_kernels(store: Store, plan: Plan, sweep_id: int) -> None:
+    """Keep by which check each kernel is right, and the launches that recorded problems stand for."""
+    for reference, version in {of.reference: of.version for of in plan.problems}.items():
+        spec = load_spec(reference)
+        if plan.backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
+            store.record_check(sweep_id, version, spec.check_text)
+        if isinstance(spec, RecordedSpec):
+            problems = [of.problem for of in plan.problems if of.reference == reference]
+            store.record_launches({problem: text for problem in problems if (text := spec.document(problem))})
 
 
 def _stages(screens: Sequence[_Screen], finals: Finals) -> Iterator[Event]:
@@ -143,6 +159,9 @@ class _Screen:
                     yield done
                 case CopyCeiling(gb_per_s):
                     self.store.record_ceiling(self.sweep_id, self.sweep.backend.device, gb_per_s)
+                case ComputeCeiling(in_dtype, flop_per_s):
+                    name = FLOP_PER_S + in_dtype
+                    self.store.record_calibration(self.sweep_id, self.sweep.backend.device, name, flop_per_s)
                 case (index, outcome):
                     yield self._stored(todo[index], outcome, places[todo[index]])
 

@@ -28,6 +28,20 @@ class Options:
     kernels: Kernels = tuple(KERNELS)
     shapes: Shapes = ("llama4",)
     routing: Routing = "jagged"
+    recording: Annotated[
+        str | None,
+        Option(
+            "--recording", "Of fp8tune record: sweep its kernels, or those that --kernel names, on what was launched."
+        ),
+    ] = None
+    check: Annotated[
+        str | None,
+        Option("--check", "exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.", "the kernel's own"),
+    ] = None
+    reference: Annotated[
+        str | None,
+        Option("--reference", "module:function of the kernel's arguments: what is right.", "the kernel's own"),
+    ] = None
     grid: Annotated[tuple[str, ...], Option("--grid", "Narrow or widen an axis: num_warps=4,8. Repeatable.")] = ()
     arch: Annotated[str | None, Option("--arch", "Compile for an arch that is not here: static facts, no timings.")] = (
         None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__
+from fp8tune import __version__, recording
+from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.errors import UsageError
@@ -19,13 +21,15 @@ from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
-from fp8tune.measure.engine import Backend
-from fp8tune.measure.worker import start_server
+from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.worker import RemoteError, WorkerDied, start_server
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.revisions import git, source
-from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune.revisions.loading import check_reference, load_spec, recorded_kernel
+from fp8tune.revisions.reference import KernelReference
+from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -46,6 +50,8 @@ class ProblemPlan:
     bytes_moved: int
     configs: Mapping[NamedInts, str]
     """Config -> why it is pruned, empty for one that is tried."""
+    flops: int | None = None
+    """Floating-point operations, where the kernel declares them."""
     reference_hash: str = ""
     """Of the reference that outputs are compared with; empty where no kernel runs."""
     incumbent: NamedInts | None = None
@@ -64,11 +70,12 @@ class ProblemPlan:
     ) -> ProblemPlan:
         """With what the spec says of the problem."""
         key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
-        return cls(reference, version, problem, key, bytes_moved, configs)
+        flops = spec.flops(problem.shape) if spec.flops else None
+        return cls(reference, version, problem, key, bytes_moved, configs, flops)
 
     def arm(self, config: NamedInts) -> KernelArm:
         """A config as it is launched."""
-        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved)
+        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved, self.flops)
 
 
 @dataclass(frozen=True)
@@ -129,21 +136,31 @@ def planned(options: Options) -> Plan:
 
     Raises UsageError or MachineError for what cannot be done here.
     """
+    options, left_out = recorded.composed(options)
     backend, notices = backend_for(options.arch, options.timer, options.static, options.trial_timeout_s)
     rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
-    return Plan(options, backend, _key(options, backend, rows), notices, rows)
+    return Plan(options, backend, _key(options, backend, rows), notices + left_out, rows)
 
 
 def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
     """Of everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
-        [[reference, _folder(reference), *_reference(reference)] for reference in options.kernels],
+        [[_named(reference), _folder(reference), *_reference(reference)] for reference in options.kernels],
         [row.canonical for row in rows],
         [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
         "screen" if options.quick else "finals",
         __version__,
     ]
     return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
+
+
+def _named(reference: str) -> str:
+    """The text of a reference, its recording by content."""
+    named = KernelReference.parse(reference)
+    if not named.recording:
+        return reference
+    kernel = recording.as_json(recorded_kernel(named))
+    return str(replace(named, recording=hashlib.sha256(json.dumps(kernel).encode()).hexdigest()[:16]))
 
 
 def _folder(reference: str) -> str:
@@ -169,9 +186,21 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
     _check_taken(short.options)
-    problems = [found for reference in short.options.kernels for found in _problems(reference, short)]
+    references = []
+    with contextlib.closing(backend.worker()) as worker:  # it starts no process until it is asked
+        for given in short.options.kernels:
+            reference, said = _settled(given, backend.kind, worker)
+            references.append(reference)
+            notices += said
+    problems, said = [], ()
+    for reference in references:
+        found, said = _problems(reference, short)
+        problems += found
+        notices += said
+    if not problems:
+        raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
     if backend.kind is Kind.INTERPRETER:
-        notices += (_interpreter_notice(problems),)
+        notices += _interpreter_notices(problems)
     if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
         notices += _edge_notices(problems)
     problems = [_with_incumbents(found, backend, incumbents) for found in problems]
@@ -205,6 +234,43 @@ def _with_incumbents(found: ProblemPlan, backend: Backend, incumbents: Incumbent
     return replace(found, incumbent=incumbent, fallback=fallback)
 
 
+def _settled(reference: str, kind: Kind, worker: Worker) -> tuple[str, tuple[str, ...]]:
+    """A kernel's text as workers get it, and what the user should know of its recording and its check."""
+    spec, named = load_spec(reference), KernelReference.parse(reference)
+    if not isinstance(spec, RecordedSpec):
+        if not named.overrides:
+            return reference, ()
+        own = load_spec(named.kernel)
+        right = f"{spec.check_text}{f' with {named.reference}' if named.reference else ''}"
+        return reference, (f"{spec.name} is checked by {right}, not by its own {own.check_text}",)
+    notices = [notice] if (notice := recorded.staleness(reference, spec)) else []
+    untried = spec.untried_sizes
+    torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
+    if torch_device and spec.has_odd_sizes and (failure := _edge_failure(worker, reference, torch_device)):
+        reference, untried = str(replace(named, sizes="recorded")), failure
+    if untried:
+        notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
+    return reference, tuple(notices)
+
+
+def _edge_failure(worker: Worker, reference: str, torch_device: str) -> str | None:
+    try:
+        return worker.run(recorded.edge_failure, reference, torch_device)
+    except (WorkerDied, RemoteError) as error:
+        return str(error).strip().splitlines()[-1][:300]
+
+
+def _interpreter_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
+    declared = [found for found in problems if not isinstance(load_spec(found.reference), RecordedSpec)]
+    notices: tuple[str, ...] = (_interpreter_notice(declared),) if declared else ()
+    if len(declared) < len(problems):
+        notices += (
+            "no GPU here: recorded launches are checked on Triton's interpreter, large ones at smaller sizes, one "
+            "config for each set of block sizes; nothing is timed, rows go under arch interpreter",
+        )
+    return notices
+
+
 def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
     shapes = [found.problem.shape for found in problems]
     named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape)))
@@ -217,15 +283,18 @@ def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
 
 
 def _edge_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
-    by_kernel = {found.version.kernel: found for found in problems}
-    without = [kernel for kernel, last in by_kernel.items() if not any(load_spec(last.reference).edges(last.problem))]
+    by_kernel = {found.version.kernel: (load_spec(found.reference), found.problem) for found in problems}
+    own = {kernel: each for kernel, each in by_kernel.items() if not isinstance(each[0], RecordedSpec)}
+    without = [kernel for kernel, (spec, problem) in own.items() if not any(spec.edges(problem))]
     if not without:
         return ()
     declare = "declares no edges and is" if len(without) == 1 else "declare no edges and are"
     return (f"{', '.join(without)} {declare} checked on the swept sizes alone: give the spec edges",)
 
 
-def _problems(reference: str, short: Plan) -> list[ProblemPlan]:
+def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str, ...]]:
+    """The problems of a kernel, and notices of those that are left out."""
+    notices = tuple[str, ...]()
     spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
     axes = plan.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
     found = plan.problems(
@@ -239,6 +308,11 @@ def _problems(reference: str, short: Plan) -> list[ProblemPlan]:
     version = version_of(reference, spec)
     if kind is Kind.STATIC:  # a row for each shape would say the same again and again
         found = distinct(reference, found, arch)
+    if kind is Kind.INTERPRETER and isinstance(spec, RecordedSpec):
+        small = [problem for problem in found if spec.is_small(problem)]
+        if len(small) < len(found):
+            notices = (f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter",)
+        found = small
     if kind is Kind.INTERPRETER:
         configs = plan.interpreter_configs(spec, found, axes)
     else:
@@ -249,7 +323,7 @@ def _problems(reference: str, short: Plan) -> list[ProblemPlan]:
     runs_kernels = kind in (Kind.MEASURED, Kind.INTERPRETER)
     reference_hash = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
     plans = [ProblemPlan.of(reference, spec, version, problem, of) for problem, of in configs.items()]
-    return [replace(of, reference_hash=reference_hash) for of in plans]
+    return [replace(of, reference_hash=reference_hash) for of in plans], notices
 
 
 def fp8_dtype_of(arch: str) -> str:

@@ -47,7 +47,8 @@ def install() -> None:
 
 def quiet() -> None:
     """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN."""
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
+    for module in (r"triton\.runtime\.interpreter", r"numpy\..*"):
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=module)
 
 
 _FLOATS = {tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, **TORCH_DTYPES}

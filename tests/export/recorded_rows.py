@@ -54,10 +54,13 @@ def sweep(
     kernel: Kernel = KERNEL,
     wrong: Mapping[int, int] | None = None,
     complete: bool = True,
+    check: str = "",
 ) -> None:
     """Store a sweep of all configs; ``wrong``: n -> the place of a config that is wrong there."""
     id = rows.begin(store, device, f"request {device.name} {kernel.source_hash}")
     wrong = wrong or {}
+    if check:
+        store.record_check(id, version(kernel), check)
     store.record_launches({problem(n, kernel): document(n, kernel) for n in times})
     for n, of_configs in times.items():
         for place, time_us in enumerate(of_configs):

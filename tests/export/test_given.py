@@ -31,7 +31,10 @@ def test_picks_come_with_the_recording_and_all_times(store):
     assert first.times_us == dict(zip(ROWS[:5], recorded.TIMES[1024][:5], strict=True))
     assert first.failures == {ROWS[5]: ("wrong", "wrong")}
     assert second.slowdowns[ROWS[2]] == pytest.approx(1.01)
-    assert first.evidence == "quick, 10.00 us, 1 process, NVIDIA H200, driver 580.1, triton 3.6.0, code aaaa"
+    assert (
+        first.evidence
+        == "quick, 10.00 us, 1 process, NVIDIA H200, driver 580.1, triton 3.6.0, commit c0ffee, code aaaa"
+    )
     assert given.configs == dict(zip(ROWS, CONFIGS, strict=True))
 
 
@@ -58,6 +61,11 @@ def test_problems_that_were_not_swept_to_the_end_are_named(store):
     recorded.sweep(store, {512: (1.0,)}, complete=False)
     assert "n=512 left out, not swept to the end" in given_for(store, "sm_90", NAME).notices[0]
     assert len(given_for(store, "sm_90", NAME).tuned) == 3
+
+
+def test_what_right_means_comes_with_the_pick(store):
+    recorded.sweep(store, check="tolerance 1e-3")
+    assert {one.check for one in given_for(store, "sm_90", NAME).tuned} == {"tolerance 1e-3"}
 
 
 def test_nothing_swept_is_one_line(store):

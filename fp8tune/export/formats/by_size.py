@@ -29,12 +29,14 @@ Sizes = Mapping[str, str | int]
 
 
 def sizes(texts: Iterable[str]) -> dict[str, str | int]:
-    """What ``M=num_tokens`` and ``E=8`` say. Raises ValueError for another text."""
+    """What ``M=num_tokens`` and ``E=8`` say. Raises UsageError for another text."""
     found: dict[str, str | int] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not NAME.fullmatch(name) or not (NAME.fullmatch(value) or re.fullmatch(r"[0-9]{1,18}", value)):
-            raise ValueError(f"{text!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=num_tokens or E=8")
+            raise UsageError(
+                f"--size {visible(text)!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=num_tokens or E=8"
+            )
         found[name] = int(value) if value.isdigit() else value
     return found
 
@@ -58,7 +60,7 @@ def size_of(problem: Problem, name: str, sizes: Sizes) -> int:
     dims = ", ".join(problem.shape)
     raise UsageError(
         f"{problem.kernel} has no dim {wanted}, which this format needs: its dims are {dims}; "
-        f"give {name}=DIM or {name}=NUMBER"
+        f"give --size {name}=DIM or --size {name}=NUMBER"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fp8tune.export.given import Tuned
 from fp8tune.records import NamedInts
@@ -17,7 +17,7 @@ def least_worst(tuned: Sequence[Tuned]) -> tuple[NamedInts, float]:
         return tuned[0].config, 1.0
     slowdowns: dict[NamedInts, list[float]] = {}
     for one in tuned:
-        for config, slowdown in (one.slowdowns or {one.config: 1.0}).items():
+        for config, slowdown in _slowdowns(one).items():
             slowdowns.setdefault(config, []).append(slowdown)
     picks = [one.config for one in tuned]
 
@@ -27,3 +27,9 @@ def least_worst(tuned: Sequence[Tuned]) -> tuple[NamedInts, float]:
 
     least = min(slowdowns, key=preference)
     return least, max(slowdowns[least])
+
+
+def _slowdowns(one: Tuned) -> Mapping[NamedInts, float]:
+    """Config -> its time over the best one's; the pick alone where nothing was timed."""
+    times_us = one.times_us or {one.config: 1.0}
+    return one.slowdowns or {config: time_us / min(times_us.values()) for config, time_us in times_us.items()}

@@ -11,7 +11,7 @@ import difflib
 import importlib.util
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
@@ -155,7 +155,7 @@ def replaced(text: str, kernel: Kernel, wanted: Sequence[Config], name: str) -> 
     except SyntaxError as error:
         raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}") from None
     names = _imported(tree)
-    value = _configs(tree, names, kernel.name.rpartition(":")[2], name)
+    call, value = _configs(tree, names, kernel.name.rpartition(":")[2], name)
     lines = _lines(text)
     new = _literal_list(value, lines, wanted, tree, names, f"{name}:{value.lineno}")
     start, end = _offset(lines, value.lineno, value.col_offset), _offset(lines, value.end_lineno, value.end_col_offset)
@@ -167,7 +167,7 @@ def replaced(text: str, kernel: Kernel, wanted: Sequence[Config], name: str) -> 
         raise UsageError(f"{name}:{value.lineno}: the list cannot be replaced ({error}): do it by hand") from None
     if ast.dump(tree) == ast.dump(ast.parse(changed)):  # the same list in another style
         return text, ["the file has exactly these configs already"]
-    return changed, list(_notes(tree, value, kernel, name))
+    return changed, list(_notes(tree, call, value, ast.parse(new.strip()), kernel, name))
 
 
 def _offset(lines: Sequence[str], line: int | None, column: int | None) -> int:
@@ -212,13 +212,14 @@ def _is_triton(node: ast.AST, names: Mapping[str, str], attribute: str) -> bool:
     return top == "triton" and rest.rpartition(".")[2] == attribute
 
 
-def _configs(tree: ast.Module, names: Mapping[str, str], attribute: str, file: str) -> ast.expr:
-    """The value of ``configs`` of the decorator of a function, or of ``name = triton.autotune(...)(function)``."""
+def _configs(tree: ast.Module, names: Mapping[str, str], attribute: str, file: str) -> tuple[ast.Call, ast.expr]:
+    """The decorator of a function, or the call in ``name = triton.autotune(...)(function)``; the value of its
+    ``configs``."""
     found = []
     for path, node in _named(tree):
         if path == attribute:
             calls = node.decorator_list if isinstance(node, ast.FunctionDef) else [node]
-            found += [call for call in calls if isinstance(call, ast.Call) and _is_triton(call.func, names, "autotune")]
+            found += [call for call in calls if isinstance(call, ast.Call) and _is_autotune(call, names)]
     if not found:
         raise UsageError(f"{file} has no @triton.autotune on {attribute}: its configs are declared elsewhere")
     if len(found) > 1:
@@ -228,7 +229,14 @@ def _configs(tree: ast.Module, names: Mapping[str, str], attribute: str, file: s
     values = [keyword.value for keyword in call.keywords if keyword.arg == "configs"] or call.args[:1]
     if not values or isinstance(values[0], ast.Starred):
         raise UsageError(f"{file}:{call.lineno}: @triton.autotune of {attribute} does not name its configs: see its **")
-    return values[0]
+    return call, values[0]
+
+
+def _is_autotune(call: ast.Call, names: Mapping[str, str]) -> bool:
+    """Triton's, or a decorator of that kind that somebody derived from it, such as flash-linear-attention's."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    has_configs = any(keyword.arg == "configs" for keyword in call.keywords)
+    return _is_triton(call.func, names, "autotune") or ("autotune" in name and has_configs)
 
 
 def _named(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -355,23 +363,28 @@ def _reached(value: ast.AST, tree: ast.Module) -> Iterator[ast.AST]:
                 left.append(bound[node.id])
 
 
-def _notes(tree: ast.Module, value: ast.expr, kernel: Kernel, name: str) -> Iterable[str]:
+def _notes(
+    tree: ast.Module, call: ast.Call, value: ast.expr, new: ast.Module, kernel: Kernel, name: str
+) -> Iterator[str]:
     elements = value.elts if isinstance(value, ast.List | ast.Tuple) else ()
     if elements and all(isinstance(each, ast.Call) for each in elements) and len(elements) != len(kernel.configs):
         yield f"{name} lists {len(elements)} configs, {len(kernel.configs)} were recorded: record it again"
+    if any(keyword.arg == "prune_configs_by" for keyword in call.keywords):
+        yield "`prune_configs_by` stays: see that it leaves one of these configs for each key"
     here = {id(node) for node in ast.walk(value)}
+    kept = {node.id for node in ast.walk(new) if isinstance(node, ast.Name)}
     for used in dict.fromkeys(node.id for node in ast.walk(value) if isinstance(node, ast.Name)):
-        if used not in _bound(tree):
+        if used not in _bound(tree) or used in kept:
             continue
-        others = [
-            node.lineno
+        lines = [
+            str(node.lineno)
             for node in ast.walk(tree)
             if isinstance(node, ast.Name)
             and node.id == used
             and isinstance(node.ctx, ast.Load)
             and id(node) not in here
         ]
-        if others:
-            yield f"`{used}` stays: line {', '.join(map(str, others))} of {name} uses it too"
+        if lines:
+            yield f"`{used}` stays: {name} uses it in line {', '.join(dict.fromkeys(lines))} too"
         else:
             yield f"`{used}` has no other use in {name}: remove it in the same change"

@@ -89,5 +89,6 @@ def config_of(arguments: object) -> Config:
 
 def evidence(tuned: Tuned) -> dict[str, object]:
     """What a reader may want to know of one pick."""
-    shape = {name: int(size) for name, size in tuned.problem.shape.items()}
-    return {"shape": shape, "dtype": tuned.problem.in_dtype, "evidence": tuned.evidence, "check": tuned.check}
+    problem = tuned.problem
+    said = {"shape": dict(problem.shape), "layout": problem.input_layout, "routing": problem.routing}
+    return {**said, "dtype": problem.in_dtype, "evidence": tuned.evidence, "check": tuned.check}

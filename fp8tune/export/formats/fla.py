@@ -95,11 +95,12 @@ def gpu_name(name: str) -> str:
 
 def _text(kernel: str, key: tuple[Value, ...]) -> str:
     """The key as fla hashes it. Raises UsageError for one that it could not hash."""
-    if not all(value is None or isinstance(value, int | float | str) for value in key):
-        raise UsageError(
-            f"the key of {kernel} holds {next(value for value in key if not isinstance(value, int | float | str))}, "
-            "which is no JSON value: flash-linear-attention cannot look it up"
-        )
+    for value in key:
+        if not isinstance(value, int | float | str | None):
+            raise UsageError(
+                f"the key of {kernel} holds {str(value)[:80]}, which is no JSON value: "
+                "flash-linear-attention cannot look it up, use --for python"
+            )
     return json.dumps(key, separators=(",", ":"), sort_keys=True)
 
 

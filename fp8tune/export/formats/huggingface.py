@@ -32,7 +32,7 @@ def write(given: Given, *, inside: str = "", sizes: Sizes | None = None) -> list
     dims = _dims(given)
     renamed = {dim: name for name, dim in sizes.items() if isinstance(dim, str)}
     names = [renamed.get(dim, dim) for dim in dims]
-    names += [name for name, value in sizes.items() if isinstance(value, int) and name not in names]
+    names += [name for name in sizes if name not in names]
     inside = inside or _inside(given, names, sizes)
     outside = [name for name in names if name != inside]
     outside.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fp8tune.errors import unknown
+from fp8tune.export.formats.by_size import Sizes
 from fp8tune.export.given import File, Given
 
 
@@ -20,11 +21,16 @@ class Format:
     """How the consumer reads the files, one line. ``{folder}`` is where they were written, ``{device}`` the first
     folder below it."""
 
-    def write(self, given: Given, notice: Callable[[str], None]) -> list[File]:
+    takes_sizes: bool = False
+    """Whether its file names have sizes, which a kernel may call otherwise."""
+
+    def write(self, given: Given, notice: Callable[[str], None], sizes: Sizes | None = None) -> list[File]:
         """The files. ``notice`` gets a line for each pick that is left out."""
         module: Any = importlib.import_module(f"fp8tune.export.formats.{self.module}")
         if self.module == "triton_cache":
             return cast(list[File], module.write(given, notice))
+        if self.takes_sizes:
+            return cast(list[File], module.write(given, sizes=sizes))
         return cast(list[File], module.write(given))
 
 
@@ -36,8 +42,12 @@ FORMATS = {
         "triton_cache", "run the program with TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR={folder}/{device}"
     ),
     "python": Format("python_file", "put the file beside the kernel; its docstring has the lines that use it"),
-    "json": Format("huggingface", "put the folder's files into the kernel's configs, as the Hub's kernels load them"),
-    "vllm": Format("vllm", "set VLLM_TUNED_CONFIG_FOLDER={folder}/vllm, or SGLANG_MOE_CONFIG_DIR={folder}/sglang"),
+    "json": Format(
+        "huggingface", "put the folder's files into the kernel's configs, as the Hub's kernels load them", True
+    ),
+    "vllm": Format(
+        "vllm", "set VLLM_TUNED_CONFIG_FOLDER={folder}/vllm, or SGLANG_MOE_CONFIG_DIR={folder}/sglang", True
+    ),
     "fla": Format("fla", "set FLA_CONFIG_DIR={folder}/{device} and FLA_CACHE_MODE=strict"),
     DIFF: Format("diff", "in the folder above the package: git apply FILE, or patch -p1 < FILE"),
     "t4": Format("t4", "any reader of T4 results and metadata takes the folder"),

@@ -108,7 +108,7 @@ def write(given: Given) -> list[File]:
         device=_literal(given.device.name, set()),
         rows="".join(rows),
         evidence="".join(
-            f"    {_literal(key, modules)}: {_literal(_comment('; '.join(one.evidence for one in tuned)), modules)},\n"
+            f"    {key}: {_literal(_comment('; '.join(one.evidence for one in tuned)), modules)},\n"
             for key, tuned in by_key.items()
         ),
         kernel=_literal(given.kernel, modules),

@@ -26,6 +26,9 @@ KERNEL = "fused_moe_kernel"
 _NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 """What their code takes from a config besides passing it on."""
 
+_BLOCK = ("block_n", "block_k")
+"""Of quantized weights: what is read as these sizes is written as ``block_shape``."""
+
 DTYPES = {
     "bfloat16": "",
     "float16": "",
@@ -37,26 +40,27 @@ DTYPES = {
 """Dtype of the activations -> what both put into the name."""
 
 
-def write(
-    given: Given, *, dtype: str | None = None, block_shape: tuple[int, int] | None = None, sizes: Sizes | None = None
-) -> list[File]:
+def write(given: Given, *, sizes: Sizes | None = None, dtype: str | None = None) -> list[File]:
     """Folder ``vllm``, and ``sglang/configs/triton_X_Y_Z`` with the same picks.
 
-    ``dtype``: as they call it, such as ``int4_w4a16``; by default from the input's. ``block_shape``: of quantized
-    weights. ``sizes``: what E, N and M are, such as ``{"E": 8, "M": "num_tokens"}``. Raises UsageError for a kernel
-    without these sizes, and for configs that their code cannot launch.
+    ``sizes``: what E, N and M are, such as ``{"E": 8, "M": "num_tokens"}``; of weights that are quantized by blocks
+    also ``block_n`` and ``block_k``. ``dtype``: as they call it, such as ``int4_w4a16``; by default from the input's.
+    Raises UsageError for a kernel without these sizes, and for configs that their code cannot launch.
     """
     for config in (given.configs[one.config] for one in given.tuned):
         if missing := [name for name in _NEEDED if name not in config.kwargs]:
             raise UsageError(f"configs of {given.kernel} have no {missing[0]}: vLLM reads configs of a fused MoE alone")
+    sizes = sizes or {}
+    known = {*sizes, *(dim for one in given.tuned for dim in one.problem.shape)}
+    outside = ("E", "N", *(_BLOCK if known.issuperset(_BLOCK) else ()))
     device, version = device_file_name(given.device.name), file_name(given.device.triton).replace(".", "_")
     family = "NVIDIA_H200" if "H200" in device.split("_") else device
     files = []
-    for table in by_size.tables(given.tuned, ("E", "N"), "M", sizes or {}, dtypes=True):
+    for table in by_size.tables(given.tuned, outside, "M", sizes, dtypes=True):
         named = _dtype(table.dtype) if dtype is None else dtype
-        vllm = PurePosixPath("vllm", _name(table, family, named, block_shape, ","))
+        vllm = PurePosixPath("vllm", _name(table, family, named, ","))
         files += by_size.files(given, vllm, table, {"triton_version": given.device.triton})
-        sglang = PurePosixPath("sglang", "configs", f"triton_{version}", _name(table, device, named, block_shape, ", "))
+        sglang = PurePosixPath("sglang", "configs", f"triton_{version}", _name(table, device, named, ", "))
         files += by_size.files(given, sglang, table)
     _check_distinct(files, given.kernel)
     return files
@@ -72,10 +76,11 @@ def is_named(path: Path) -> bool:
     return by_size.is_named(path) and path.name.startswith("E=") and ",N=" in path.name
 
 
-def _name(table: Table, device: str, dtype: str, block_shape: tuple[int, int] | None, comma: str) -> str:
+def _name(table: Table, device: str, dtype: str, comma: str) -> str:
     parts = [f"E={table.sizes['E']}", f"N={table.sizes['N']}", f"device_name={device}"]
     parts += [f"dtype={dtype}"] if dtype else []
-    parts += [f"block_shape=[{comma.join(map(str, block_shape))}]"] if block_shape else []
+    block_shape = [str(table.sizes[name]) for name in _BLOCK if name in table.sizes]
+    parts += [f"block_shape=[{comma.join(block_shape)}]"] if block_shape else []
     return file_name(",".join(parts)) + ".json"
 
 

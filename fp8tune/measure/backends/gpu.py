@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
@@ -9,13 +10,13 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.engine import CompileProgress, CopyCeiling
+from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
-from fp8tune.records import Device, Kind, Outcome
+from fp8tune.records import Device, Kind
 
 
 class GpuBackend(ProcessBackend):
-    """Times with :mod:`fp8tune.measure.timing`. The first screen also measures what a copy reaches."""
+    """Times with :mod:`fp8tune.measure.timing`. The first screens also measure what a copy and a dense GEMM reach."""
 
     kind = Kind.MEASURED
     timer = "do_bench"
@@ -27,6 +28,8 @@ class GpuBackend(ProcessBackend):
         super().__init__(device, torch_device, shared_limit=shared_limit, trial_timeout_s=timeout_s)
         self._ceiling: Future[float] | None = None
         self._is_warm = torch_device != "cuda"
+        self._with_peak: set[str] = set()
+        """Input dtypes whose dense GEMM was timed, or cannot be."""
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """And start what takes seconds beside the compilers: the GPU context, the copy ceiling, the first inputs."""
@@ -36,15 +39,23 @@ class GpuBackend(ProcessBackend):
             self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
             self.runners.submit(TRIAL_TIMEOUT_S, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
 
-    def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place]
-    ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:
+    def screen(self, arms: Sequence[KernelArm], places: Sequence[Place]) -> Iterator[Screened]:
         """Raises MachineError where the GPU cannot even copy: no trial would do better."""
         self.compile(arms)
         if self._ceiling is not None:
             ceiling, self._ceiling = self._ceiling, None
             yield CopyCeiling(copied(ceiling))
+        yield from self._compute_ceilings(arms)
         yield from super().screen(arms, places)
+
+    def _compute_ceilings(self, arms: Sequence[KernelArm]) -> Iterator[ComputeCeiling]:
+        """Once for each dtype of kernels that declare their operations; none where there is no GEMM of the dtype."""
+        dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")
+        for dtype in dtypes.keys() - self._with_peak:
+            self._with_peak.add(dtype)
+            with contextlib.suppress(WorkerDied, RemoteError):
+                peak = self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype).result()
+                yield ComputeCeiling(dtype, peak)
 
 
 def copied(ceiling: Future[float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config, compile_edges
-from fp8tune.measure.engine import CompileProgress, CopyCeiling
+from fp8tune.measure.engine import CompileProgress, Screened
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
 from fp8tune.records import Device, Kind, Outcome, Status
@@ -133,7 +133,7 @@ class ProcessBackend:
 
     def screen(  # noqa: D102
         self, arms: Sequence[KernelArm], places: Sequence[Place]
-    ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:
+    ) -> Iterator[Screened]:
         self.compile(arms)
         compiling: dict[Future[Outcome], int] = {}
         compiling_edges: dict[Future[None], int] = {}

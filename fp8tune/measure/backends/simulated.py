@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.engine import CompileProgress, CopyCeiling
+from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Kind, Outcome, Status
 
@@ -57,7 +57,7 @@ class SimulatedBackend:
 
     def screen(  # noqa: D102
         self, arms: Sequence[KernelArm], places: Sequence[Place]
-    ) -> Iterator[CopyCeiling | CompileProgress | tuple[int, Outcome]]:
+    ) -> Iterator[Screened]:
         yield from (
             (number, self.block(arm, place)) for number, (arm, place) in enumerate(zip(arms, places, strict=True))
         )

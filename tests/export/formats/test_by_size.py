@@ -78,7 +78,7 @@ def test_problems_that_a_name_does_not_tell_apart_share_the_config_that_loses_le
 
 
 def test_vllm_and_sglang_have_their_own_names():
-    documents = picks.documents(vllm.write(moe(), block_shape=(128, 128), dtype="fp8_w8a8"))
+    documents = picks.documents(vllm.write(moe(), sizes={"block_n": 128, "block_k": 128}, dtype="fp8_w8a8"))
     name = "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,{}128].json"
     for_vllm = documents["vllm/" + name.format("")]
     assert for_vllm.pop("triton_version") == "3.6.0"
@@ -104,7 +104,7 @@ def test_sizes_can_be_named_or_given():
     files = vllm.write(picks.given(tuned), sizes=by_size.sizes(["E=8", "M=num_tokens"]))
     assert str(files[0].path) == "vllm/E=8,N=64,device_name=NVIDIA_H200.json"
     for text in ("E", "E=", "E=-1", "=8", "E=a b"):
-        with pytest.raises(ValueError, match="is no size"):
+        with pytest.raises(UsageError, match="is no size"):
             by_size.sizes([text])
 
 

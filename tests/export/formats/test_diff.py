@@ -103,7 +103,7 @@ def test_a_list_with_a_name_stays_where_it_is_and_that_is_said():
     assert "CONFIGS = [C({})]" in after
     assert notes == ["`CONFIGS` has no other use in maker/scales.py: remove it in the same change"]
     other = "\n@triton.autotune(configs=CONFIGS, key=['n'])\n@triton.jit\ndef _other(x):\n    pass\n"
-    assert shrunk_text(text + other)[1] == ["`CONFIGS` stays: line 12 of maker/scales.py uses it too"]
+    assert shrunk_text(text + other)[1] == ["`CONFIGS` stays: maker/scales.py uses it in line 12 too"]
 
 
 def test_values_are_written_as_the_file_calls_them():
@@ -126,7 +126,21 @@ HOOKED = replace(SMALL, has_pre_hook=True)
 def test_a_pre_hook_that_has_a_name_stays():
     function = "def configs():\n    return [C({'BLOCK': b}, pre_hook=hook) for b in (32, 64)]\n\n"
     text = f"{HEAD}def hook(args):\n    pass\n\n{function}@triton.autotune(configs=configs(), key=['n'])\n{JIT}"
-    assert "pre_hook=hook),\n" in shrunk_text(text, HOOKED)[0]
+    after, notes = shrunk_text(text, HOOKED)
+    assert "pre_hook=hook),\n" in after
+    assert notes == ["`configs` has no other use in maker/scales.py: remove it in the same change"]
+    listed = (
+        f"{HEAD}def hook(args):\n    pass\n\n@triton.autotune(configs=[C({{}}, pre_hook=hook)] * 3, key=['n'])\n{JIT}"
+    )
+    assert shrunk_text(listed, HOOKED)[1] == []  # hook is still used
+
+
+def test_a_decorator_that_somebody_derived_and_one_that_prunes():
+    given = "configs=[C({})] * 3, key=['n'], prune_configs_by={'early_config_prune': prune}"
+    text = f"{HEAD}@cached_autotune({given})\n{JIT}"
+    after, notes = shrunk_text(text)
+    assert configs_of(after) == [SMALL, LARGE]
+    assert notes == ["`prune_configs_by` stays: see that it leaves one of these configs for each key"]
 
 
 @pytest.mark.parametrize(

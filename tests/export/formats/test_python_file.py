@@ -141,12 +141,14 @@ def test_no_row_becomes_code(kwargs, device, key, evidence, kernel):
     (file,) = write(given)
     module = ast.parse(file.text.encode())
     names = [type(node).__name__ for node in module.body]
-    assert names == ["Expr", "Import", "Assign", "Assign", "FunctionDef"]
+    assert names == ["Expr", "Import", "Assign", "Assign", "Assign", "Assign", "FunctionDef"]
 
     def plain(value):
         return tuple(map(plain, value["tuple"])) if isinstance(value, dict) else value
 
     table = loaded(given)["TABLE"]
+    assert loaded(given)["KERNEL"] == kernel
+    assert list(loaded(given)["EVIDENCE"]) == [key]
     assert list(table) == [device]
     ((found, config),) = table[device].items()
     assert found == key

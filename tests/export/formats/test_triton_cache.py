@@ -159,8 +159,9 @@ def test_pruning_is_the_kernels_own_for_the_recorded_arguments(launches, tmp_pat
 
 def test_launches_with_one_key_get_the_config_whose_largest_loss_is_least(launches, tmp_path):
     here = tuned(1, True, "", None)
-    there = replace(here, config=OTHER, times_us={OTHER: 10.0, PICK: 10.5}, launch_config=LAUNCHED[OTHER])
-    cache, evidence = triton_cache.write(of(there, replace(here, times_us={PICK: 10.0, OTHER: 14.0})))
+    there = replace(here, config=OTHER, times_us={OTHER: 10.0, PICK: 10.5}, slowdowns={OTHER: 1.0, PICK: 1.05})
+    here = replace(here, times_us={PICK: 10.0, OTHER: 14.0}, slowdowns={PICK: 1.0, OTHER: 1.4})
+    cache, evidence = triton_cache.write(of(there, here))
     written([cache], tmp_path)
     launch(scaled, tmp_path, 1, True, "", None)
     assert launches[-1]["BLOCK"] == 128

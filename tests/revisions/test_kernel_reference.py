@@ -56,7 +56,9 @@ def test_what_a_reference_may_not_hold(text: str, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["colwise", "torchao.prototype.moe:_kernel", "m:" + "a" * 198])
+@pytest.mark.parametrize(
+    "name", ["colwise", "torchao.prototype.moe:_kernel", "app/my-lib.py:_kernel", "m:" + "a" * 198]
+)
 def test_names_that_rows_take(name: str) -> None:
     assert KERNEL_NAME.fullmatch(name)
 

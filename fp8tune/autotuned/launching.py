@@ -1,0 +1,121 @@
+"""What ``Autotuner.run`` does once it has chosen: hooks, heuristics, the launch. Chosen is what the caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8tune.autotuned.configs import decoded
+from fp8tune.autotuned.tensors import Case
+from fp8tune.autotuned.values import decoded as value_of
+from fp8tune.recording import Config, Grid, Kernel, Launch
+from fp8tune.records import NamedInts
+
+CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What a config says beside values of parameters."""
+
+GRIDLESS = "the recording has no grid for it: record again with this config among the kernel's own"
+
+
+class Launcher:
+    """A kernel as it was found in its module: an ``Autotuner``, ``Heuristics`` around or in it, or a bare function."""
+
+    def __init__(self, kernel: Kernel, function: Any, is_exact: bool = False) -> None:
+        self.kernel, self._is_exact = kernel, is_exact
+        self._heuristics: list[Any] = []
+        node = function
+        while not hasattr(node, "configs") and hasattr(node, "values") and hasattr(node, "fn"):
+            self._heuristics.append(node)
+            node = node.fn
+        self.autotuner: Any = node if hasattr(node, "configs") else None
+        self._fn = node.fn if self.autotuner is not None else node
+        self._chosen: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...]]] = {}
+
+    @property
+    def zeroed(self) -> frozenset[str]:
+        """The arguments of ``reset_to_zero``."""
+        return frozenset(getattr(self.autotuner, "reset_to_zero", None) or ())
+
+    @property
+    def restored(self) -> frozenset[str]:
+        """The arguments of ``restore_value``."""
+        return frozenset(getattr(self.autotuner, "restore_value", None) or ())
+
+    def case(self, launch: Launch, device: str) -> Case:
+        """A launch on a device, with what the kernel declares of its arguments."""
+        return Case(launch, device, self.zeroed, self.restored, self._is_exact)
+
+    def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """With exactly this config. Raises ValueError where its grid was not recorded."""
+        case: Case = inputs[-1]
+        chosen, grid = self._choice(case.launch, config)
+        named, options = case.arguments(inputs, outputs), self._options(case.launch)
+        for node in self._heuristics:
+            for name, heuristic in node.values.items():
+                named[name] = heuristic({**named, **options})
+        given = {**options, **chosen.all_kwargs()}
+        if chosen.pre_hook is not None:
+            chosen.pre_hook({**named, **given})
+        self._fn.run(**named, **given, grid=grid, warmup=False)
+
+    def prepare(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """Put back what a launch reads in its outputs, and call the kernel's own ``pre_hook``.
+
+        A ``post_hook`` puts back what a launch wrote, which this has done before the next one.
+        """
+        case: Case = inputs[-1]
+        case.prepare(inputs, outputs)
+        if getattr(self.autotuner, "user_defined_pre_hook", False):
+            first = self.config(self.kernel.configs[0]).all_kwargs()
+            self.autotuner.pre_hook({**case.arguments(inputs, outputs), **self._options(case.launch), **first})
+
+    def pruned(self, launch: Launch, config: NamedInts) -> str | None:
+        """Why the kernel itself does not run a config on a launch."""
+        chosen = decoded(self.kernel, config)
+        if grid_of(launch.grid, chosen) is None:
+            return GRIDLESS
+        prune = getattr(self.autotuner, "early_config_prune", None)
+        if prune is None:
+            return None
+        case = self.case(launch, "meta")
+        named = case.arguments(case.inputs(0), case.outputs())
+        asked, declared = self.config(chosen), list(self.autotuner.configs)
+        if asked not in declared:
+            declared.append(asked)
+        grid = grid_of(launch.grid, chosen)
+        kept = prune(declared, named, **{**named, **self._options(launch), "grid": grid, "warmup": False})
+        return None if asked in kept else "early_config_prune of the kernel"
+
+    def config(self, chosen: Config) -> Any:
+        """As Triton has it, with the hook that the kernel declares for it."""
+        import triton
+
+        kwargs = {name: value_of(value) for name, value in chosen.kwargs.items()}
+        options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "num_ctas": chosen.num_ctas}
+        made = triton.Config(kwargs, **options, maxnreg=chosen.maxnreg)
+        if chosen.has_pre_hook:
+            declared = [each for each in self.autotuner.configs if each.pre_hook is not None]
+            same = [each for each in declared if each.kwargs == kwargs]
+            alike = [each for each in same if each.all_kwargs() == made.all_kwargs()]
+            made.pre_hook = next(each.pre_hook for each in (*alike, *same, *declared))
+        return made
+
+    def _options(self, launch: Launch) -> dict[str, Any]:
+        """Of the launch, less what a config sets."""
+        return {name: value_of(value) for name, value in launch.options.items() if name not in CONFIG_OPTIONS}
+
+    def _choice(self, launch: Launch, config: Mapping[str, int]) -> tuple[Any, tuple[int, ...]]:
+        place = (launch.id, NamedInts(config))
+        if place not in self._chosen:
+            chosen = decoded(self.kernel, NamedInts(config))
+            grid = grid_of(launch.grid, chosen)
+            if grid is None:
+                raise ValueError(GRIDLESS)
+            self._chosen[place] = (self.config(chosen), grid)
+        return self._chosen[place]
+
+
+def grid_of(grid: Grid, config: Config) -> tuple[int, ...] | None:
+    """The programs of a config; None where they were not recorded."""
+    options = {name: getattr(config, name) for name in CONFIG_OPTIONS}
+    return grid.of({**options, **config.kwargs})

@@ -1,0 +1,297 @@
+"""A recorded kernel as an ordinary KernelSpec: its configs are the grid, its launches are the problems."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fp8tune.autotuned import agreement, configs, problems, sizes
+from fp8tune.autotuned.launching import Launcher
+from fp8tune.autotuned.tensors import Case, Storage
+from fp8tune.errors import UsageError
+from fp8tune.recording import Config, Kernel, Launch, Tensor, as_json
+from fp8tune.records import NamedInts, Problem
+from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
+
+SMALL = 2**20
+"""Elements of a problem that Triton's interpreter runs as it is, and of an edge."""
+
+TOLERANCES = {
+    "float64": 1e-7,
+    "float32": 1e-5,
+    "float16": 1e-3,
+    "bfloat16": 1.6e-2,
+    "float8_e4m3fn": 0.125,
+    "float8_e4m3fnuz": 0.125,
+    "float8_e5m2": 0.25,
+    "float8_e5m2fnuz": 0.25,
+}
+"""Output dtype -> the relative bound where the user names none: two units in the last place, more from float32 on."""
+
+
+@dataclass(frozen=True)
+class RecordedSpec(KernelSpec):
+    """The spec of a kernel that has none."""
+
+    kernel: Kernel = field(default_factory=lambda: Kernel(""))
+    """As recorded; a bare function with the one config that its launches have."""
+    launches: Mapping[Problem, Launch] = field(default_factory=dict)
+    agrees: bool = False
+    """Whether right is what the config declared first gives: no reference was named."""
+    untried_sizes: str = ""
+    """Why nothing is checked on other sizes than were recorded; empty where it is."""
+    has_odd_sizes: bool = False
+    """Whether any launch is checked on other sizes."""
+
+    def document(self, problem: Problem) -> str:
+        """The launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
+        launch = self.launches.get(replace(problem, seed=0))
+        if launch is None:
+            return ""
+        arguments = tuple(replace(a, values=None) if isinstance(a, Tensor) else a for a in launch.arguments)
+        own = {
+            "kernel": as_json(replace(self.kernel, launches=())),
+            "launch": as_json(replace(launch, arguments=arguments)),
+        }
+        return json.dumps(own)
+
+    def first(self, problem: Problem) -> NamedInts:
+        """The config declared first of those that the kernel does not prune."""
+        kept = (c for c in self.configs if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
+        return next(kept, self.default)
+
+    def is_small(self, problem: Problem) -> bool:
+        """Whether Triton's interpreter can run it, itself or at odd sizes."""
+        scaled = self.scaled_down(problem)
+        return scaled != problem or _elements(self.launches[replace(problem, seed=0)]) <= SMALL
+
+
+def build(
+    kernel: Kernel,
+    function: Any,
+    *,
+    check: str = "",
+    tolerance: Tolerance | None = None,
+    reference: Callable[..., Any] | None = None,
+    only_recorded_sizes: bool = False,
+) -> RecordedSpec:
+    """The spec of a kernel that was recorded and found in its module as ``function``.
+
+    Raises UsageError for one that cannot be swept.
+    """
+    if kernel.refusal:
+        raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
+    if not kernel.launches:
+        raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
+    kernel = kernel if kernel.configs else replace(kernel, configs=(_own_config(kernel.launches[0]),))
+    launcher, found = Launcher(kernel, function, check == "exact-inputs"), problems.problems(kernel)
+    grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in kernel.configs))
+    odd = {} if only_recorded_sizes else {launch.id: sizes.odd(kernel, launch) for launch in found.values()}
+    untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
+    work = _Work(kernel, launcher, found, grid, {id: made for id, made in odd.items() if isinstance(made, Launch)})
+    bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
+    right: Any = functools.partial(_named_reference, reference, bool(bound)) if reference else work.agreed(bound)
+    return RecordedSpec(
+        name=kernel.name,
+        axes=configs.axes(kernel),
+        default=grid[0],
+        key=problems.key(kernel),
+        problems=_none,
+        inputs=work.inputs,
+        outputs=_outputs,
+        launch=launcher.launch,
+        reference=right,
+        invalid=work.invalid,
+        edges=work.edges,
+        scale_modes=(),
+        scaled_down=work.scaled_down,
+        check=check or "exact",
+        tolerance=bound,
+        prepare=launcher.prepare,
+        configs=grid,
+        recorded=tuple(found),
+        bytes_moved=work.bytes_moved,
+        kernel=kernel,
+        launches=found,
+        agrees=reference is None,
+        untried_sizes="" if only_recorded_sizes else untried,
+        has_odd_sizes=bool(work.odd),
+    )
+
+
+def is_kernel(found: Any) -> bool:
+    """Whether an attribute of a module is a kernel: an Autotuner, Heuristics or a ``@triton.jit`` function."""
+    return hasattr(found, "run") and hasattr(found, "fn")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The functions of a spec, with what they share."""
+
+    kernel: Kernel
+    launcher: Launcher
+    found: Mapping[Problem, Launch]
+    grid: tuple[NamedInts, ...]
+    odd: Mapping[str, Launch]
+
+    def inputs(self, problem: Problem, device: str) -> tuple[Any, ...]:
+        """The tensors that the launch reads, then its :class:`Case`."""
+        return self.launcher.case(self.launch_of(problem), device).inputs(problem.seed)
+
+    def launch_of(self, problem: Problem) -> Launch:
+        """As recorded, or at odd sizes."""
+        layout = problem.input_layout
+        if layout.startswith(problems.ODD):
+            return self.odd[layout.removeprefix(problems.ODD)]
+        id = layout.removeprefix(problems.RECORDED)
+        found = next((launch for launch in self.kernel.launches if launch.id == id), None)
+        if found is None:
+            raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
+        return found
+
+    def invalid(self, config: Mapping[str, int], shape: Mapping[str, int], limits: object) -> str | None:
+        """What the kernel prunes itself, and configs whose grid is not known."""
+        launch = self._of_shape(shape)
+        return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
+
+    def bytes_moved(self, shape: Mapping[str, int]) -> int:
+        """What is loaded and what is stored; what is both counts twice."""
+        launch = self._of_shape(shape)
+        return 0 if launch is None else moved(self.launcher.case(launch, "meta"))
+
+    def _of_shape(self, shape: Mapping[str, int]) -> Launch | None:
+        every = [*self.found.items(), *((self._odd_problem(p), self.odd[p.id]) for p in self._with_odd())]
+        return next((launch for problem, launch in every if problem.shape == shape), None)
+
+    def _with_odd(self) -> list[Launch]:
+        return [launch for launch in self.found.values() if launch.id in self.odd]
+
+    def _odd_problem(self, launch: Launch, seed: int = 0) -> Problem:
+        of = next(problem for problem, found in self.found.items() if found is launch)
+        made = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
+        shape = NamedInts([(name, made.shape.get(name, value)) for name, value in of.shape.items()])
+        return replace(of, shape=shape, input_layout=f"{problems.ODD}{launch.id}", seed=seed)
+
+    def edges(self, problem: Problem) -> Iterable[Edge]:
+        """Odd sizes and contents; contents alone where the sizes are recorded and small."""
+        if not problem.input_layout.startswith(problems.RECORDED):
+            return
+        launch = self.launch_of(problem)
+        if launch.id in self.odd:
+            small = self._odd_problem(launch, problem.seed)
+            yield Edge("odd sizes", small)
+        elif _elements(launch) <= SMALL:
+            small = problem
+        else:
+            return
+        for content in ("zeros", "nan", "infinite"):
+            yield Edge("contents", small, content)
+
+    def scaled_down(self, problem: Problem) -> Problem:
+        """The problem itself where it is small, else at odd sizes; else as it is, which takes long."""
+        launch = self.launch_of(problem)
+        is_small = _elements(launch) <= SMALL or launch.id not in self.odd
+        return problem if is_small else self._odd_problem(launch, problem.seed)
+
+    def agreed(self, bound: Tolerance | None) -> Callable[..., tuple[Any, ...]]:
+        """The reference of a kernel for which none was named."""
+
+        def first_config(*inputs: Any) -> tuple[Any, ...]:
+            launch = inputs[-1].launch
+            kept = [config for config in self.grid if self.launcher.pruned(launch, config) is None]
+            return agreement.outputs(self.launcher, kept, inputs, bound)
+
+        return first_config
+
+
+def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any) -> tuple[Any, ...]:
+    """What a function of the kernel's arguments says: a tensor, a tuple, or a dict by name."""
+    case: Case = inputs[-1]
+    outputs = case.outputs()
+    case.prepare(inputs, outputs)
+    named = {name: _widened(value) if is_close else value for name, value in case.arguments(inputs, outputs).items()}
+    taken = inspect.signature(function).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    given = function(**{name: value for name, value in named.items() if takes_all or name in taken})
+    arguments = (argument for storage in case.written for argument in storage.arguments)
+    written = [argument for argument in arguments if argument.is_stored is not False]
+    if isinstance(given, Mapping):
+        results = dict(given)
+    else:
+        several = given if isinstance(given, tuple | list) else (given,)
+        if len(several) != len(written):
+            names = ", ".join(argument.name for argument in written)
+            raise ValueError(f"the reference gives {len(several)} tensors, the kernel writes {names}: give a dict")
+        results = {argument.name: one for argument, one in zip(written, several, strict=True)}
+    pairs = zip(case.written, outputs, strict=True)
+    return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
+
+
+def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
+    """An output as the reference has it; what it does not name is what the launch found there."""
+    expected = output.double() if is_close and output.dtype.is_floating_point else output
+    for argument in storage.arguments:
+        if argument.name in results:
+            result = results[argument.name]
+            if tuple(result.shape) != argument.shape:
+                shapes = f"{tuple(result.shape)}, the kernel's {argument.shape}"
+                raise ValueError(f"the reference's {argument.name} has the shape {shapes}")
+            if not storage.is_flat:
+                return result.double() if is_close and expected.is_floating_point() else result
+            target = expected.as_strided(argument.shape, argument.strides, expected.storage_offset() + argument.offset)
+            target.copy_(result)
+    return expected
+
+
+def _widened(value: Any) -> Any:
+    import torch
+
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_float else value
+
+
+def _own_config(launch: Launch) -> Config:
+    """Of a bare ``@triton.jit`` function: the options of its first launch."""
+    known = {one.name for one in dataclasses.fields(Config)} - {"kwargs", "has_pre_hook"}
+    return Config({}, **{name: value for name, value in launch.options.items() if name in known})
+
+
+def _tolerance(kernel: Kernel) -> Tolerance:
+    dtypes = [
+        argument.dtype
+        for launch in kernel.launches
+        for argument in problems.tensors_of(launch)
+        if argument.is_stored is not False
+    ]
+    relative = max((TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES), default=1e-5)
+    return Tolerance(relative, relative * 1e-3)
+
+
+def moved(case: Case) -> int:
+    """Bytes of a launch that are loaded and stored, each element once."""
+    total = 0
+    for storage in case.storages:
+        for argument in storage.arguments:
+            own = [size for size, stride in zip(argument.shape, argument.strides, strict=True) if stride]
+            times = (argument.is_loaded is not False) + (argument.is_stored is True)
+            total += math.prod(own) * storage.itemsize(argument) * times
+    return total
+
+
+def _elements(launch: Launch) -> int:
+    return sum(math.prod(argument.shape) for argument in problems.tensors_of(launch))
+
+
+def _outputs(*inputs: Any) -> tuple[Any, ...]:
+    case: Case = inputs[-1]
+    return case.outputs()
+
+
+def _none(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    return iter(())

@@ -1,0 +1,124 @@
+"""A recorded kernel swept end to end on Triton's interpreter: what is honoured, and which faults are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import toy_recording
+from command_line import fp8tune
+from toy_recording import FOLDER
+
+from fp8tune.records import Status
+from fp8tune.revisions.loading import load_spec
+from fp8tune.store.results import Store
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    yield
+    load_spec.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
+    """What a sweep of all toy kernels prints, and its rows."""
+    folder = tmp_path_factory.mktemp("recorded")
+    toy_recording.write(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRITON_INTERPRET", "1")
+        patched.setenv("PYTHONPATH", str(FOLDER))
+        patched.syspath_prepend(str(FOLDER))
+        said = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", cwd=folder)
+    assert said.returncode == 0, said.stderr
+    with Store.open(str(folder / "rows.db"), writable=False) as store:
+        yield said.stderr, store
+
+
+def outcomes(store: Store, attribute: str) -> dict[str, tuple[Status, str]]:
+    """Config -> (status, reason) of a toy kernel's problems."""
+    name = f"toy_kernels:{attribute}"
+    tallies = [store.tally(subject) for subject in store.tried_subjects(name, None)]
+    return {
+        f"{config.get('BLOCK', config.get('ROWS'))}": (outcome.status, outcome.reason)
+        for tally in tallies
+        for config, outcome in tally.outcomes.items()
+    }
+
+
+@pytest.mark.parametrize("attribute", ["softmax", "double_in_place", "hooked", "keyed"])
+def test_right_kernels_pass(swept: tuple[str, Store], attribute: str) -> None:
+    found = outcomes(swept[1], attribute)
+    assert len(found) == 2
+    assert {status for status, _ in found.values()} == {Status.OK}
+
+
+def test_what_is_reset_to_zero_is_zero_before_each_launch(swept: tuple[str, Store]) -> None:
+    found = outcomes(swept[1], "accumulate")
+    assert found["64"] == (Status.OK, "")
+    assert "expected -7.9" in found["128"][1] or found["128"][0] is Status.OK  # sums in another order
+
+
+def test_early_config_prune_is_the_kernels_own(swept: tuple[str, Store]) -> None:
+    assert outcomes(swept[1], "pruned")["4096"] == (Status.PRUNED, "early_config_prune of the kernel")
+
+
+def test_a_config_that_disagrees_with_the_first_is_found(swept: tuple[str, Store]) -> None:
+    found = outcomes(swept[1], "wrong_block")
+    assert [found[block][0] for block in ("64", "128", "256")] == [Status.OK, Status.WRONG, Status.OK]
+    assert found["128"][1].startswith("output 0 disagrees with the first config: 256 of 256 elements differ")
+
+
+def test_a_dropped_tail_is_found_at_odd_sizes(swept: tuple[str, Store]) -> None:
+    status, reason = outcomes(swept[1], "drops_tail")["128"]
+    assert status is Status.WRONG
+    assert "on the edge 'odd sizes' (n=208)" in reason
+
+
+def test_what_cannot_be_swept_is_named(swept: tuple[str, Store]) -> None:
+    assert "__main__:local is not swept: it is defined in __main__" in swept[0]
+    assert "routing" not in swept[0]
+    assert "float8" not in swept[0]
+
+
+def test_the_launch_of_each_problem_is_kept(swept: tuple[str, Store]) -> None:
+    documents = swept[1].recorded_launches("toy_kernels:keyed")
+    assert sorted(problem.in_dtype for problem in documents) == ["float16", "float32"]
+
+
+def sweep(folder: Path, kernel: toy_recording.Kernel, *options: str) -> tuple[int, str]:
+    toy_recording.write(folder, kernel)
+    said = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", *options, cwd=folder)
+    return said.returncode, said.stdout + said.stderr
+
+
+def test_a_reference_in_float64_judges_a_tolerance(tmp_path: Path) -> None:
+    options = ("--check", "tolerance=1e-5", "--reference", "toy_kernels:softmaxed")
+    assert sweep(tmp_path, toy_recording.softmax(16, 24), *options)[0] == 0
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        assert {entry.check for entry in store.evidence()} == {"tolerance 1e-05 relative of float64"}
+
+
+def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> None:
+    code, said = sweep(tmp_path, toy_recording.copies("hooked", 32), "--reference", "toy_kernels:halves")
+    assert code == 1
+    assert "32 of 32 elements differ" in said
+    assert "first config" not in said
+
+
+def test_a_check_of_the_users_is_another_sweep(tmp_path: Path) -> None:
+    kernel = toy_recording.copies("hooked", 32)
+    assert "2 trials" in sweep(tmp_path, kernel)[1]
+    assert "every trial of this sweep is in the database" in sweep(tmp_path, kernel)[1]
+    assert "every trial" not in sweep(tmp_path, kernel, "--check", "tolerance=0.1")[1]
+
+
+def test_an_autotuner_without_a_recording_says_how_to_record(tmp_path: Path) -> None:
+    said = fp8tune("sweep", "--kernel", "toy_kernels:softmax", "--db", "rows.db", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in said.stderr
+    assert len(said.stderr.splitlines()) == 1

@@ -1,0 +1,217 @@
+"""Recorded programs: what their kernels got is in the file, whatever way the program runs and ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import KERNELS, Recorded, environment, record, told
+
+from fp8tune.recording import Kernel, Scalar, Tensor, read
+
+PYTHON = sys.executable
+
+MAIN = """
+import os, sys, triton, triton.language as tl, torch
+import my_kernels
+
+@triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def in_main(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0, mask=tl.arange(0, BLOCK) < n)
+
+def make():
+    @triton.autotune([triton.Config({"BLOCK": 64})], key=[])
+    @triton.jit
+    def closed(x_ptr, BLOCK: tl.constexpr):
+        tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+    return closed
+
+class Odd:
+    pass
+
+in_main[(1,)](torch.empty(64), 64)
+kernels = [make()]
+kernels[0][(1,)](torch.empty(64))
+for _ in range(3):
+    my_kernels.run_softmax(4, 64)
+my_kernels.run_softmax(2, 128)
+my_kernels.run_gather(100)
+my_kernels.run_gather(100, float("inf"))
+for _ in range(2):
+    my_kernels.run_fill(100)
+try:
+    my_kernels.cached[(1,)](torch.empty(64), Odd())
+except Exception:
+    pass
+print("the program's own output", sys.argv[1:])
+sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "my_kernels.py").write_text(KERNELS)
+    (folder / "train.py").write_text(MAIN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Recorded:
+    """A script that launches all kinds of kernels and fails."""
+    return record(folder, "--jit", "my_kernels:fi*", "--json", program=(PYTHON, "train.py", "--lr", "3"))
+
+
+@pytest.fixture(scope="module")
+def kernels(recorded: Recorded) -> dict[str, Kernel]:
+    assert recorded.recording is not None, recorded.stderr
+    return {kernel.name.rpartition(":")[2]: kernel for kernel in recorded.recording.kernels}
+
+
+def test_the_exit_code_is_the_programs_and_json_is_all_of_stdout(recorded: Recorded) -> None:
+    assert recorded.returncode == 3, recorded.stderr
+    assert "the program's own output ['--lr', '3']" in recorded.stderr
+    assert "no GPU here" in recorded.stderr
+    said = told(recorded)
+    assert set(said) == {"recording", "device", "arch", "processes", "kernels", "next"}
+    assert "--recording" in str(said["next"])
+
+
+def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
+    softmax = kernels["softmax"]
+    assert softmax.name == "my_kernels:softmax"
+    assert [(launch.arguments[0].shape, launch.count) for launch in softmax.launches] == [((4, 64), 3), ((2, 128), 1)]
+    assert softmax.key == ("columns",)
+    assert [launch.key for launch in softmax.launches] == [
+        (64, "torch.float32", "torch.float32"),
+        (128, "torch.float32", "torch.float32"),
+    ]
+    assert [config.kwargs for config in softmax.configs] == [
+        {"BLOCK": 64},
+        {"BLOCK": 64},
+        {"BLOCK": 128},
+        {"BLOCK": 128},
+    ]
+    assert softmax.launches[0].grid.axes == ()
+    assert softmax.launches[0].grid.of({"BLOCK": 64}) == (4,)
+    assert softmax.launches[0].config == softmax.configs[0]
+    assert softmax.source_hash or not softmax.refusal
+
+
+def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
+    (launch, infinite) = kernels["gather"].launches
+    x, index, count = launch.arguments[:3]
+    assert isinstance(x, Tensor)
+    assert (x.dtype, x.shape, x.alignment, x.is_loaded, x.is_stored) == ("bfloat16", (100,), 8, True, True)
+    assert (x.least, x.most, x.mean, x.deviation, x.zeros, x.not_finite) == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    assert isinstance(index, Tensor)
+    assert (index.values, index.is_sorted, index.is_loaded, index.is_stored) == (tuple(range(100)), True, True, False)
+    assert isinstance(count, Tensor)
+    assert (count.values, count.is_loaded, count.is_stored) == ((0,), True, True)
+    assert launch.arguments[3:] == (
+        Scalar("n", 100),
+        Scalar("scale", 2.0),
+        Scalar("DTYPE", {"dtype": "tl.float32"}, is_constexpr=True),
+        Scalar("FUNCTION", {"function": "my_kernels:twice"}, is_constexpr=True),
+    )
+    assert infinite.arguments[4] == Scalar("scale", {"float": "inf"})
+    assert launch.grid.axes == ("BLOCK",)
+    assert (launch.grid.of({"BLOCK": 64}), launch.grid.of({"BLOCK": 8})) == ((2,), (13,))
+
+
+def test_bare_kernels_are_recorded_where_a_pattern_names_them(kernels: dict[str, Kernel]) -> None:
+    fill = kernels["fill"]
+    assert (fill.is_autotuned, fill.configs) == (False, ())
+    (launch,) = fill.launches
+    assert (launch.count, launch.options) == (2, {"num_warps": 2})
+    assert launch.arguments[2] == Scalar("BLOCK", 64, is_constexpr=True)
+    assert "twice" not in kernels
+
+
+def test_an_autotuner_of_a_subclass_is_recorded_once_with_all_it_declares(kernels: dict[str, Kernel]) -> None:
+    cached = kernels["cached"]
+    assert [launch.count for launch in cached.launches] == [2]
+    assert len(cached.configs) == 4
+
+
+def test_an_argument_of_an_unknown_type_is_named(kernels: dict[str, Kernel]) -> None:
+    (reason,) = kernels["cached"].skipped
+    assert reason.startswith("argument n is of type __main__.Odd")
+
+
+def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict[str, Kernel]) -> None:
+    assert "defined in __main__" in kernels["in_main"].refusal
+    assert "closure, made inside make" in kernels["make.<locals>.closed"].refusal
+    assert not kernels["softmax"].refusal
+
+
+def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
+    (tmp_path / "my_kernels.py").write_text(KERNELS + '\nif __name__ == "__main__":\n    run_softmax(2, 64)\n')
+    for program, name in (((PYTHON, "my_kernels.py"), "my_kernels.py"), ((PYTHON, "-m", "my_kernels"), "my_kernels")):
+        done = record(tmp_path, program=program)
+        assert done.recording is not None, done.stderr
+        (kernel,) = done.recording.kernels
+        assert (kernel.name, kernel.refusal) == (f"{name}:softmax", "")
+        assert f"fp8tune sweep --kernel {name}:softmax --recording" in done.stdout
+
+
+def test_processes_are_merged_even_those_that_end_at_once(folder: Path) -> None:
+    """Ranks by fork and by a new Python, one of which skips all clean-up."""
+    (folder / "ranks.py").write_text(
+        "import os, subprocess, sys, my_kernels\n"
+        "my_kernels.run_softmax(2, 64)\n"
+        "if 'RANK' not in os.environ:\n"
+        "    other = subprocess.Popen([sys.executable, 'ranks.py'], env={**os.environ, 'RANK': '1'})\n"
+        "    if os.fork() == 0:\n"
+        "        my_kernels.run_softmax(2, 64)\n"
+        "        os._exit(0)\n"
+        "    os.wait(), os.wait()\n"
+        "else:\n"
+        "    os._exit(0)\n"
+    )
+    done = record(folder, program=(PYTHON, "ranks.py"))
+    assert done.recording is not None, done.stderr
+    assert done.recording.processes == 3
+    (softmax,) = done.recording.kernels
+    assert [launch.count for launch in softmax.launches] == [3]
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
+    done = record(tmp_path, program=(PYTHON, "-c", "print(MARK)"), PYTHONPATH=str(tmp_path / "own"))
+    assert str(tmp_path / "own" / "sitecustomize.py") in done.stdout
+
+
+def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
+    done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
+    assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
+    assert "no process of the program imported Triton" in done.stderr
+
+
+def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    done = record(tmp_path, program=("./no-such-program",))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot run './no-such-program'" in done.stderr
+
+
+def test_sigterm_ends_the_program_and_leaves_what_was_recorded(folder: Path) -> None:
+    (folder / "long.py").write_text(
+        "import my_kernels, pathlib, time, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "my_kernels.run_softmax(2, 64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+    )
+    command = [PYTHON, "-m", "fp8tune", "record", "-o", "term.json", "--", PYTHON, "long.py"]
+    running = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (folder / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(60) == 143
+    (kernel,) = read(folder / "term.json").kernels
+    assert kernel.launches[0].count == 1
