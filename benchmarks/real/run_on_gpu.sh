@@ -4,8 +4,7 @@
 #     bash benchmarks/real/run_on_gpu.sh FOLDER [PART] [SECONDS]
 #
 # Each step has a time limit and goes on after a failure. What is written into FOLDER: PART.db, PART-1.json to
-# PART-3.json, PART-study.json, PART-study.md and PART.log (torchao: codes.json too). The most important steps come
-# first; SECONDS (480) ends the last ones.
+# PART-3.json, PART-study.json and PART.log (torchao: codes.json too). The most important steps come first; SECONDS (480) ends the last ones.
 set -u
 OUT=${1:?folder} PART=${2:-torchao} SECONDS_LEFT=${3:-480}
 mkdir -p "$OUT"
@@ -59,9 +58,8 @@ screen() { # the same without finals; where no config is right, once more on the
 study() { # also where no time is left
   timeout 60 python3 -m benchmarks.real_kernels "$OUT/$PART"-[123].json --db "$OUT/$PART.db" --output "$OUT" 2>&1 |
     cut -c 1-400 | tee -a "$LOG"
-  for kind in json md; do
-    [ -f "$OUT/study.$kind" ] && mv "$OUT/study.$kind" "$OUT/$PART-study.$kind"
-  done
+  [ -f "$OUT/study.json" ] && mv "$OUT/study.json" "$OUT/$PART-study.json"
+  rm -f "$OUT/study.md" # the log has it
 }
 
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) $(python3 --version)"
