@@ -4,7 +4,8 @@
 #     bash benchmarks/real/run_on_gpu.sh FOLDER [PART] [SECONDS]
 #
 # Each step has a time limit and goes on after a failure. What is written into FOLDER: PART.db, PART-1.json to
-# PART-3.json, PART-study.json and PART.log (torchao: codes.json too). The most important steps come first; SECONDS (480) ends the last ones.
+# PART-3.json, PART-study.json and PART.log (torchao: codes.json too). The most important steps come first; SECONDS
+# (480) ends the last ones.
 set -u
 OUT=${1:?folder} PART=${2:-torchao} SECONDS_LEFT=${3:-480}
 mkdir -p "$OUT"
