@@ -13,13 +13,11 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.real.references import colwise
 from benchmarks.real.torchao_moe import COLWISE
 from fp8tune_kernels.groups import group_ends
-
-if TYPE_CHECKING:
-    import torch
 
 HISTORIES: Mapping[str, Sequence[int]] = {
     "8 groups": (8,),
@@ -33,22 +31,6 @@ JAGGED = (8, 16, 64)
 """Jagged groups, each in a fresh process."""
 
 
-def expected(x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """The codes, as (rows, columns) in float8_e4m3fn: a power-of-two scale for each column of each group."""
-    import torch
-
-    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    start = 0
-    for end in ends:
-        if end > start:
-            part = x[start:end].float()
-            largest = part.abs().amax(0).double().clamp(min=1e-12)
-            scale = torch.exp2(torch.floor(torch.log2((448.0 / largest).float())))
-            codes[start:end] = (part * scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-        start = end
-    return codes
-
-
 def wrong_share(routing: str, groups: int) -> float:
     """The share of codes that differ, of one call. Codes of rows that no group has do not count."""
     import torch
@@ -56,10 +38,10 @@ def wrong_share(routing: str, groups: int) -> float:
 
     torch.manual_seed(0)
     x = torch.randn(*COLWISE, dtype=torch.bfloat16, device="cuda")
-    ends = group_ends(routing, COLWISE[0], groups)
-    offs = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    offs = torch.tensor(group_ends(routing, COLWISE[0], groups), dtype=torch.int32, device="cuda")
     got = triton_fp8_per_group_colwise_scales(x, offs, torch.float8_e4m3fn, round_scales_to_power_of_2=True)[0]
-    differ = got.contiguous().view(torch.uint8) != expected(x, ends).view(torch.uint8)
+    right = colwise(x, offs)["out_ptr"]
+    differ = got.contiguous().view(torch.uint8) != right.contiguous().view(torch.uint8)
     return float(differ.float().mean())
 
 

@@ -42,7 +42,7 @@ class Storage:
     @property
     def is_constant(self) -> bool:
         """Whether it has one value throughout, which is no input for a check of contents."""
-        return all(each.least is not None and each.least == each.most for each in self.arguments)
+        return all(_constant(each) is not None for each in self.arguments)
 
     @property
     def name(self) -> str:
@@ -211,16 +211,26 @@ def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
     tensor.copy_(made)
 
 
+def _constant(described: Tensor) -> float | None:
+    """The value of all elements; None where they differ or nothing is known.
+
+    Infinity where none is finite: what a minimum begins with. The recording has no sign for it.
+    """
+    if described.not_finite == 1.0:
+        return math.inf
+    return described.least if described.least == described.most else None
+
+
 def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Normal with the recorded mean and deviation within the recorded range; standard normal where nothing is known."""
     import torch
 
     dtype = tensor.dtype if tensor.element_size() > 1 else torch.float32  # float8 knows no arithmetic
     made = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    if (constant := _constant(described)) is not None:
+        return made.fill_(constant)
     if described.least is None or described.most is None:
         return made.normal_(generator=generator)
-    if described.least == described.most:
-        return made.fill_(described.least)
     made.normal_(described.mean or 0.0, max(described.deviation or 0.0, 1e-30), generator=generator)
     made.clamp_(described.least, described.most)
     if described.zeros:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +186,7 @@ def test_floats_have_the_recorded_distribution() -> None:
     assert kept.mean().item() == pytest.approx(2.0, abs=0.05)
     assert 1.0 <= kept.min().item() <= kept.max().item() <= 4.0
     assert made(floats("x", 5, least=0.5, most=0.5))["x"].tolist() == [0.5] * 5
+    assert made(floats("x", 5, not_finite=1.0))["x"].tolist() == [math.inf] * 5  # what a minimum begins with
 
 
 def test_sorted_ranges_end_at_their_bounds() -> None:
