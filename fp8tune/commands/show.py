@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from fp8tune.commands.options import database_to_read
@@ -39,6 +40,9 @@ class ShowOptions:
         bool, Option("--published", "Configs that others published, beside what was measured of them here, instead.")
     ] = False
     failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
+    recording: Annotated[
+        str | None, Option("--recording", "What fp8tune record wrote: the kernels that ran, instead.")
+    ] = None
     db: ReadDatabase = None
     format: Annotated[Format, Option("--format", "table, json or csv.")] = Format.TABLE
 
@@ -50,9 +54,12 @@ def show(options: ShowOptions) -> None:
 
     With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
     others published of a whole operation, the rows that cannot be right marked. With --published the configs that
-    others published, beside what was measured of them. With --arch interpreter what was checked without a GPU.
+    others published, beside what was measured of them. With --arch interpreter what was checked without a GPU. With
+    --recording which kernels a program ran, and which to sweep first.
     """
-    if options.op is not None:
+    if options.recording is not None:
+        _show_recording(options, options.recording)
+    elif options.op is not None:
         if options.kernels or options.conflicts or options.failed or options.published:
             others = "--kernel, --conflicts, --published and --failed"
             raise UsageError(f"--op shows published rows of a whole operation: leave out {others}")
@@ -85,6 +92,17 @@ def show(options: ShowOptions) -> None:
         print_conflicts(conflicts(evidence), options.format)
     else:
         _show_picks(options)
+
+
+def _show_recording(options: ShowOptions, path: str) -> None:
+    from fp8tune.recording import read
+    from fp8tune.render.recording import print_recording
+
+    if options != ShowOptions(recording=path, format=options.format):
+        raise UsageError("--recording shows a file: leave out what shows a database, all but --format")
+    if options.format is Format.CSV:
+        raise UsageError("--recording prints a table or JSON: use --format json")
+    print_recording(read(Path(path)), path, options.format)
 
 
 def _show_picks(options: ShowOptions) -> None:

@@ -203,7 +203,7 @@ class Launched:
         """The launch with statistics and values, before it runs."""
         bound = self._bound(args, kwargs)
         before = {one.name: one for one in launch.arguments if not isinstance(one, Scalar)}
-        if len(self.entries) > WITH_VALUES:
+        if not before or len(self.entries) > WITH_VALUES:
             return replace(launch, in_graph=False)
         found = with_values(before, {name: bound[name] for name in before})
         return replace(launch, in_graph=False, arguments=tuple(found.get(one.name, one) for one in launch.arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8tune.recording import Kernel, Recording
@@ -28,6 +29,11 @@ class Row:
     skipped: int
     """Launches that are counted only."""
 
+    @property
+    def is_sweepable(self) -> bool:
+        """Whether a sweep has launches of it to make."""
+        return bool(self.distinct) and not self.refusal
+
 
 def rows(recording: Recording) -> list[Row]:
     """Kernels, those that take most of the GPU's time first."""
@@ -48,6 +54,17 @@ def rows(recording: Recording) -> list[Row]:
         for kernel, time in zip(recording.kernels, times, strict=True)
     ]
     return sorted(found, key=lambda row: (-(row.gpu_share or 0.0), not row.configs, -row.launches, row.kernel))
+
+
+def most_to_gain(found: Sequence[Row]) -> Row | None:
+    """The kernel to sweep first: with several configs, the largest share of tuning seconds plus that of GPU time.
+
+    Only where no kernel has several configs, one without; None where none can be swept.
+    """
+    sweepable = [row for row in found if row.is_sweepable]
+    tunable = [row for row in sweepable if row.configs > 1]
+    total_s = sum(row.tuning_s for row in tunable) or 1.0
+    return max(tunable or sweepable, key=lambda row: row.tuning_s / total_s + (row.gpu_share or 0.0), default=None)
 
 
 def _gpu_us(kernel: Kernel) -> float | None:

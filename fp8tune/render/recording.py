@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from fp8tune.record.summary import Row, rows
+from fp8tune.record.summary import Row, most_to_gain, rows
 from fp8tune.recording import Recording
 from fp8tune.render.report import Column, Report, left, right
-from fp8tune.render.terminal import notice, print_json, share
+from fp8tune.render.terminal import kernel_name, notice, print_json, share
 
 
 def print_recording(recording: Recording, path: str, output_format: str) -> None:
-    """The kernels of a recording that was written to ``path``; notices say why some cannot be swept."""
+    """The kernels of the recording in ``path``; notices say why some cannot be swept."""
     found = rows(recording)
-    command = _next_command(found, path)
+    best = most_to_gain(found)
+    command = None if best is None else f"fp8tune sweep --kernel {best.kernel} --recording {path}"
     if output_format == "json":
         print_json(
             {
@@ -30,15 +30,16 @@ def print_recording(recording: Recording, path: str, output_format: str) -> None
     where = recording.device or "Triton's interpreter"
     title = f"{path}: {_counted(len(found), 'kernel')}, {_counted(recording.processes, 'process')}, {where}"
     columns: list[Column[Row]] = [
-        left("kernel", lambda row: row.kernel),
+        left("kernel", lambda row: kernel_name(row.kernel)),
         right("launches", lambda row: f"{row.launches:,}"),
         right("distinct", lambda row: f"{row.distinct:,}"),
         right("keys", lambda row: f"{row.keys:,}"),
         right("configs", lambda row: f"{row.configs:,}"),
         right("GPU time", lambda row: share(row.gpu_share, 1)),
         right("tuning s", lambda row: f"{row.tuning_s:.1f}" if row.tuning_s else ""),
-        left("", lambda row: "cannot be swept" if row.refusal else ""),
     ]
+    if any(row.refusal for row in found):
+        columns.append(left("", lambda row: "cannot be swept" if row.refusal else ""))
     Report(title, columns, found).print()
     for row in found:
         if row.refusal:
@@ -48,12 +49,8 @@ def print_recording(recording: Recording, path: str, output_format: str) -> None
             notice(f"{row.kernel}: {row.skipped:,} launches were only counted: {'; '.join(reasons)}")
     if command:
         print(f"\nnext: {command}")
-
-
-def _next_command(found: Sequence[Row], path: str) -> str | None:
-    """The sweep of the kernel that takes most time of those that can be swept."""
-    best = next((row for row in found if not row.refusal and row.distinct), None)
-    return None if best is None else f"fp8tune sweep --kernel {best.kernel} --recording {path}"
+    if sum(row.is_sweepable for row in found) > 1:
+        print(f" all: fp8tune sweep --recording {path}")
 
 
 def _counted(number: int, name: str) -> str:

@@ -90,6 +90,28 @@ def run_fill(n):
 '''
 
 
+QUICK = """
+import triton
+import triton.language as tl
+
+
+def timed(launch, quantiles):
+    launch()
+    return [1.0, 1.0, 1.0]
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (64, 128)], key=["n"], do_bench=timed)
+@triton.jit
+def quick(n: tl.constexpr, BLOCK: tl.constexpr):
+    pass
+
+
+def run(n):
+    quick[lambda meta: (n // meta["BLOCK"],)](n)
+"""
+"""A module whose kernel takes constants alone, and tunes itself: nothing of it imports torch, which takes seconds."""
+
+
 class Recorded(NamedTuple):
     """A recording of a program, and how the command ended."""
 
@@ -111,6 +133,14 @@ def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str)
     command = [sys.executable, "-m", "fp8tune", "record", "-o", str(output), *arguments, "--", *program]
     done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=120)
     return Recorded(read(output) if output.exists() else None, done.returncode, done.stdout, done.stderr)
+
+
+def quick_count(recorded: Recorded) -> int:
+    """How often the kernel of :data:`QUICK` was launched, all processes together."""
+    assert recorded.recording is not None, recorded.stderr
+    (kernel,) = recorded.recording.kernels
+    assert kernel.name.endswith(":quick")
+    return sum(launch.count for launch in kernel.launches)
 
 
 def told(recorded: Recorded) -> dict[str, object]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import KERNELS, Recorded, environment, record, told
+from programs import KERNELS, QUICK, Recorded, environment, quick_count, record, told
 
 from fp8tune.recording import Kernel, Scalar, Tensor, read
 
@@ -62,6 +62,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_kernels.py").write_text(KERNELS)
     (folder / "train.py").write_text(MAIN)
     return folder
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    """A folder with a module whose kernel needs no torch."""
+    (tmp_path / "mine.py").write_text(QUICK)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -159,41 +166,42 @@ def test_a_kernel_that_only_torch_compile_launched_is_named(kernels: dict[str, K
 
 
 def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
-    (tmp_path / "my_kernels.py").write_text(KERNELS + '\nif __name__ == "__main__":\n    run_softmax(2, 64)\n')
-    for program, name in (((PYTHON, "my_kernels.py"), "my_kernels.py"), ((PYTHON, "-m", "my_kernels"), "my_kernels")):
+    (tmp_path / "mine.py").write_text(QUICK + '\nif __name__ == "__main__":\n    run(640)\n')
+    for program, name in (((PYTHON, "mine.py"), "mine.py"), ((PYTHON, "-m", "mine"), "mine")):
         done = record(tmp_path, program=program)
         assert done.recording is not None, done.stderr
         (kernel,) = done.recording.kernels
-        assert (kernel.name, kernel.refusal) == (f"{name}:softmax", "")
-        assert f"fp8tune sweep --kernel {name}:softmax --recording" in done.stdout
+        assert (kernel.name, kernel.refusal) == (f"{name}:quick", "")
+        assert f"fp8tune sweep --kernel {name}:quick --recording" in done.stdout
 
 
-def test_processes_are_merged_even_those_that_end_at_once(folder: Path) -> None:
-    """Ranks by fork and by a new Python, one of which skips all clean-up."""
-    (folder / "ranks.py").write_text(
-        "import os, subprocess, sys, my_kernels\n"
-        "my_kernels.run_softmax(2, 64)\n"
+def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
+    """Ranks by fork and by a new Python, two of which skip all clean-up."""
+    (quick / "ranks.py").write_text(
+        "import os, subprocess, sys, mine\n"
+        "mine.run(64)\n"
         "if 'RANK' not in os.environ:\n"
         "    other = subprocess.Popen([sys.executable, 'ranks.py'], env={**os.environ, 'RANK': '1'})\n"
         "    if os.fork() == 0:\n"
-        "        my_kernels.run_softmax(2, 64)\n"
+        "        mine.run(64)\n"
         "        os._exit(0)\n"
         "    os.wait(), os.wait()\n"
         "else:\n"
         "    os._exit(0)\n"
     )
-    done = record(folder, program=(PYTHON, "ranks.py"))
-    assert done.recording is not None, done.stderr
+    done = record(quick, program=(PYTHON, "ranks.py"))
+    assert quick_count(done) == 3
+    assert done.recording is not None
     assert done.recording.processes == 3
-    (softmax,) = done.recording.kernels
-    assert [launch.count for launch in softmax.launches] == [3]
 
 
-def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
-    done = record(tmp_path, program=(PYTHON, "-c", "print(MARK)"), PYTHONPATH=str(tmp_path / "own"))
-    assert str(tmp_path / "own" / "sitecustomize.py") in done.stdout
+def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
+    (quick / "own").mkdir()
+    (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
+    program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
+    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
+    assert str(quick / "own" / "sitecustomize.py") in done.stdout
+    assert quick_count(done) == 1
 
 
 def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
@@ -208,18 +216,22 @@ def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     assert "cannot run './no-such-program'" in done.stderr
 
 
-def test_sigterm_ends_the_program_and_leaves_what_was_recorded(folder: Path) -> None:
-    (folder / "long.py").write_text(
-        "import my_kernels, pathlib, time, signal, sys\n"
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sent: signal.Signals, code: int) -> None:
+    (quick / "long.py").write_text(
+        "import mine, pathlib, time, signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        "my_kernels.run_softmax(2, 64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+        "mine.run(64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
     )
-    command = [PYTHON, "-m", "fp8tune", "record", "-o", "term.json", "--", PYTHON, "long.py"]
-    running = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (folder / "started").exists() and time.monotonic() < deadline:
+    command = [PYTHON, "-m", "fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]
+    running = subprocess.Popen(
+        command, cwd=quick, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    started, deadline = quick / "started", time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(60) == 143
-    (kernel,) = read(folder / "term.json").kernels
+    started.unlink()
+    running.send_signal(sent)
+    assert running.wait(60) == code
+    (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
