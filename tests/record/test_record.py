@@ -195,12 +195,23 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert done.recording.processes == 3
 
 
-def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
+HIDES_FP8TUNE = """
+import builtins, os, sys
+builtins.MARK = __file__
+if "FP8TUNE_RECORD" in os.environ:  # in the program, not in the command itself
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+    sys.path[:] = [place for place in sys.path if not os.path.exists(os.path.join(place, "fp8tune"))]
+"""
+
+
+def test_the_users_own_sitecustomize_runs_and_the_program_needs_no_fp8tune(quick: Path) -> None:
     (quick / "own").mkdir()
-    (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
-    program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
-    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
-    assert str(quick / "own" / "sitecustomize.py") in done.stdout
+    (quick / "own" / "sitecustomize.py").write_text(HIDES_FP8TUNE)
+    (quick / "train.py").write_text(
+        "import importlib.util, mine\nprint(MARK, importlib.util.find_spec('fp8tune'))\nmine.run(64)\n"
+    )
+    done = record(quick, program=(PYTHON, "train.py"), PYTHONPATH=str(quick / "own"))
+    assert f"{quick / 'own' / 'sitecustomize.py'} None" in done.stdout, done.stderr
     assert quick_count(done) == 1
 
 
