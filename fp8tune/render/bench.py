@@ -11,7 +11,7 @@ from fp8tune.records import Progress
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import microseconds, print_json, rate, share, times
+from fp8tune.render.terminal import layout_name, microseconds, print_json, rate, share, times
 
 
 def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
@@ -78,7 +78,7 @@ def _invalid(timing: Timing) -> str:
 
 
 def _shape(row: Row) -> str:
-    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    shape = f"{row.problem.shape} {layout_name(row.problem.input_layout)}".removesuffix(" contiguous")
     return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 

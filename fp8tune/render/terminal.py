@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
+from fp8tune.autotuned.problems import RECORDED
 from fp8tune.redaction import redacted
 from fp8tune.text import quoted_formula
 from fp8tune.text import visible as visible
@@ -55,6 +56,11 @@ LONGEST_NAME = 40
 def kernel_name(name: str) -> str:
     """A kernel's name, cut on the left where it is long: what tells ``module.sub:attr`` apart stands at its end."""
     return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
+
+
+def layout_name(layout: str) -> str:
+    """An input layout; of a recorded launch the first half of its id, which tells launches apart: ``e9f809``."""
+    return layout[len(RECORDED) :][:6] if layout.startswith(RECORDED) else layout
 
 
 def lookup_key(key: Mapping[str, int]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
+from fp8tune.autotuned.problems import RECORDED
 from fp8tune.ceiling import Bound
 from fp8tune.choose.candidates import Winner
 from fp8tune.records import NamedInts
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.render.terminal import microseconds, rate, share, slower
+from fp8tune.render.terminal import layout_name, microseconds, rate, share, slower
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
@@ -31,12 +32,14 @@ def print_winners(winners: Sequence[Winner], output_format: str) -> None:
 
 
 def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
-    """One row a problem; what all rows have in common stands in the title."""
+    """One row a problem; what all rows have in common stands in the title, or below that of a recorded kernel, whose
+    name is long."""
+    is_recorded = all(winner.problem.input_layout.startswith(RECORDED) for winner in winners)
     dims = _names(winner.problem.shape for winner in winners)
     axes = _names(winner.config for winner in winners if winner.config)
     columns: list[Column[Winner]] = [
         *(right(name, _dim(name)) for name in dims),
-        left("layout", lambda winner: winner.problem.input_layout),
+        left("launch" if is_recorded else "layout", lambda winner: layout_name(winner.problem.input_layout)),
         left("routing", lambda winner: winner.problem.routing),
         *_beside(winners),
         *(right(name, _axis(name)) for name in axes),
@@ -50,14 +53,19 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         left("from", _origin),
     ]
     cells = Report("", columns, winners).cells()
-    shown, said = [], [title]
+    shown, said = [], list[str]()
+    kept_always = ALWAYS if is_recorded else (*dims, *ALWAYS)
     for i, (column, texts) in enumerate(zip(columns, zip(*cells, strict=True), strict=True)):
-        if len(cells) == 1 or len({*texts}) > 1 or column.header in (*dims, *ALWAYS):
+        is_constant_dim = is_recorded and i < len(dims) and len({*texts}) == 1
+        if (len(cells) == 1 and not is_constant_dim) or len({*texts}) > 1 or column.header in kept_always:
             shown.append(i)
         elif texts[0] not in ("", "none", "contiguous"):
             said.append(f"{column.header} {texts[0]}")
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
-    return Report(", ".join(said), kept, cells, names=sum(i < len(dims) + 2 for i in shown))
+    names = sum(i < len(dims) + 2 for i in shown)
+    if is_recorded:
+        return Report(title, kept, cells, names, note=", ".join(said))
+    return Report(", ".join([title, *said]), kept, cells, names)
 
 
 def _beside(winners: Sequence[Winner]) -> list[Column[Winner]]:
