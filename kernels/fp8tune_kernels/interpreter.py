@@ -243,8 +243,8 @@ def _sum_in_float32(add: Any) -> Any:
 # fmt: off
 _LIBDEVICE = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "erfc",
-    "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "nextafter", "pow",
-    "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "nextafter",
+    "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )
 # fmt: on
 """Functions of libdevice that torch has under the same name."""
