@@ -75,6 +75,17 @@ def microseconds(value: float | None, missing: str = "") -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
+AT_MOST = "rates as if whole tensors were moved"
+"""Of a recorded kernel, which may address a part of them."""
+
+
+def checked(check: str) -> str:
+    """How rows were checked, in words: ``checked within 1e-03 relative of float64``."""
+    words = {"exact": "for equal bytes", "exact-inputs": "for equal bytes on inputs whose sums are exact"}
+    within = f"within {check.removeprefix('tolerance ')}"
+    return f"checked {words.get(check, within)}"
+
+
 def share(value: float | None, digits: int = 0) -> str:
     """``58 %`` for 0.58."""
     return "" if value is None else f"{100 * value:.{digits}f} %"

@@ -7,10 +7,10 @@ from operator import itemgetter
 
 from fp8tune.ceiling import Bound
 from fp8tune.choose.candidates import Winner
-from fp8tune.records import NamedInts
+from fp8tune.records import NamedInts, is_recorded
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.render.terminal import microseconds, rate, share, slower
+from fp8tune.render.terminal import AT_MOST, checked, microseconds, rate, share, slower
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
@@ -55,9 +55,16 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         if len(cells) == 1 or len({*texts}) > 1 or column.header in (*dims, *ALWAYS):
             shown.append(i)
         elif texts[0] not in ("", "none", "contiguous"):
-            said.append(f"{column.header} {texts[0]}")
+            said.append(_in_title(column.header, texts[0]))
+    if any(is_recorded(winner.problem) for winner in winners):
+        said.append(AT_MOST)
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
     return Report(", ".join(said), kept, cells, names=sum(i < len(dims) + 2 for i in shown))
+
+
+def _in_title(header: str, text: str) -> str:
+    """What all rows have."""
+    return {"bound": f"bound by {text}", "check": checked(text)}.get(header, f"{header} {text}")
 
 
 def _beside(winners: Sequence[Winner]) -> list[Column[Winner]]:
