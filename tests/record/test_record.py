@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from programs import KERNELS, QUICK, Recorded, environment, quick_count, record, told
 
-from fp8tune.recording import Kernel, Scalar, Tensor, read
+from fp8tune.recording import Kernel, Recording, Scalar, Tensor, read, text_of
 
 PYTHON = sys.executable
 
@@ -195,23 +196,12 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert done.recording.processes == 3
 
 
-HIDES_FP8TUNE = """
-import builtins, os, sys
-builtins.MARK = __file__
-if "FP8TUNE_RECORD" in os.environ:  # in the program, not in the command itself
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
-    sys.path[:] = [place for place in sys.path if not os.path.exists(os.path.join(place, "fp8tune"))]
-"""
-
-
-def test_the_users_own_sitecustomize_runs_and_the_program_needs_no_fp8tune(quick: Path) -> None:
+def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
     (quick / "own").mkdir()
-    (quick / "own" / "sitecustomize.py").write_text(HIDES_FP8TUNE)
-    (quick / "train.py").write_text(
-        "import importlib.util, mine\nprint(MARK, importlib.util.find_spec('fp8tune'))\nmine.run(64)\n"
-    )
-    done = record(quick, program=(PYTHON, "train.py"), PYTHONPATH=str(quick / "own"))
-    assert f"{quick / 'own' / 'sitecustomize.py'} None" in done.stdout, done.stderr
+    (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
+    program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
+    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
+    assert str(quick / "own" / "sitecustomize.py") in done.stdout
     assert quick_count(done) == 1
 
 
@@ -219,6 +209,25 @@ def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
     done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
     assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
     assert "no process of the program imported Triton" in done.stderr
+
+
+def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("print('never run')\n")
+    recorded = fp8tune("record", "-o", program, "--", PYTHON, program)
+    assert recorded.returncode == 2
+    assert "is no recording, and is left as it is" in recorded.stderr
+    assert program.read_text() == "print('never run')\n"
+
+
+def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> None:
+    earlier = tmp_path / "run.json"
+    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
+    before = earlier.read_bytes()
+    program = "import triton.runtime.autotuner"
+    recorded = fp8tune("record", "-o", earlier, "--", PYTHON, "-c", program)
+    assert recorded.returncode == 2
+    assert earlier.read_bytes() == before
 
 
 def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
