@@ -16,7 +16,7 @@ from fp8tune.autotuned.launching import Launcher
 from fp8tune.autotuned.tensors import Case, Storage
 from fp8tune.errors import UsageError
 from fp8tune.recording import Kernel, Launch, Tensor, as_json
-from fp8tune.records import NamedInts, Problem
+from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
 
 SMALL = 2**20
@@ -56,6 +56,20 @@ class RecordedSpec(KernelSpec):
     """``(config, problem) -> reason``: why a config that the kernel declares is none of this launch's."""
     notices: tuple[str, ...] = ()
     """What the user should know: launches that are left out, what of the kernel a sweep does without."""
+
+    @property
+    def check_text(self) -> str:
+        """What is right, as rows say it. Without a reference nothing is computed in float64."""
+        if not self.agrees:
+            return super().check_text
+        return f"{super().check_text.removesuffix(' of float64')} to the first config"
+
+    moves: Callable[[Problem], int] = field(default=lambda problem: 0)
+    """The bytes of a launch; two launches may have the same shape."""
+
+    def bytes_of(self, problem: Problem) -> int:
+        """What its tensors hold: the most that the launch moves."""
+        return self.moves(problem)
 
     def document(self, problem: Problem) -> str:
         """The launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
@@ -131,6 +145,7 @@ def build(
         configs=grid,
         recorded=tuple(found),
         bytes_moved=work.bytes_moved,
+        moves=work.bytes_of,
         kernel=kernel,
         launches=found,
         module=_module(function),
@@ -173,7 +188,7 @@ class _Work:
         layout = problem.input_layout
         if layout.startswith(problems.ODD):
             return self.odd[layout.removeprefix(problems.ODD)]
-        id = layout.removeprefix(problems.RECORDED)
+        id = layout.removeprefix(RECORDED)
         found = next((launch for launch in self.kernel.launches if launch.id == id), None)
         if found is None:
             raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
@@ -193,6 +208,10 @@ class _Work:
         launch = self._of_shape(shape)
         return 0 if launch is None else moved(self.launcher.case(launch, "meta"))
 
+    def bytes_of(self, problem: Problem) -> int:
+        """The same of one launch."""
+        return moved(self.launcher.case(self.launch_of(problem), "meta"))
+
     def _of_shape(self, shape: Mapping[str, int]) -> Launch | None:
         every = [*self.found.items(), *((self._odd_problem(p), self.odd[p.id]) for p in self._with_odd())]
         return next((launch for problem, launch in every if problem.shape == shape), None)
@@ -208,7 +227,7 @@ class _Work:
 
     def edges(self, problem: Problem) -> Iterable[Edge]:
         """Odd sizes and contents; contents alone where the sizes are recorded and small."""
-        if not problem.input_layout.startswith(problems.RECORDED):
+        if not is_recorded(problem):
             return
         launch = self.launch_of(problem)
         if launch.id in self.odd:

@@ -292,7 +292,10 @@ class Launched:
 
 
 def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As ``Autotuner.run`` of Triton 3.6 to 3.9 builds it: values of the key arguments, then the dtypes of all."""
+    """As ``Autotuner.run`` builds it: values of the key arguments, then the dtypes of all, in the order of the call.
+
+    The same in Triton 3.6.0, 3.7.1 and on its main branch at 0094017.
+    """
     given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]

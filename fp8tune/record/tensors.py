@@ -42,7 +42,8 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         if rest:
             raise Unrecordable(f"argument {name} shares memory with another, not a whole number of elements apart")
         descriptor = tuple(value.block_shape) if is_descriptor(value) else None
-        if descriptor is not None and (value.padding != "zero" or value.round_f32_to_tf32):
+        rounds = getattr(value, "round_f32_to_tf32", False)  # not in Triton 3.6
+        if descriptor is not None and (value.padding != "zero" or rounds):
             raise Unrecordable(f"argument {name} is a TensorDescriptor with options, which a recording cannot hold")
         found[name] = Tensor(
             name=name,

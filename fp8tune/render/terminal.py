@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from fp8tune.autotuned.problems import RECORDED
+from fp8tune.records import RECORDED
 from fp8tune.redaction import redacted
 from fp8tune.text import quoted_formula
 from fp8tune.text import visible as visible
@@ -79,6 +79,17 @@ def microseconds(value: float | None, missing: str = "") -> str:
     if value is None:
         return missing
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+AT_MOST = "rates as if whole tensors were moved"
+"""Of a recorded kernel, which may address a part of them."""
+
+
+def checked(check: str) -> str:
+    """How rows were checked, in words: ``checked within 1e-03 relative of float64``."""
+    words = {"exact": "for equal bytes", "exact-inputs": "for equal bytes on inputs whose sums are exact"}
+    within = f"within {check.removeprefix('tolerance ')}"
+    return f"checked {words.get(check, within)}"
 
 
 def share(value: float | None, digits: int = 0) -> str:

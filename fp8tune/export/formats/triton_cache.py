@@ -371,6 +371,8 @@ def _json(path: Path) -> Any:
 
 def _time_us(timing: Any) -> float:
     """The median, which comes first, in microseconds; 0 for none and infinity for a config that did not run."""
+    if timing == []:
+        raise ValueError("an empty list instead of a time in ms")
     ms = timing[0] if isinstance(timing, list) else timing
     if ms is None:
         return 0.0
