@@ -56,6 +56,7 @@ class _Numbers:
 
     def __init__(self, launch: Launch, sizes: Mapping[int, int]) -> None:
         self.sizes = sizes
+        self.names = {argument.name for argument in launch.arguments}
         self.meanings: dict[int, set[int]] = {}
         self.strides: dict[int, set[int]] = {}
         for tensor in tensors_of(launch):
@@ -88,6 +89,10 @@ class _Numbers:
             made[dim], old, new = new, old * size, new * self.size(size)
         return tuple(made)
 
+    def is_block(self, name: str) -> bool:
+        """Whether a constant is one of blocks by its name: ``BLOCK_N``, or ``BD`` beside an argument ``D``."""
+        return "BLOCK" in name.upper() or (name.startswith("B") and name[1:] in self.names)
+
     def scalar(self, scalar: Scalar) -> int:
         """Raises UnclearError for a number with more than one meaning, or none."""
         value = scalar.value
@@ -104,8 +109,7 @@ class _Numbers:
 
 def _argument(argument: Argument, numbers: _Numbers) -> Argument:
     if isinstance(argument, Scalar):
-        is_block = argument.is_constexpr and "BLOCK" in argument.name.upper()
-        if type(argument.value) is not int or is_block:
+        if type(argument.value) is not int or (argument.is_constexpr and numbers.is_block(argument.name)):
             return argument
         return replace(argument, value=numbers.scalar(argument))
     shape = tuple(map(numbers.size, argument.shape))

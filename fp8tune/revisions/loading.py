@@ -16,7 +16,7 @@ import keyword
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -89,7 +89,7 @@ def check_reference(reference: str) -> None:
 
 def recorded_kernel(named: KernelReference) -> Kernel:
     """The kernel of the recording that a reference names. Raises UsageError where it has none such."""
-    kernels = {kernel.name: kernel for kernel in recording.read(Path(named.recording)).kernels}
+    kernels = _kernels(Path(named.recording))
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
@@ -98,6 +98,19 @@ def recorded_kernel(named: KernelReference) -> Kernel:
             if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
                 return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
+
+
+def _kernels(path: Path) -> Mapping[str, Kernel]:
+    """The kernels of a recording by name; a sweep asks for them again and again."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return _unchanged(path.absolute(), found.st_mtime_ns, found.st_size)
+    return {kernel.name: kernel for kernel in recording.read(path).kernels}  # says why it cannot be read
+
+
+@functools.lru_cache(maxsize=8)
+def _unchanged(path: Path, mtime_ns: int, size: int) -> Mapping[str, Kernel]:
+    return {kernel.name: kernel for kernel in recording.read(path).kernels}
 
 
 def reach_recorded(named: KernelReference) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -185,9 +186,14 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    _check_taken(short.options)
     references = []
-    with contextlib.closing(backend.worker()) as worker:  # it starts no process until it is asked
+    with (
+        ThreadPoolExecutor(1) as beside,
+        contextlib.closing(backend.worker()) as worker,  # it starts no process until it is asked
+    ):
+        importing = beside.submit(_import_recorded, backend, worker, short.options.kernels)
+        _check_taken(short.options)
+        importing.result()
         for given in short.options.kernels:
             reference, said = _settled(given, backend.kind, worker)
             references.append(reference)
@@ -205,6 +211,15 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         notices += _edge_notices(problems)
     problems = [_with_incumbents(found, backend, incumbents) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
+
+
+def _import_recorded(backend: Backend, worker: Worker, references: Sequence[str]) -> None:
+    """In the worker that will check the edges of recorded kernels."""
+    if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
+        with contextlib.suppress(WorkerDied, RemoteError):  # it dies again when it is asked for more, which is said
+            for reference in references:
+                if KernelReference.parse(reference).recording:
+                    worker.run(recorded.import_kernel, reference)
 
 
 def _check_taken(options: Options) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from fp8tune import recording
 from fp8tune.autotuned.spec import RecordedSpec
-from fp8tune.errors import UsageError
+from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import checking
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
@@ -55,10 +56,16 @@ def _completed(named: KernelReference, options: Options) -> KernelReference:
 
 def staleness(reference: str, spec: RecordedSpec) -> str | None:
     """What to tell of a recording that was made with other code."""
-    now = source.source_hash(reference, source.installed(reference))
-    if not spec.kernel.source_hash or spec.kernel.source_hash == now:
+    recorded = spec.kernel.source_hash
+    if not recorded or recorded == source.source_hash(reference, source.installed(reference)):
         return None
     return f"{spec.name} has changed since it was recorded: its grids and arguments may be others, record it again"
+
+
+def import_kernel(reference: str) -> None:
+    """Import what a kernel needs. Runs in a worker, beside this process, which does so too: it may take ten seconds."""
+    with contextlib.suppress(Fp8tuneError):  # said here as well
+        load_spec(str(replace(KernelReference.parse(reference), reference="")))
 
 
 def edge_failure(reference: str, torch_device: str) -> str | None:

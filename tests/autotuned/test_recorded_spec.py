@@ -368,3 +368,14 @@ def test_a_hook_sets_block_shapes_of_descriptors_for_its_own_config_alone() -> N
         spec.launch(NamedInts(BLOCK=block, num_warps=4, num_stages=3), inputs, outputs)
         assert torch.equal(outputs[0], inputs[0])
     assert inputs[-1].arguments(inputs, outputs)["x"].block_shape == [1, 1]
+
+
+def test_constants_that_are_blocks_by_name_stay_when_sizes_do_not() -> None:
+    """``BD`` is the next power of two of ``D``, and no power of two any more if it followed the size."""
+    constants = (Scalar("D", 128, True), Scalar("BD", 128, True), Scalar("BLOCK_N", 128, True))
+    launch = Launch((floats("x", 4096, 128), *constants), Grid((), (((), (4096,)),)))
+    made = sizes.odd(Kernel("m:k"), launch)
+    assert isinstance(made, Launch)
+    values = {one.name: one.value for one in made.arguments if isinstance(one, Scalar)}
+    assert (values["BD"], values["BLOCK_N"]) == (128, 128)
+    assert values["D"] == made.arguments[0].shape[1] < 128  # type: ignore[union-attr]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fp8tune.record.grids import grid_of
+from fp8tune.record.launched import DECLARED, Launched
 from fp8tune.record.signatures import Signatures, WarmsUp
 from fp8tune.record.tensors import described, with_values
 from fp8tune.record.values import Unrecordable, encoded
@@ -129,3 +133,40 @@ def test_values_that_json_lacks() -> None:
     assert encoded((1, (None, torch.float16)), "") == {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}
     with pytest.raises(Unrecordable, match=r"argument x is of type builtins\.list"):
         encoded([1], "argument x")
+
+
+def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
+    tensors = {
+        "least": torch.full((4,), -math.inf),
+        "unset": torch.full((4,), math.nan),
+        "half": torch.full((2, 3), 0.5),
+        "mixed": torch.tensor([math.inf, -math.inf]),
+    }
+    found = with_values(described(tensors), tensors)
+    assert {name: one.constant for name, one in found.items()} == {
+        "least": {"float": "-inf"},
+        "unset": {"float": "nan"},
+        "half": 0.5,
+        "mixed": None,
+    }
+
+
+def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
+    declared, beside = [triton.Config({"BLOCK": block}) for block in (64, 128)], triton.Config({"BLOCK": 256})
+
+    def kernel(x: Any, BLOCK: tl.constexpr) -> None:
+        pass
+
+    tuner = triton.autotune(declared, key=[])(triton.jit(kernel))
+    DECLARED[tuner] = tuple(declared)
+    launched = Launched(tuner, is_autotuned=True)
+    for listed in (declared, [declared[1]], [beside]):
+        tuner.configs = listed
+        x = torch.zeros(len(launched.entries) + 1)
+        launched.run(lambda *args, **kwargs: None, (x,), {"grid": (1,)})
+    document = launched.document()
+    every, fewer, other = document.launches
+    assert [config.kwargs["BLOCK"] for config in document.configs] == [64, 128, 256]
+    assert every.configs is None
+    assert fewer.configs == document.configs[1:2]
+    assert other.configs == document.configs[2:]

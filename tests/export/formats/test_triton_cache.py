@@ -122,6 +122,18 @@ def test_triton_launches_the_pick_of_any_key_and_times_nothing(key, launches, tm
         launch(scaled, tmp_path, key[0] + 1, *key[1:])
 
 
+def test_a_list_that_the_program_sets_before_a_launch_is_in_the_key(launches, tmp_path, monkeypatch):
+    listed = tuple(Config({"BLOCK": 128}, num_warps=warps) for warps in (4, 8))
+    one = tuned(7, True, "", 1.0)
+    assert one.launch is not None
+    written(triton_cache.write(of(replace(one, launch=replace(one.launch, configs=listed)))), tmp_path)
+    with pytest.raises(AssertionError, match="benchmarked"):
+        launch(scaled, tmp_path, 7, True, "", 1.0)
+    monkeypatch.setattr(scaled, "configs", CONFIGS[2:])
+    launch(scaled, tmp_path, 7, True, "", 1.0)
+    assert (launches[-1]["BLOCK"], launches[-1]["num_warps"]) == (128, 8)
+
+
 def test_a_dtype_among_the_key_and_a_config_that_nobody_declared(launches, tmp_path):
     key = (7, None, "fast", {"dtype": "torch.float8_e4m3fn"})
     files = triton_cache.write(of(tuned(*key, pick=WIDER, time_us=None), tuned(8, {"dtype": "tl.float32"}, "", None)))
