@@ -244,6 +244,7 @@ def _settled(reference: str, kind: Kind, worker: Worker) -> tuple[str, tuple[str
         right = f"{spec.check_text}{f' with {named.reference}' if named.reference else ''}"
         return reference, (f"{spec.name} is checked by {right}, not by its own {own.check_text}",)
     notices = [notice] if (notice := recorded.staleness(reference, spec)) else []
+    notices += [f"{spec.name}: {notice}" for notice in spec.notices]
     untried = spec.untried_sizes
     torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
     if torch_device and spec.has_odd_sizes and (failure := _edge_failure(worker, reference, torch_device)):
