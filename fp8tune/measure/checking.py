@@ -170,8 +170,10 @@ class Tensors:
         for index, output in enumerate(self.outputs):
             wrong = self._rule.difference(output, self.expected[index]) if self.expected else None
             if wrong := wrong or guards.overwritten(output):
-                first = " disagrees with the first config" if getattr(self.spec, "agrees", False) else ""
-                return f"output {index}{first}: {wrong} on {self._place}"
+                if not getattr(self.spec, "agrees", False):
+                    return f"output {index}: {wrong} on {self._place}"
+                same = sum(map(fingerprint, self.outputs)) % 10**9  # configs that agree with each other have one number
+                return f"output {index} disagrees with the first config: {wrong} on {self._place}; fingerprint {same}"
         return None
 
     def _spoil(self, number: int) -> None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from fp8tune.records import Outcome, Problem
+from fp8tune.records import Outcome, Problem, Status
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import kernel_name, layout_name
@@ -26,8 +26,30 @@ def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[s
             if without := [tally.subject.problem for tally in mine if not tally.has_right]:
                 said = f"no config is right on {len(without)} of {len(mine)} problems, first {_named(without[0])}"
             arch = mine[0].subject.device.arch
+            if doubt := next(filter(None, map(_first_in_doubt, mine)), ""):
+                yield f"{kernel}: {doubt}"
             more = "" if db is None else f"; see fp8tune show --failed --kernel {kernel} --arch {arch} --db {db}"
             yield f"{kernel}: {said}, {_commonest(failures)}{more}"
+
+
+def _first_in_doubt(tally: Tally) -> str:
+    """What to do where no reference is named and more than half of the configs of a problem disagree with the first."""
+    found = [
+        re.search(r"disagrees with the first config: .*; fingerprint (\d+)", each.reason) for each in _tried(tally)
+    ]
+    alike = Counter(match[1] for match in found if match)
+    if 2 * alike.total() <= len(found):
+        return ""
+    most = max(alike.values())
+    agree = f", and {most} of them agree with each other" if most > 1 else ""
+    return (
+        f"{alike.total()} of {len(found)} configs disagree with the first{agree} on {_named(tally.subject.problem)}: "
+        "name a --reference"
+    )
+
+
+def _tried(tally: Tally) -> list[Outcome]:
+    return [outcome for outcome in tally.outcomes.values() if outcome.status is not Status.PRUNED]
 
 
 def _commonest(failures: Sequence[Outcome]) -> str:

@@ -15,8 +15,10 @@ differ from a GPU's.
 
 from __future__ import annotations
 
+import ast
 import functools
 import warnings
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +54,9 @@ def install() -> None:
     semantic = interpreter.interpreter_semantic
     semantic.binary_op_sanitize_overflow_impl = _where_it_can_assert(semantic)
     _mend_arithmetic(interpreter.InterpreterBuilder)
+    interpreter._implicit_cvt = _converting_floats(interpreter._implicit_cvt)
+    interpreter._counted = _counted  # kernels see the names of that module
+    interpreter.FunctionRewriter.ast_transformer = _counting(interpreter.ASTTransformer)
     interpreter.ReduceOps.sum = _sum_in_float32(interpreter.ReduceOps.sum)
     _mend_libdevice(semantic)
     quiet()
@@ -132,6 +137,44 @@ def _where_it_can_assert(semantic: Any) -> Any:
             check(lhs, rhs, operation)
 
     return checked
+
+
+def _converting_floats(convert: Any) -> Any:
+    """Make tensors of arguments that are Python floats too, as compiled kernels get them: they have ``.to``."""
+    from triton.runtime import interpreter
+
+    @functools.wraps(convert)
+    def converted(given: Any) -> Any:
+        if not isinstance(given, float):
+            return convert(given)
+        return tl.tensor(interpreter.TensorHandle(np.array([given], np.float32), tl.float32), tl.float32)
+
+    return converted
+
+
+class _Count(int):
+    """What a loop counts with: a tensor in compiled kernels, here a Python integer that can be cast as one."""
+
+    def to(self, dtype: Any) -> Any:
+        from triton.runtime import interpreter
+
+        return interpreter.interpreter_semantic.to_tensor(int(self)).to(dtype)
+
+
+def _counted(counts: Iterable[Any]) -> Iterator[Any]:
+    return (_Count(each) if type(each) is int else each for each in counts)
+
+
+def _counting(transformer: type[ast.NodeTransformer]) -> ast.NodeTransformer:
+    """Rewrite kernels as before, and ``for i in range(n)`` to ``for i in _counted(range(n))``."""
+
+    class Counting(transformer):  # type: ignore[misc, valid-type]
+        def visit_For(self, node: ast.For) -> ast.AST:  # noqa: N802 -- ast calls it by this name
+            self.generic_visit(node)
+            node.iter = ast.Call(ast.Name("_counted", ast.Load()), [node.iter], [])
+            return node
+
+    return Counting()
 
 
 def _mend_arithmetic(builder: Any) -> None:

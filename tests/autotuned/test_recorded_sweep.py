@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_a_config_that_disagrees_with_the_first_is_found(swept: tuple[str, Store
     found = outcomes(swept[1], "wrong_block")
     assert [found[block][0] for block in ("64", "128", "256")] == [Status.OK, Status.WRONG, Status.OK]
     assert found["128"][1].startswith("output 0 disagrees with the first config: 256 of 256 elements differ")
+    assert re.search(r"; fingerprint \d+$", found["128"][1])
 
 
 def test_a_dropped_tail_is_found_at_odd_sizes(swept: tuple[str, Store]) -> None:

@@ -255,3 +255,17 @@ def test_functions_of_libdevice_have_torchs_values() -> None:
     libdevice_kernel[(1,)](x, out, COUNT=64)
     once = (x.double() * x.double() + x.double()).float()
     assert torch.equal(out, torch.stack([x.tanh(), x**2, once, x]))
+
+
+@triton.jit
+def casting_kernel(out_ptr, start, scale, COUNT: tl.constexpr):
+    for i in range(COUNT):
+        at = start.to(tl.int64) + i.to(tl.int64)
+        tl.store(out_ptr + at, i * scale.to(tl.float32) + start)
+
+
+def test_arguments_and_what_a_loop_counts_with_can_be_cast() -> None:
+    interpreter.install()
+    out = torch.zeros(4)
+    casting_kernel[(1,)](out, 1, 0.5, COUNT=3)
+    assert out.tolist() == [0, 1, 1.5, 2]

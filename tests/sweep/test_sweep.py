@@ -272,3 +272,18 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     again, kept = run(store, **options)
     assert not again
     assert len(kept) == len(rows)
+
+
+def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+    """The code is the same, and what is right is not."""
+    text = (PLANTED / "foreign.py").read_text()
+    text = text.replace("(x.float().clamp(-448, 448).to(torch.float8_e4m3fn)", "(x.double()")
+    text = text.replace("import KernelSpec,", "import KernelSpec, Tolerance,")
+    found = []
+    for name, bound in (("loose", 0.5), ("strict", 0.001)):
+        spec = tmp_path / f"{name}.py"
+        declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
+        spec.write_text(text.replace("SPEC = KernelSpec(", declared))
+        rows, _ = run(store, kernels=(f"{spec}:SPEC",), shapes=one_shape, trial_timeout_s=60.0)
+        found.append({row.outcome.status for row in rows})
+    assert found == [{Status.OK}, {Status.WRONG}]
