@@ -24,7 +24,7 @@ def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: 
         spec = load_spec(reference)
         forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
         build = checking.build if is_checked else checking.build_unchecked
-        _share_cores()
+        share_cores()
         _tensors[reference, problem, is_checked] = build(spec, problem, torch_device)
     return _tensors[reference, problem, is_checked]
 
@@ -50,8 +50,8 @@ def forget(but: Collection[tuple[str, Edge]] = ()) -> None:
 
 
 @cache
-def _share_cores() -> None:
-    """On the interpreter there is a worker for each core."""
+def share_cores() -> None:
+    """On the interpreter there is a worker for each core, and tensors are small: threads would only wait."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         import torch
 

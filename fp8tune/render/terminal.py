@@ -87,9 +87,10 @@ AT_MOST = "rates as if whole tensors were moved"
 
 def checked(check: str) -> str:
     """How rows were checked, in words: ``checked within 1e-03 relative of float64``."""
-    words = {"exact": "for equal bytes", "exact-inputs": "for equal bytes on inputs whose sums are exact"}
-    within = f"within {check.removeprefix('tolerance ')}"
-    return f"checked {words.get(check, within)}"
+    kind, _, rest = check.partition(" ")
+    equal = "for equal bytes"
+    words = {"exact": equal, "exact-inputs": f"{equal} on inputs whose sums are exact", "tolerance": "within"}
+    return f"checked {words.get(kind, kind)} {rest.replace('to the first', 'against the first')}".rstrip()
 
 
 def share(value: float | None, digits: int = 0) -> str:
