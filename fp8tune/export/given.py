@@ -83,12 +83,7 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
     Raises UsageError where nothing was swept to its end, for a device without rows, and where as many problems were
     swept on several devices.
     """
-    found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
-    timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
-    if not timed:
-        raise UsageError(
-            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
-        )
+    timed = _timed(store, arch, kernel)
     name, notices = _device(grouped(timed, lambda one: one.device.name), device)
     on_device = [one for one in timed if one.device.name == name]
     complete = usable(on_device)
@@ -119,6 +114,32 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
         version.axes if version else (),
         tuple(notices),
     )
+
+
+def given_for_each_device(store: Store, arch: str, kernel: str) -> list[Given]:
+    """:func:`given_for` for each device of an arch, by name; one where nothing was swept to its end is a notice.
+
+    Raises UsageError where that is so for all.
+    """
+    found, refused = [], []
+    for name in sorted({one.device.name for one in _timed(store, arch, kernel)}):
+        try:
+            found.append(given_for(store, arch, kernel, name))
+        except UsageError as error:
+            refused.append(str(error))
+    if not found:
+        raise UsageError(refused[0])
+    return [replace(found[0], notices=(*found[0].notices, *refused)), *found[1:]]
+
+
+def _timed(store: Store, arch: str, kernel: str) -> list[Candidates]:
+    found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
+    timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
+    if not timed:
+        raise UsageError(
+            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
+        )
+    return timed
 
 
 def launched(recorded: Kernel | None, config: NamedInts) -> Config:

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from fp8tune.export.formats.diff import Shrunk
 
 
-def summary(given: Given, name: str, files: Sequence[Placed], state: str, next: str, shrunk: Shrunk | None) -> Object:
+def summary(
+    givens: Sequence[Given], name: str, files: Sequence[Placed], state: str, next: str, shrunk: Shrunk | None
+) -> Object:
     """``export --for --json``. ``state`` of a file: written, would be written, stale, or unchanged; times in us."""
     found: dict[str, object] = {
         "format": name,
-        "kernel": given.kernel,
-        "arch": given.device.arch,
-        "device": given.device.name,
+        "kernel": givens[0].kernel,
+        "arch": givens[0].device.arch,
+        "devices": [given.device.name for given in givens],
         "problems": [
             {
+                "device": given.device.name,
                 "shape": dict(one.problem.shape),
                 "config": dict(one.config),
                 "time_us": one.time_us,
@@ -34,10 +37,11 @@ def summary(given: Given, name: str, files: Sequence[Placed], state: str, next: 
                 "check": one.check,
                 "evidence": one.evidence,
             }
+            for given in givens
             for one in given.tuned
         ],
         "files": [{"path": str(file.path), "state": state if file.is_stale else "unchanged"} for file in files],
-        "notices": list(given.notices),
+        "notices": [line for given in givens for line in given.notices],
         "next": next,
     }
     if shrunk is not None:
