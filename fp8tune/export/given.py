@@ -14,13 +14,10 @@ from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.choose.ranking import all_candidates, competing, grouped, usable
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.recording import Config, Kernel, Launch
+from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status, Subject
 from fp8tune.store.results import Store
 from fp8tune.text import visible
-
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Fields of a :class:`Config`, where a spec's config has them among its axes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
         {config: launched(recorded, config) for config in sorted(held, key=lambda config: config.canonical)},
         recorded,
         version.axes if version else (),
-        tuple(notices),
+        tuple(dict.fromkeys(notices)),
     )
 
 
@@ -148,10 +145,10 @@ def launched(recorded: Kernel | None, config: NamedInts) -> Config:
     Raises DatabaseError for a number that stands for no value of the recorded kernel.
     """
     if recorded is None:
-        options: dict[str, Any] = {name: config[name] for name in OPTIONS if name in config}
+        options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
         if "maxnreg" in options:
             options["maxnreg"] = options["maxnreg"] or None
-        return Config({name: value for name, value in config.items() if name not in OPTIONS}, **options)
+        return Config({name: value for name, value in config.items() if name not in CONFIG_OPTIONS}, **options)
     try:
         found = configs.decoded(recorded, config)
     except (ValueError, TypeError) as error:

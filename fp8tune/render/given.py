@@ -148,15 +148,9 @@ def _best(one: Tuned) -> NamedInts:
 
 
 def _is_same(config: Config, other: Config) -> bool:
-    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-    return dict(config.kwargs) == dict(other.kwargs) and all(
-        getattr(config, name) == getattr(other, name) for name in options
-    )
+    return (dict(config.kwargs), config.options) == (dict(other.kwargs), other.options)
 
 
 def described(config: Config) -> str:
     """``BLOCK=128 num_warps=4 num_stages=3``."""
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    options |= {"num_ctas": config.num_ctas} if config.num_ctas != 1 else {}
-    options |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
-    return " ".join(f"{name}={value}" for name, value in {**config.kwargs, **options}.items())
+    return " ".join(f"{name}={value}" for name, value in {**config.kwargs, **config.options}.items())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
+import sys
+from pathlib import Path
 
 import database_rows as rows
 import pytest
@@ -83,6 +86,32 @@ def test_json_says_it_to_programs(folder):
     assert [problem["shape"] for problem in found["problems"]] == [{"n": n} for n in TIMES]
     assert len(CONFIGS) == found["covering"]["before"]
     assert not (folder / "x").exists()
+
+
+EVERY_FORMAT = """
+import sys
+from command_line import fp8tune
+for name in ("python", "fla", "json", "t4", "diff"):
+    output = f"{sys.argv[1]}/{name}"
+    ended = fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--output", output)
+    assert ended.returncode == 0, ended.stderr
+"""
+
+
+def test_the_order_of_sets_changes_no_file(folder):
+    def started(seed: str) -> subprocess.Popen[bytes]:
+        (folder / seed).mkdir()
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        return subprocess.Popen([sys.executable, "-c", EVERY_FORMAT, seed, NAME], cwd=folder, env=environment)
+
+    def files(seed: str) -> dict[Path, bytes]:
+        below = folder / seed
+        return {path.relative_to(below): path.read_bytes() for path in below.rglob("*") if path.is_file()}
+
+    assert [process.wait() for process in [started("1"), started("2")]] == [0, 0]
+    assert len(files("1")) == 1 + 1 + 2 + 4 + 2
+    assert files("1") == files("2")
 
 
 @pytest.mark.parametrize("name", ["fla", "json", "t4"])

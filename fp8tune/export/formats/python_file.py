@@ -150,15 +150,10 @@ def _config(kernel: str, config: Config, modules: set[str]) -> str:
     """The arguments of ``triton.Config``."""
     if config.has_pre_hook:
         raise UsageError(f"the configs of {kernel} have a pre_hook, code that no table holds: use fp8tune.pin")
-    arguments: dict[str, object] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    if config.num_ctas != 1:
-        arguments["num_ctas"] = config.num_ctas
-    if config.maxnreg is not None:
-        arguments["maxnreg"] = config.maxnreg
     kwargs = ", ".join(
         f"{_literal(name, modules)}: {_literal(value, modules)}" for name, value in config.kwargs.items()
     )
-    options = "".join(f', "{name}": {_literal(value, modules)}' for name, value in arguments.items())
+    options = "".join(f', "{name}": {int(value)}' for name, value in config.options.items())
     return f'{{"kwargs": {{{kwargs}}}{options}}}'
 
 

@@ -21,6 +21,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
+from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.formats import PublishedPick
 from fp8tune.export.formats.compromise import least_worst
@@ -209,20 +210,9 @@ def _meta(tensor: Tensor) -> Any:
 
 def _value(value: Value) -> Any:
     """A recorded value as Python has it. Raises ValueError for a function: its text differs in every process."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_value, value))
-    if not isinstance(value, Mapping):
-        return value
-    ((kind, text),) = value.items()
-    if kind == "tuple":
-        return tuple(map(_value, text))
-    if kind == "float":
-        return float(text)
-    if kind == "dtype":
-        package, _, name = text.partition(".")
-        module = importlib.import_module("triton.language" if package == "tl" else package)
-        return getattr(module, name) if hasattr(module, name) else module.dtype(name)  # tl.float32 calls itself fp32
-    raise ValueError(f"{value} has no lasting text")
+    if isinstance(value, Mapping) and "function" in value:
+        raise ValueError(f"{value} has no lasting text")
+    return decoded(value)
 
 
 def _cached(autotuner: Any, key: tuple[Any, ...], configs: Sequence[Any], timings: Any) -> tuple[PurePosixPath, str]:
