@@ -127,7 +127,7 @@ def _per_key(shrunk: Shrunk) -> Report[tuple[Tuned, NamedInts]]:
         return slower(same[0]) if same else ""
 
     columns: list[Column[tuple[Tuned, NamedInts]]] = [
-        left("problem", lambda row: _problem(row[0])),
+        left("problem", lambda row: _problem(row[0], shrunk.tuned)),
         left("best", lambda row: described(configs[_best(row[0])])),
         right("us", lambda row: microseconds(row[0].times_us[_best(row[0])])),
         left("chosen", lambda row: described(configs[row[1]])),
@@ -138,8 +138,14 @@ def _per_key(shrunk: Shrunk) -> Report[tuple[Tuned, NamedInts]]:
     return Report("", columns, list(zip(shrunk.tuned, shrunk.covering.chosen, strict=True)))
 
 
-def _problem(one: Tuned) -> str:
-    return f"{one.problem.shape} {one.problem.in_dtype}"
+def _problem(one: Tuned, among: Sequence[Tuned]) -> str:
+    """Shape and dtype; the layout too, which says which launch it is, where another problem has the same."""
+
+    def said(each: Tuned) -> str:
+        return f"{each.problem.shape} {each.problem.in_dtype}"
+
+    is_alone = sum(said(each) == said(one) for each in among) == 1
+    return said(one) if is_alone else f"{said(one)} {one.problem.input_layout}"
 
 
 def _best(one: Tuned) -> NamedInts:

@@ -98,6 +98,7 @@ for name in ("python", "fla", "json", "t4", "diff"):
 """
 
 
+@pytest.mark.slow
 def test_the_order_of_sets_changes_no_file(folder):
     def started(seed: str) -> subprocess.Popen[bytes]:
         (folder / seed).mkdir()
