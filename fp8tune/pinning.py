@@ -92,7 +92,8 @@ class _Read:
     source: str
     devices: Mapping[str, Mapping[Key, Any]]
     """By device name; ``""`` for every device."""
-    evidence: Mapping[Key, str] = field(default_factory=dict)
+    evidence: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
+    """By device name."""
 
     def of_this_device(self) -> tuple[str, Mapping[Key, Any]]:
         """Its name and configs."""
@@ -128,7 +129,8 @@ class _Pinned(dict[Key, Any]):
         """Of the device that launches first."""
         device, rows = self._read.of_this_device()
         configs = self._configs.get(device, self._configs.get("", {}))
-        first = next((self._read.evidence[key] for key in rows if key in self._read.evidence), "none given")
+        evidence = self._read.evidence.get(device, {})
+        first = next((evidence[key] for key in rows if key in evidence), "none given")
         where = device if configs else f"{device} (it has {', '.join(self._read.devices) or 'no device'})"
         keys = "1 key" if len(configs) == 1 else f"{len(configs)} keys"
         said = f"{keys} for {where}; evidence of the first: {first}; unknown keys: {self._mode}"

@@ -94,6 +94,10 @@ class Grid:
         return next((programs for values, programs in self.table if values == wanted), None)
 
 
+CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What ``triton.Config`` takes beside the kernel's own arguments."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A declared ``triton.Config``."""
@@ -104,6 +108,13 @@ class Config:
     num_ctas: int = 1
     maxnreg: int | None = None
     has_pre_hook: bool = False
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of :data:`CONFIG_OPTIONS` warps and stages, the others where they are set."""
+        optional = {"num_ctas": None if self.num_ctas == 1 else self.num_ctas, "maxnreg": self.maxnreg}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **given}
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def test_off_and_the_variable_that_overrides(monkeypatch, caplog):
 VENDORED = """
 KERNEL = "test_pinning:Launched.__init__.<locals>.kernel"
 TABLE = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}}
-EVIDENCE = {(4096, "fast", "torch.bfloat16"): "measured 12.3 us"}
+EVIDENCE = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): "measured 12.3 us"}}
 """
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fp8tune.recording import Config, Kernel, Value
+from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Value
 from fp8tune.records import NamedInts
 
 
@@ -29,7 +29,7 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
     options: dict[str, Any] = {}
     kwargs: dict[str, Value] = {}
     for name, number in config.items():
-        if name in ("num_warps", "num_stages", "num_ctas", "maxnreg"):
+        if name in CONFIG_OPTIONS:
             options[name] = number or None if name == "maxnreg" else number
         elif name not in named:
             kwargs[name] = number

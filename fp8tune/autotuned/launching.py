@@ -10,11 +10,8 @@ from fp8tune.autotuned.configs import decoded
 from fp8tune.autotuned.problems import tensors_of
 from fp8tune.autotuned.tensors import Case
 from fp8tune.autotuned.values import decoded as value_of
-from fp8tune.recording import Config, Grid, Kernel, Launch
+from fp8tune.recording import CONFIG_OPTIONS, Config, Grid, Kernel, Launch
 from fp8tune.records import NamedInts
-
-CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""What a config says beside values of parameters."""
 
 GRIDLESS = "the recording has no grid for it: record again with this config among the kernel's own"
 

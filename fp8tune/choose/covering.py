@@ -7,6 +7,7 @@ that take hours: after some seconds the set is a greedy one instead, which says 
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +22,9 @@ from fp8tune.stats import geomean
 
 SECONDS = 4.0
 """What looking for the smallest sets may take, over all bounds."""
+
+FEW = 24
+"""Configs that are soon tried, so that no clock decides what they give."""
 
 Axes = Iterable[tuple[str, Sequence[int]]]
 
@@ -81,10 +85,12 @@ def coverings(
         if missing := len(known - out - of_problem.keys()):
             gaps[number] = missing
     bounds, found = list(within), dict[float, Covering]()
+    importlib.import_module("scipy.optimize")  # before the clock starts: it takes long
     began = time.monotonic()
-    for number, bound in enumerate(bounds, start=1):
+    for number, bound in enumerate(bounds):
         if bound not in found:
-            found[bound] = _covering(configs, times / best, bound, gaps, began + seconds * number / len(bounds))
+            share = (1 + number / len(bounds)) / 2  # half for the first, the one that is asked for
+            found[bound] = _covering(configs, times / best, bound, gaps, began + seconds * share)
     return [found[bound] for bound in bounds]
 
 
@@ -193,13 +199,14 @@ def _solved(rows: NDArray[np.bool_], ends: float) -> NDArray[np.intp]:
 
     Raises _OutOfTimeError when the clock (``time.monotonic``) is past ``ends``.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # takes long to import
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     if not rows.any(axis=1).all():
         return np.array([], dtype=np.intp)
     needed = LinearConstraint(rows.astype(float), lb=1)
     ones = np.ones(rows.shape[1])
-    if (left_s := ends - time.monotonic()) <= 0:
+    left_s = math.inf if rows.shape[1] <= FEW else ends - time.monotonic()
+    if left_s <= 0:
         raise _OutOfTimeError
     solved = milp(
         ones,

@@ -6,13 +6,16 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fp8tune.commands.options import database_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Kernels, Option, ReadDatabase, module_path
+
+if TYPE_CHECKING:
+    from fp8tune.export.given import Given
 
 
 def percent(text: str | float) -> float:
@@ -57,6 +60,10 @@ class ExportOptions:
             "M=num_tokens or E=8. Repeatable.",
         ),
     ] = ()
+    dtype: Annotated[
+        str | None,
+        Option("--dtype", "With --for vllm: what their file names call the dtype, such as fp8_w8a8; by the input's."),
+    ] = None
     within: Annotated[
         float | None,
         Option("--within", "With --for diff: what no problem may lose by having fewer configs.", "2%", parse=percent),
@@ -93,6 +100,7 @@ def export(options: ExportOptions) -> None:
     given = {
         "--device": options.device is not None,
         "--size": bool(options.sizes),
+        "--dtype": options.dtype is not None,
         "--within": options.within is not None,
         "--dry": options.dry,
         "--json": options.json,
@@ -148,38 +156,59 @@ DEFAULT_WITHIN = 0.02
 """What a problem may lose by having fewer configs: less than kernels differ between two machines."""
 
 
-def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune.export import files
-    from fp8tune.export.formats import by_size, diff
+def _check_options_of(name: str, options: ExportOptions) -> None:
+    """Raise UsageError for an option that does not go with a format."""
     from fp8tune.export.formats.known import DIFF, known
-    from fp8tune.export.given import File, given_for
-    from fp8tune.render import given as render_given
-    from fp8tune.render.terminal import notice, print_json
-    from fp8tune.store import names
-    from fp8tune.store.results import Store
 
-    wanted = known(name)
+    wanted, output = known(name), options.output
     if options.prune:
         raise UsageError("--prune is for the table: leave it out with --for")
-    if options.sizes and not wanted.takes_sizes:
+    if options.sizes and "sizes" not in wanted.options:
         raise UsageError(f"--size is for --for json and vllm: the files of --for {name} are not named by sizes")
+    if options.dtype is not None and "dtype" not in wanted.options:
+        raise UsageError(f"--dtype is for --for vllm: the files of --for {name} name no such dtype")
     if options.within is not None and name != DIFF:
         raise UsageError(f"--within is for --for diff: --for {name} has a config for each key")
     if len(options.kernels) != 1:
         raise UsageError("--for writes the picks of one kernel: name it with --kernel")
-    output = options.output
     if name == DIFF and output is None and options.check:
         raise UsageError("--check compares with a file: name the one that holds the diff with --output FILE")
     if name == DIFF and output is not None and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
+
+
+def _givens(options: ExportOptions, has_all_devices: bool) -> list[Given]:
+    """The picks, for each device that the format holds; says what was left out."""
+    from fp8tune.export import given
+    from fp8tune.render.terminal import notice
+    from fp8tune.store import names
+    from fp8tune.store.results import Store
+
     with Store.open(database_to_read(options.db), writable=False) as store:
         names.check_arch(options.arch, store)
         (kernel,) = names.stored_kernels(options.kernels, store)
-        given = given_for(store, options.arch, kernel, options.device)
-    notice(*(f"{kernel}: {line}" for line in given.notices))
-    shrunk = None
+        if has_all_devices and options.device is None:
+            found = given.given_for_each_device(store, options.arch, kernel)
+        else:
+            found = [given.given_for(store, options.arch, kernel, options.device)]
+    notice(*(f"{kernel}: {line}" for one in found for line in one.notices))
+    return found
+
+
+def _export_for(options: ExportOptions, name: str) -> None:
+    from fp8tune.export import files
+    from fp8tune.export.formats import by_size, diff
+    from fp8tune.export.formats.known import DIFF, known
+    from fp8tune.export.given import File
+    from fp8tune.render import given as render_given
+    from fp8tune.render.terminal import notice, print_json
+
+    wanted, output = known(name), options.output
+    _check_options_of(name, options)
+    givens = _givens(options, wanted.has_all_devices)
+    kernel, shrunk = givens[0].kernel, None
     if name == DIFF:
-        shrunk = diff.shrink(given, DEFAULT_WITHIN if options.within is None else options.within)
+        shrunk = diff.shrink(givens[0], DEFAULT_WITHIN if options.within is None else options.within)
         notice(*(f"{kernel}: {line}" for line in shrunk.notes))
         texts = (shrunk.diff, render_given.markdown(shrunk))
         if output is None and not options.json:
@@ -192,7 +221,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
         ]
     else:
         folder = output or Path()
-        made = wanted.write(given, notice, by_size.sizes(options.sizes))
+        made = wanted.write(givens, notice=notice, sizes=by_size.sizes(options.sizes), dtype=options.dtype)
         if not made:
             raise UsageError(f"{kernel} has no pick that --for {name} could hold")
     placed = files.placed(made, folder)
@@ -202,7 +231,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
     if state == "written":
         files.write(placed)
     if options.json:
-        print_json(render_given.summary(given, name, placed, state, next, shrunk))
+        print_json(render_given.summary(givens, name, placed, state, next, shrunk))
     else:
         for one in placed:
             print(f"{one.path}: {state if one.is_stale else 'unchanged'}")

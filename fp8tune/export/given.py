@@ -14,13 +14,10 @@ from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.choose.ranking import all_candidates, competing, grouped, usable
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.recording import Config, Kernel, Launch
+from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status, Subject
 from fp8tune.store.results import Store
 from fp8tune.text import visible
-
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Fields of a :class:`Config`, where a spec's config has them among its axes."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +80,7 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
     Raises UsageError where nothing was swept to its end, for a device without rows, and where as many problems were
     swept on several devices.
     """
-    found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
-    timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
-    if not timed:
-        raise UsageError(
-            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
-        )
+    timed = _timed(store, arch, kernel)
     name, notices = _device(grouped(timed, lambda one: one.device.name), device)
     on_device = [one for one in timed if one.device.name == name]
     complete = usable(on_device)
@@ -117,8 +109,34 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
         {config: launched(recorded, config) for config in sorted(held, key=lambda config: config.canonical)},
         recorded,
         version.axes if version else (),
-        tuple(notices),
+        tuple(dict.fromkeys(notices)),
     )
+
+
+def given_for_each_device(store: Store, arch: str, kernel: str) -> list[Given]:
+    """:func:`given_for` for each device of an arch, by name; one where nothing was swept to its end is a notice.
+
+    Raises UsageError where that is so for all.
+    """
+    found, refused = [], []
+    for name in sorted({one.device.name for one in _timed(store, arch, kernel)}):
+        try:
+            found.append(given_for(store, arch, kernel, name))
+        except UsageError as error:
+            refused.append(str(error))
+    if not found:
+        raise UsageError(refused[0])
+    return [replace(found[0], notices=(*found[0].notices, *refused)), *found[1:]]
+
+
+def _timed(store: Store, arch: str, kernel: str) -> list[Candidates]:
+    found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
+    timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
+    if not timed:
+        raise UsageError(
+            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
+        )
+    return timed
 
 
 def launched(recorded: Kernel | None, config: NamedInts) -> Config:
@@ -127,10 +145,10 @@ def launched(recorded: Kernel | None, config: NamedInts) -> Config:
     Raises DatabaseError for a number that stands for no value of the recorded kernel.
     """
     if recorded is None:
-        options: dict[str, Any] = {name: config[name] for name in OPTIONS if name in config}
+        options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
         if "maxnreg" in options:
             options["maxnreg"] = options["maxnreg"] or None
-        return Config({name: value for name, value in config.items() if name not in OPTIONS}, **options)
+        return Config({name: value for name, value in config.items() if name not in CONFIG_OPTIONS}, **options)
     try:
         found = configs.decoded(recorded, config)
     except (ValueError, TypeError) as error:

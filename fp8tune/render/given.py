@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from fp8tune.export.formats.diff import Shrunk
 
 
-def summary(given: Given, name: str, files: Sequence[Placed], state: str, next: str, shrunk: Shrunk | None) -> Object:
+def summary(
+    givens: Sequence[Given], name: str, files: Sequence[Placed], state: str, next: str, shrunk: Shrunk | None
+) -> Object:
     """``export --for --json``. ``state`` of a file: written, would be written, stale, or unchanged; times in us."""
     found: dict[str, object] = {
         "format": name,
-        "kernel": given.kernel,
-        "arch": given.device.arch,
-        "device": given.device.name,
+        "kernel": givens[0].kernel,
+        "arch": givens[0].device.arch,
+        "devices": [given.device.name for given in givens],
         "problems": [
             {
+                "device": given.device.name,
                 "shape": dict(one.problem.shape),
                 "config": dict(one.config),
                 "time_us": one.time_us,
@@ -34,10 +37,11 @@ def summary(given: Given, name: str, files: Sequence[Placed], state: str, next: 
                 "check": one.check,
                 "evidence": one.evidence,
             }
+            for given in givens
             for one in given.tuned
         ],
         "files": [{"path": str(file.path), "state": state if file.is_stale else "unchanged"} for file in files],
-        "notices": list(given.notices),
+        "notices": [line for given in givens for line in given.notices],
         "next": next,
     }
     if shrunk is not None:
@@ -123,7 +127,7 @@ def _per_key(shrunk: Shrunk) -> Report[tuple[Tuned, NamedInts]]:
         return slower(same[0]) if same else ""
 
     columns: list[Column[tuple[Tuned, NamedInts]]] = [
-        left("problem", lambda row: _problem(row[0])),
+        left("problem", lambda row: _problem(row[0], shrunk.tuned)),
         left("best", lambda row: described(configs[_best(row[0])])),
         right("us", lambda row: microseconds(row[0].times_us[_best(row[0])])),
         left("chosen", lambda row: described(configs[row[1]])),
@@ -134,8 +138,14 @@ def _per_key(shrunk: Shrunk) -> Report[tuple[Tuned, NamedInts]]:
     return Report("", columns, list(zip(shrunk.tuned, shrunk.covering.chosen, strict=True)))
 
 
-def _problem(one: Tuned) -> str:
-    return f"{one.problem.shape} {one.problem.in_dtype}"
+def _problem(one: Tuned, among: Sequence[Tuned]) -> str:
+    """Shape and dtype; the layout too, which says which launch it is, where another problem has the same."""
+
+    def said(each: Tuned) -> str:
+        return f"{each.problem.shape} {each.problem.in_dtype}"
+
+    is_alone = sum(said(each) == said(one) for each in among) == 1
+    return said(one) if is_alone else f"{said(one)} {one.problem.input_layout}"
 
 
 def _best(one: Tuned) -> NamedInts:
@@ -144,15 +154,9 @@ def _best(one: Tuned) -> NamedInts:
 
 
 def _is_same(config: Config, other: Config) -> bool:
-    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-    return dict(config.kwargs) == dict(other.kwargs) and all(
-        getattr(config, name) == getattr(other, name) for name in options
-    )
+    return (dict(config.kwargs), config.options) == (dict(other.kwargs), other.options)
 
 
 def described(config: Config) -> str:
     """``BLOCK=128 num_warps=4 num_stages=3``."""
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    options |= {"num_ctas": config.num_ctas} if config.num_ctas != 1 else {}
-    options |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
-    return " ".join(f"{name}={value}" for name, value in {**config.kwargs, **options}.items())
+    return " ".join(f"{name}={value}" for name, value in {**config.kwargs, **config.options}.items())

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
+import sys
+from pathlib import Path
 
 import database_rows as rows
 import pytest
@@ -84,6 +88,33 @@ def test_json_says_it_to_programs(folder):
     assert not (folder / "x").exists()
 
 
+EVERY_FORMAT = """
+import sys
+from command_line import fp8tune
+for name in ("python", "fla", "json", "t4", "diff"):
+    output = f"{sys.argv[1]}/{name}"
+    ended = fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--output", output)
+    assert ended.returncode == 0, ended.stderr
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_sets_changes_no_file(folder):
+    def started(seed: str) -> subprocess.Popen[bytes]:
+        (folder / seed).mkdir()
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        return subprocess.Popen([sys.executable, "-c", EVERY_FORMAT, seed, NAME], cwd=folder, env=environment)
+
+    def files(seed: str) -> dict[Path, bytes]:
+        below = folder / seed
+        return {path.relative_to(below): path.read_bytes() for path in below.rglob("*") if path.is_file()}
+
+    assert [process.wait() for process in [started("1"), started("2")]] == [0, 0]
+    assert len(files("1")) == 1 + 1 + 2 + 4 + 2
+    assert files("1") == files("2")
+
+
 @pytest.mark.parametrize("name", ["fla", "json", "t4"])
 def test_the_other_formats_are_written(folder, name):
     ended = export(folder, name, "--output", "out")
@@ -102,6 +133,7 @@ def test_the_other_formats_are_written(folder, name):
         (["--for", "diff", "--within", "200%"], "is no percentage"),
         (["--for", "diff", "--check"], "--output FILE"),
         (["--for", "diff", "--output", "."], "is a folder: name the file of the diff"),
+        (["--for", "json", "--dtype", "fp8_w8a8"], "--dtype is for --for vllm"),
         (["--for", "python", "--prune"], "--prune is for the table"),
         (["--for", "python", "--device", "H100"], "name one of these, with their problems: NVIDIA H200 (3)"),
         (["--for", "python", "--output", "fp8tune.db"], "cannot be"),
@@ -119,6 +151,17 @@ def test_one_kernel_is_named(folder):
     assert "name it with --kernel" in fp8tune("export", "--for", "t4", "--arch", "sm_90", cwd=folder).stderr
     unknown = fp8tune("export", "--for", "t4", "--arch", "sm_90", "--kernel", "colwse", cwd=folder).stderr
     assert "did you mean colwise" in unknown
+
+
+def test_a_file_for_python_holds_each_device(folder):
+    with Store.open(str(folder / "fp8tune.db")) as store:
+        recorded.sweep(store, {1024: TIMES[1024]}, rows.H100)
+    found = json.loads(export(folder, "python", "--json").stdout)
+    assert found["devices"] == [rows.H100.name, rows.H200.name]
+    assert [problem["device"] for problem in found["problems"]] == [rows.H100.name, *[rows.H200.name] * 3]
+    table = runpy.run_path(str(folder / "_kernel_sm_90.py"))["TABLE"]
+    assert {device: len(configs) for device, configs in table.items()} == {rows.H100.name: 1, rows.H200.name: 3}
+    assert export(folder, "python", "--device", rows.H200.name, "--check").returncode == 1
 
 
 def test_what_was_left_out_is_said_on_stderr(folder):

@@ -297,9 +297,7 @@ def _config(spelling: str, config: Config, hook: str, names: Mapping[str, str], 
     kwargs = ", ".join(
         f"{_text_literal(name)}: {_literal(value, names, where)}" for name, value in config.kwargs.items()
     )
-    options = [f"num_warps={int(config.num_warps)}", f"num_stages={int(config.num_stages)}"]
-    options += [f"num_ctas={int(config.num_ctas)}"] if config.num_ctas != 1 else []
-    options += [f"maxnreg={int(config.maxnreg)}"] if config.maxnreg is not None else []
+    options = [f"{name}={int(value)}" for name, value in config.options.items()]
     options += [f"pre_hook={hook}"] if config.has_pre_hook else []
     return f"{spelling}({{{kwargs}}}, {', '.join(options)})"
 

@@ -10,11 +10,8 @@ from typing import Any
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.given import Tuned
-from fp8tune.recording import Config, Value
+from fp8tune.recording import CONFIG_OPTIONS, Config, Value
 from fp8tune.text import visible
-
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""What a config has beside the kernel's own arguments."""
 
 LARGEST_BYTES = 2**26
 """No file of configs is larger."""
@@ -67,20 +64,18 @@ def check_launchable(kernel: str, config: Config) -> None:
 def flat(kernel: str, config: Config) -> dict[str, Value]:
     """The config as keyword arguments of a launch. Raises UsageError for one that is more than values."""
     check_launchable(kernel, config)
-    optional = {"num_ctas": config.num_ctas if config.num_ctas != 1 else None, "maxnreg": config.maxnreg}
-    given = {name: value for name, value in optional.items() if value is not None}
-    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages, **given}
+    return {**config.kwargs, **config.options}
 
 
 def config_of(arguments: object) -> Config:
     """The config of keyword arguments of a launch. Raises ValueError for what is none."""
     if not isinstance(arguments, dict) or not arguments:
         raise ValueError(f"{str(arguments)[:40]!r} is no config")
-    options = {name: arguments[name] for name in OPTIONS if arguments.get(name) is not None}
+    options = {name: arguments[name] for name in CONFIG_OPTIONS if arguments.get(name) is not None}
     for name, value in options.items():
         if type(value) is not int or not 0 < value < 2**31:
             raise ValueError(f"{name} is {str(value)[:40]!r}, not a number above 0")
-    kwargs = {name: value for name, value in arguments.items() if name not in OPTIONS}
+    kwargs = {name: value for name, value in arguments.items() if name not in CONFIG_OPTIONS}
     for name, value in kwargs.items():
         if not isinstance(value, int | float | str | None):
             raise ValueError(f"{name} is {str(value)[:40]!r}, not one value")

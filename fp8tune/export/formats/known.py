@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fp8tune.errors import unknown
-from fp8tune.export.formats.by_size import Sizes
 from fp8tune.export.given import File, Given
 
 
@@ -21,17 +20,15 @@ class Format:
     """How the consumer reads the files, one line. ``{folder}`` is where they were written, ``{device}`` the first
     folder below it."""
 
-    takes_sizes: bool = False
-    """Whether its file names have sizes, which a kernel may call otherwise."""
+    options: tuple[str, ...] = ()
+    """What it takes beside the picks: ``notice``, ``sizes``, ``dtype``."""
+    has_all_devices: bool = False
+    """Whether its files hold every device of an arch."""
 
-    def write(self, given: Given, notice: Callable[[str], None], sizes: Sizes | None = None) -> list[File]:
-        """The files. ``notice`` gets a line for each pick that is left out."""
-        module: Any = importlib.import_module(f"fp8tune.export.formats.{self.module}")
-        if self.module == "triton_cache":
-            return cast(list[File], module.write(given, notice))
-        if self.takes_sizes:
-            return cast(list[File], module.write(given, sizes=sizes))
-        return cast(list[File], module.write(given))
+    def write(self, givens: Sequence[Given], **options: Any) -> list[File]:
+        """The files. ``options``: all that any format takes, see :attr:`options`."""
+        module = importlib.import_module(f"fp8tune.export.formats.{self.module}")
+        return cast(list[File], module.write(*givens, **{name: options[name] for name in self.options}))
 
 
 DIFF = "diff"
@@ -39,14 +36,18 @@ DIFF = "diff"
 
 FORMATS = {
     "triton-cache": Format(
-        "triton_cache", "run the program with TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR={folder}/{device}"
+        "triton_cache", "run the program with TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR={folder}/{device}", ("notice",)
     ),
-    "python": Format("python_file", "put the file beside the kernel; its docstring has the lines that use it"),
+    "python": Format(
+        "python_file", "put the file beside the kernel; its docstring has the lines that use it", has_all_devices=True
+    ),
     "json": Format(
-        "huggingface", "put the folder's files into the kernel's configs, as the Hub's kernels load them", True
+        "huggingface", "put the folder's files into the kernel's configs, as the Hub's kernels load them", ("sizes",)
     ),
     "vllm": Format(
-        "vllm", "set VLLM_TUNED_CONFIG_FOLDER={folder}/vllm, or SGLANG_MOE_CONFIG_DIR={folder}/sglang", True
+        "vllm",
+        "set VLLM_TUNED_CONFIG_FOLDER={folder}/vllm, or SGLANG_MOE_CONFIG_DIR={folder}/sglang",
+        ("sizes", "dtype"),
     ),
     "fla": Format("fla", "set FLA_CONFIG_DIR={folder}/{device} and FLA_CACHE_MODE=strict"),
     DIFF: Format("diff", "in the folder above the package: git apply FILE, or patch -p1 < FILE"),

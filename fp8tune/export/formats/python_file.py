@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from fp8tune.errors import UsageError
@@ -48,11 +48,9 @@ KEY = {key}
 
 # Device name -> key -> the arguments of triton.Config.
 TABLE = {{
-    {device}: {{
-{rows}    }},
-}}
+{rows}}}
 
-# Key -> what was measured; with KERNEL for fp8tune.pin, which takes this file.
+# Device name -> key -> what was measured; with KERNEL for fp8tune.pin, which takes this file.
 EVIDENCE = {{
 {evidence}}}
 KERNEL = {kernel}
@@ -84,36 +82,51 @@ def config_for(key, device=None):
 '''
 
 
-def write(given: Given) -> list[File]:
-    """``KERNEL_ARCH.py``. Of problems that share a key, the config whose largest loss is least.
+def write(*givens: Given) -> list[File]:
+    """``KERNEL_ARCH.py``: one kernel on each device of an arch. Of problems that share a key, the config whose largest
+    loss is least.
 
-    Raises UsageError for a kernel whose configs are more than values.
+    Raises UsageError for a kernel whose configs are more than values, and for devices with keys of other arguments.
     """
-    by_key: dict[str, list[Tuned]] = {}
+    given = givens[0]
+    if any(_names(other) != _names(given) for other in givens):
+        raise UsageError(f"{given.kernel} was recorded with other keys on other devices: name one with --device")
     modules: set[str] = set()
-    for one in given.tuned:
-        by_key.setdefault(_literal(_key(one), modules), []).append(one)
-    rows = []
-    for key, tuned in by_key.items():
-        config = given.configs[least_worst(tuned)[0]]
-        rows += [
-            f"        # {_comment(f'{one.problem.shape} {one.problem.in_dtype}: {one.evidence}; {one.check}')}\n"
-            for one in tuned
-        ]
-        rows.append(f"        {key}: {_config(given.kernel, config, modules)},\n")
+    rows, evidence = [], []
+    for one in givens:
+        device, by_key = _literal(one.device.name, modules), _by_key(one, modules)
+        rows += [f"    {device}: {{\n", *_rows(one, by_key, modules), "    },\n"]
+        evidence += [f"    {device}: {{\n", *_evidence(by_key), "    },\n"]
+    devices = ", ".join(one.device.name for one in givens)
     text = _TEXT.format(
-        header=f"# {_comment(f'{given.kernel} for {given.device.arch}, {given.device.name}')}",
+        header=f"# {_comment(f'{given.kernel} for {given.device.arch}, {devices}')}",
         imports="".join(sorted(f"{_MODULES[module]}\n" for module in modules)),
         key=_literal(_names(given), set()),
-        device=_literal(given.device.name, set()),
         rows="".join(rows),
-        evidence="".join(
-            f"    {key}: {_literal(_comment('; '.join(one.evidence for one in tuned)), modules)},\n"
-            for key, tuned in by_key.items()
-        ),
-        kernel=_literal(given.kernel, modules),
+        evidence="".join(evidence),
+        kernel=_literal(given.kernel, set()),
     )
     return [File(PurePosixPath(f"{_module_name(given)}.py"), text)]
+
+
+def _by_key(given: Given, modules: set[str]) -> dict[str, list[Tuned]]:
+    """The picks by their key as it is written."""
+    by_key: dict[str, list[Tuned]] = {}
+    for one in given.tuned:
+        by_key.setdefault(_literal(_key(one), modules), []).append(one)
+    return by_key
+
+
+def _rows(given: Given, by_key: Mapping[str, Sequence[Tuned]], modules: set[str]) -> Iterator[str]:
+    for key, tuned in by_key.items():
+        for one in tuned:
+            yield f"        # {_comment(f'{one.problem.shape} {one.problem.in_dtype}: {one.evidence}; {one.check}')}\n"
+        yield f"        {key}: {_config(given.kernel, given.configs[least_worst(tuned)[0]], modules)},\n"
+
+
+def _evidence(by_key: Mapping[str, Sequence[Tuned]]) -> Iterator[str]:
+    for key, tuned in by_key.items():
+        yield f"        {key}: {_literal(_comment('; '.join(one.evidence for one in tuned)), set())},\n"
 
 
 def _key(one: Tuned) -> Key:
@@ -137,15 +150,10 @@ def _config(kernel: str, config: Config, modules: set[str]) -> str:
     """The arguments of ``triton.Config``."""
     if config.has_pre_hook:
         raise UsageError(f"the configs of {kernel} have a pre_hook, code that no table holds: use fp8tune.pin")
-    arguments: dict[str, object] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    if config.num_ctas != 1:
-        arguments["num_ctas"] = config.num_ctas
-    if config.maxnreg is not None:
-        arguments["maxnreg"] = config.maxnreg
     kwargs = ", ".join(
         f"{_literal(name, modules)}: {_literal(value, modules)}" for name, value in config.kwargs.items()
     )
-    options = "".join(f', "{name}": {_literal(value, modules)}' for name, value in arguments.items())
+    options = "".join(f', "{name}": {int(value)}' for name, value in config.options.items())
     return f'{{"kwargs": {{{kwargs}}}{options}}}'
 
 

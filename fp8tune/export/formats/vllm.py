@@ -19,6 +19,7 @@ from fp8tune.export.formats import PublishedPick, by_size
 from fp8tune.export.formats.by_size import Sizes, Table
 from fp8tune.export.formats.documents import device_file_name, file_name
 from fp8tune.export.given import File, Given
+from fp8tune.text import NAME, visible
 
 KERNEL = "fused_moe_kernel"
 """What both call the kernel: their files do not say it."""
@@ -47,6 +48,8 @@ def write(given: Given, *, sizes: Sizes | None = None, dtype: str | None = None)
     also ``block_n`` and ``block_k``. ``dtype``: as they call it, such as ``int4_w4a16``; by default from the input's.
     Raises UsageError for a kernel without these sizes, and for configs that their code cannot launch.
     """
+    if dtype and not NAME.fullmatch(dtype):
+        raise UsageError(f"--dtype {visible(dtype)!r} is no dtype: give one as vLLM calls it, such as fp8_w8a8")
     for config in (given.configs[one.config] for one in given.tuned):
         if missing := [name for name in _NEEDED if name not in config.kwargs]:
             raise UsageError(f"configs of {given.kernel} have no {missing[0]}: vLLM reads configs of a fused MoE alone")
@@ -86,7 +89,9 @@ def _name(table: Table, device: str, dtype: str, comma: str) -> str:
 
 def _dtype(in_dtype: str) -> str:
     if in_dtype not in DTYPES:
-        raise UsageError(f"vLLM has no name for the dtype {in_dtype or 'unknown'}: give one, such as fp8_w8a8")
+        raise UsageError(
+            f"vLLM has no name for the dtype {in_dtype or 'unknown'}: give it with --dtype, such as fp8_w8a8"
+        )
     return DTYPES[in_dtype]
 
 

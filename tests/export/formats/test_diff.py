@@ -240,6 +240,15 @@ def test_the_markdown_has_each_problem_with_its_loss(package):
     assert "| 2 % | 2 | 0.0 % | 0.0 % |" in lines
 
 
+def test_problems_of_one_shape_are_told_apart_by_their_layout(package):
+    given = picks.gemm()
+    other = replace(given.tuned[0], problem=replace(given.tuned[0].problem, input_layout="recorded-1"))
+    text = markdown(shrink(replace(given, tuned=(*given.tuned, other)), 0.12))
+    assert "| M=16 N=4096 K=4096 bfloat16 recorded-0 |" in text
+    assert "| M=16 N=4096 K=4096 bfloat16 recorded-1 |" in text
+    assert "| M=1024 N=4096 K=4096 bfloat16 |" in text
+
+
 def test_a_kernel_without_configs_of_its_own_is_refused():
     with pytest.raises(UsageError, match="not recorded as an autotuned kernel"):
         shrink(picks.gemm(recorded=False), 0.02)

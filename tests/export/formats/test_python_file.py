@@ -21,9 +21,9 @@ LARGE = {"kwargs": dict(picks.LARGE.kwargs), "num_warps": 8, "num_stages": 2}
 BF16 = "torch.bfloat16"
 
 
-def loaded(given: Given) -> dict[str, object]:
+def loaded(*givens: Given) -> dict[str, object]:
     """The names of the file, run by itself."""
-    (file,) = write(given)
+    (file,) = write(*givens)
     namespace: dict[str, object] = {"__builtins__": __builtins__}
     exec(compile(file.text, str(file.path), "exec"), namespace)
     return namespace
@@ -57,6 +57,20 @@ def test_a_device_is_known_by_its_name():
     config_for = loaded(picks.gemm())["config_for"]
     assert config_for((16, 4096, 4096, BF16), "NVIDIA H200") == SMALL
     assert config_for((16, 4096, 4096, BF16), "NVIDIA H100") is None
+
+
+def test_one_file_has_every_device():
+    slower = picks.gemm(device=replace(picks.H200, name="NVIDIA H100"))
+    slower = replace(slower, tuned=tuple(replace(one, evidence=f"slower {one.evidence}") for one in slower.tuned[1:]))
+    module = loaded(picks.gemm(), slower)
+    assert module["config_for"]((16, 4096, 4096, BF16)) == SMALL
+    assert module["config_for"]((16, 4096, 4096, BF16), "NVIDIA H100") == LARGE  # of the nearest key
+    assert module["EVIDENCE"]["NVIDIA H100"][1024, 4096, 4096, BF16].startswith("slower")
+
+
+def test_devices_with_other_keys_are_refused():
+    with pytest.raises(UsageError, match="other keys on other devices: name one with --device"):
+        write(picks.gemm(), picks.gemm(kernel=replace(picks.GEMM, key=("M",))))
 
 
 def test_what_a_caller_takes_out_of_a_config_stays_in_the_table():
@@ -148,7 +162,7 @@ def test_no_row_becomes_code(kwargs, device, key, evidence, kernel):
 
     table = loaded(given)["TABLE"]
     assert loaded(given)["KERNEL"] == kernel
-    assert list(loaded(given)["EVIDENCE"]) == [key]
+    assert list(loaded(given)["EVIDENCE"][device]) == [key]
     assert list(table) == [device]
     ((found, config),) = table[device].items()
     assert found == key
