@@ -105,7 +105,7 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
 def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
     """And is wrong, with the largest error said, where the bound is narrower than bfloat16."""
     shapes, spec = tmp_path / "small.toml", tmp_path / "narrow.py"
-    shapes.write_text("[[rows]]\nM = 5\nK = 37\nE = 1\n")
+    shapes.write_text("[[rows]]\nR = 5\nC = 37\n")
     text = (DOCS / "examples" / "softmax_spec.py").read_text()
     spec.write_text(text.replace("relative=4e-3", "relative=1e-3").replace('name="softmax"', 'name="narrow"'))
     with Store.open(str(tmp_path / "rows.db"), create=True) as store:

@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 TEXT = (ROOT / "docs" / "your-kernel.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["add_spec.py", "add.toml", "softmax_spec.py"])
+@pytest.mark.parametrize("name", ["add_spec.py", "add.toml", "softmax_spec.py", "softmax.toml"])
 def test_the_document_shows_the_example(name: str) -> None:
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", TEXT, re.DOTALL)
     assert (EXAMPLES / name).read_text(encoding="utf-8") in blocks

@@ -1,6 +1,6 @@
 """A spec by hand, for a kernel that is not autotuned: a softmax, whose sums depend on their order.
 
-fp8tune sweep --kernel docs/examples/softmax_spec.py:SPEC --shapes rows
+fp8tune sweep --kernel docs/examples/softmax_spec.py:SPEC --shapes docs/examples/softmax.toml
 """
 
 import torch
@@ -28,7 +28,7 @@ def launch(config, inputs, outputs):
 
 
 def inputs(problem, device):
-    shape, generator = (problem.shape["M"], problem.shape["K"]), torch.Generator("cpu").manual_seed(problem.seed)
+    shape, generator = (problem.shape["R"], problem.shape["C"]), torch.Generator("cpu").manual_seed(problem.seed)
     if device == "meta":
         return (torch.empty(shape, dtype=torch.bfloat16, device=device),)
     return (torch.randn(shape, generator=generator).bfloat16().to(device),)
@@ -38,8 +38,8 @@ SPEC = KernelSpec(
     name="softmax",
     axes={"ROWS": (1, 2, 4), "num_warps": (2, 4, 8)},
     default=NamedInts(ROWS=1, num_warps=4),
-    key=("K", "M_bucket"),
-    problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"])]),
+    key=("C", "R_bucket"),
+    problems=lambda row: iter([NamedInts(R=row["R"], C=row["C"])]),
     inputs=inputs,
     outputs=lambda x: (torch.empty_like(x),),
     launch=launch,
@@ -47,10 +47,10 @@ SPEC = KernelSpec(
     check="tolerance",
     tolerance=Tolerance(relative=4e-3, absolute=1e-9),  # bfloat16 rounds by up to 2e-3
     edges=declared(
-        edge("one row and one column", M=1, K=1),
-        edge("a tail", M=3, K=past_half("K")),
-        edge("NaN", "nan", M=3, K=100),
-        edge("infinity", "infinite", M=3, K=100),
-        edge("huge", "huge", M=3, K=100),
+        edge("one row and one column", R=1, C=1),
+        edge("a tail", R=3, C=past_half("C")),
+        edge("NaN", "nan", R=3, C=100),
+        edge("infinity", "infinite", R=3, C=100),
+        edge("huge", "huge", R=3, C=100),
     ),
 )
