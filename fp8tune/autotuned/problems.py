@@ -60,7 +60,7 @@ def _shape(kernel: Kernel, launch: Launch, differing: Sequence[str]) -> NamedInt
 
 
 def _is_size(name: str, value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63 and "stride" not in name.lower()
+    return type(value) is int and 0 <= value < 2**31 and "stride" not in name.lower()
 
 
 def _differing(launches: Sequence[Launch]) -> list[str]:

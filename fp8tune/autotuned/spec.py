@@ -14,7 +14,7 @@ from fp8tune.autotuned import agreement, configs, problems, sizes
 from fp8tune.autotuned.bare import as_autotuned
 from fp8tune.autotuned.launching import Launcher
 from fp8tune.autotuned.tensors import Case, Storage
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.recording import Kernel, Launch, Tensor, as_json
 from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
@@ -259,26 +259,58 @@ class _Work:
 
 
 def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any) -> tuple[Any, ...]:
-    """What a function of the kernel's arguments says: a tensor, a tuple, or a dict by name."""
+    """What a function of the kernel's arguments says: a tensor, a tuple, or a dict by name.
+
+    Raises UsageError for whatever is wrong with it: that is no fault of any config.
+    """
     case: Case = inputs[-1]
     outputs = case.outputs()
     case.prepare(inputs, outputs)
     named = {name: _widened(value) if is_close else value for name, value in case.arguments(inputs, outputs).items()}
-    taken = inspect.signature(function).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    given = function(**{name: value for name, value in named.items() if takes_all or name in taken})
+    try:
+        given = function(**_taken(function, named))
+        results = _by_name(given, case)
+        pairs = zip(case.written, outputs, strict=True)
+        return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
+    except (Exception, SystemExit) as error:
+        where = f"{function.__module__}:{getattr(function, '__name__', function)}"
+        said = str(error) if isinstance(error, _UnusableError) else f"it raised {one_line(error)}"
+        raise UsageError(f"--reference {where} cannot be used: {said}") from error
+
+
+class _UnusableError(ValueError):
+    """What a reference takes or gives; the text says what is wrong with it."""
+
+
+def _taken(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a reference asks for."""
+    taken = inspect.signature(function).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken):
+        return dict(named)
+    needed = [one.name for one in taken if one.default is one.empty and one.kind is not one.VAR_POSITIONAL]
+    if strange := [name for name in needed if name not in named]:
+        raise _UnusableError(f"it asks for {strange[0]}, the kernel takes {', '.join(named)}")
+    return {one.name: named[one.name] for one in taken if one.name in named}
+
+
+def _by_name(given: Any, case: Case) -> dict[str, Any]:
+    """What a reference gives, by the argument that it is right for."""
     arguments = (argument for storage in case.written for argument in storage.arguments)
-    written = [argument for argument in arguments if argument.is_stored is not False]
+    written = [argument.name for argument in arguments if argument.is_stored is not False]
+    names = ", ".join(written)
     if isinstance(given, Mapping):
         results = dict(given)
     else:
         several = given if isinstance(given, tuple | list) else (given,)
         if len(several) != len(written):
-            names = ", ".join(argument.name for argument in written)
-            raise ValueError(f"the reference gives {len(several)} tensors, the kernel writes {names}: give a dict")
-        results = {argument.name: one for argument, one in zip(written, several, strict=True)}
-    pairs = zip(case.written, outputs, strict=True)
-    return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
+            raise _UnusableError(f"it gives {len(several)} tensors, the kernel writes {names}: give a dict")
+        results = dict(zip(written, several, strict=True))
+    for name, result in results.items():
+        if name not in written:
+            raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
+        if not hasattr(result, "untyped_storage"):
+            raise _UnusableError(f"it gives {type(result).__name__} for {name}: return a tensor")
+    return results
 
 
 def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
@@ -289,8 +321,11 @@ def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_clos
             result = results[argument.name]
             if tuple(result.shape) != argument.shape:
                 shapes = f"{tuple(result.shape)}, the kernel's {argument.shape}"
-                raise ValueError(f"the reference's {argument.name} has the shape {shapes}")
+                raise _UnusableError(f"its {argument.name} has the shape {shapes}")
             if not storage.is_flat:
+                if not is_close and result.dtype != output.dtype:
+                    dtypes = f"{result.dtype}, the kernel's {output.dtype}"
+                    raise _UnusableError(f"its {argument.name} is {dtypes}: return that, or ask for --check tolerance")
                 return result.double() if is_close and expected.is_floating_point() else result
             target = expected.as_strided(argument.shape, argument.strides, expected.storage_offset() + argument.offset)
             target.copy_(result)

@@ -48,7 +48,7 @@ def has_function(value: Value) -> bool:
 
 def number(value: Value) -> int:
     """A whole number from 0 that is the same in every run: an int or a flag as it is, all else by its text."""
-    if isinstance(value, int) and 0 <= value < 2**63:
+    if isinstance(value, int) and 0 <= value < 2**31:  # as sizes in the database
         return int(value)
     return zlib.crc32(repr(value).encode()) & 0x7FFFFFFF
 

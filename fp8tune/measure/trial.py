@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
+from fp8tune.errors import UsageError
 from fp8tune.measure import checking, device, kept, machine, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
@@ -193,8 +194,11 @@ def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
 def failure(error: Exception) -> Outcome:
     """The status an exception stands for. A device error poisons the GPU context, so it counts as ``crashed``.
 
-    Raises MachineError for what is none of the config's: see :mod:`fp8tune.measure.machine`.
+    Raises MachineError for what is none of the config's: see :mod:`fp8tune.measure.machine`. The
+    user's own mistake, such as a reference that raises, is raised as it is.
     """
+    if isinstance(error, UsageError):
+        raise error
     import torch
     from triton.runtime.errors import OutOfResources
 

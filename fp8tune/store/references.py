@@ -39,8 +39,11 @@ def references(connection: Connection) -> References:
 
 
 def is_outdated(status: Status, reference: str, today: str) -> bool:
-    """Whether a trial says nothing of the bytes any more. An unknown reference is believed where it found no fault."""
-    if status not in (Status.OK, Status.WRONG):
+    """Whether a trial says nothing of the bytes any more. An unknown reference is believed where it found no fault.
+
+    A ``compile_error`` is whatever raised before a launch, the inputs or the reference among it.
+    """
+    if status not in (Status.OK, Status.WRONG, Status.COMPILE_ERROR):
         return False
     return reference != today and (bool(reference) or status is Status.WRONG)
 

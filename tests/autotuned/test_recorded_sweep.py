@@ -13,6 +13,7 @@ from command_line import fp8tune
 from places import PLANTED
 from toy_recording import FOLDER
 
+from fp8tune.autotuned.problems import problems
 from fp8tune.recording import Scalar
 from fp8tune.records import Status
 from fp8tune.revisions.loading import load_spec
@@ -113,6 +114,36 @@ def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> No
     assert code == 1
     assert "32 of 32 elements differ" in said
     assert "first config" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("(x): raise RuntimeError('none\\nhere')", "it raised RuntimeError: none here"),
+        ("(x): raise SystemExit(3)", "it raised SystemExit: 3"),
+        ("(x, nosuch): return x", "it asks for nosuch, the kernel takes x, y, n"),
+        ("(x): return x[:1]", "its y has the shape (1,), the kernel's (256,)"),
+        ("(x): return {'nosuch': x}", "it gives 'nosuch', the kernel writes y"),
+        ("(x): return None", "it gives NoneType for y: return a tensor"),
+        ("(x): return x, x", "it gives 2 tensors, the kernel writes y: give a dict"),
+        ("(x): return x.double()", "return that, or ask for --check tolerance"),
+    ],
+)
+def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, said: str) -> None:
+    (tmp_path / "right.py").write_text(f"def reference{body}\n")
+    code, text = sweep(tmp_path, toy_recording.copies("hooked"), "--reference", f"{tmp_path / 'right.py'}:reference")
+    assert (code, "Traceback" in text) == (2, False)
+    assert said in text.splitlines()[-1]
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        assert not store.tried_subjects(None, None)
+
+
+def test_a_number_that_is_larger_than_any_size_is_no_size(tmp_path: Path) -> None:
+    recorded = toy_recording.copies("hooked")
+    launch = recorded.launches[0]
+    large = replace(launch, arguments=(*launch.arguments, Scalar("seed", 2**40)))
+    (shape,) = [problem.shape for problem in problems(replace(recorded, launches=(large,)))]
+    assert dict(shape) == {"n": 256}
 
 
 def test_a_check_of_the_users_is_another_sweep(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_what_another_reference_judged_is_judged_anew(store: Store) -> None:
     assert (status(store), tried(store, "bbbb"), tried(store, "cccc")) == (WRONG, OK, WRONG)
 
 
+def test_what_failed_under_another_reference_is_tried_again(store: Store) -> None:
+    judged(store, "aaaa", Status.COMPILE_ERROR)  # the reference may have raised
+    assert (tried(store, "aaaa"), tried(store, "bbbb")) == (Status.COMPILE_ERROR, None)
+
+
 def test_right_by_an_unknown_reference_stands_and_wrong_by_one_is_tried_again(store: Store) -> None:
     judged(store, "", OK)
     assert (status(store), tried(store, "aaaa")) == (OK, OK)
