@@ -1,16 +1,16 @@
 """What ``fp8tune record`` costs a training-like step of 200 autotuned launches, on a GPU.
 
-    python -m benchmarks.record_cost [--rounds 6] [--stub]
+    python -m benchmarks.record_cost [--pairs 300] [--stub]
 
-Processes with and without recording take turns; each prints the median time of its steps once run-time tuning and the
-recorder's first launches are over. ``--stub`` needs no GPU: launches do nothing, so that only the host's cost is left.
+One process under ``fp8tune record`` runs steps with the recorder's ``Autotuner.run`` and with Triton's own in turns,
+once run-time tuning and the recorder's samples of each launch are over: noise between processes is no part of the
+result. Beside it the recorder writes its file again from time to time, for at most one percent of the time; both kinds
+of step have that. ``--stub`` needs no GPU: launches do nothing, so that only the host's cost is left.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,42 +22,71 @@ from typing import Any
 
 LAUNCHES = 200
 SIZES = ((512, 1024), (2048, 1024), (1024, 4096), (4096, 2048), (256, 8192))
+FIRST_STEPS = 60
+"""After so many all samples are taken: a size comes twenty times a step, and the last sample is of the 1024th."""
 
 
 def main() -> None:
     """Print the cost in percent, and the microseconds that each launch pays."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="processes of each kind")
-    parser.add_argument("--steps", type=int, default=300, help="timed steps of each process")
+    parser.add_argument("--pairs", type=int, default=300, help="timed steps of each kind")
     parser.add_argument("--stub", action="store_true", help="without a GPU: launches do nothing")
-    parser.add_argument("--step", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--recorded", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.step:
-        print(json.dumps(stub_us(options.steps) if options.stub else step_us(options.steps)))
+    if options.recorded:
+        report(*times_us(stub_step() if options.stub else gpu_step(), options.pairs))
         return
-    times: dict[str, list[float]] = {"without": [], "with": []}
-    for number in range(2 * options.rounds):
-        kind = ("without", "with")[number % 2]
-        times[kind].append(_process(kind == "with", options))
-        print(f"{kind:>8} {times[kind][-1]:10.1f} us a step", file=sys.stderr)
-    without, with_ = (statistics.median(times[kind]) for kind in ("without", "with"))
-    print(f"a step takes {without:.1f} us without and {with_:.1f} us with recording")
-    print(f"cost: {100 * (with_ / without - 1):.2f} %, {(with_ - without) / LAUNCHES:.2f} us a launch")
-
-
-def _process(records: bool, options: argparse.Namespace) -> float:
-    command = [sys.executable, "-m", "benchmarks.record_cost", "--step", "--steps", str(options.steps)]
-    command += ["--stub"] if options.stub else []
     with tempfile.TemporaryDirectory() as folder:
-        if records:
-            recording = str(Path(folder) / "run.json")
-            command = [sys.executable, "-m", "fp8tune", "record", "-o", recording, "--", *command]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=dict(os.environ))
-        return float(done.stdout.splitlines()[0])
+        command = [sys.executable, "-m", "benchmarks.record_cost", "--recorded", *sys.argv[1:]]
+        record = [sys.executable, "-m", "fp8tune", "record", "--json", "-o", str(Path(folder) / "run.json"), "--"]
+        # with --json the program prints to stderr
+        subprocess.run([*record, *command], stdout=subprocess.DEVNULL, stderr=sys.stdout, check=True)
 
 
-def step_us(steps: int) -> float:
-    """Median microseconds of a step: forward and backward through 100 layers, of two autotuned kernels each way."""
+def report(without: list[float], with_: list[float]) -> None:
+    """Print what the median step takes, and the mean difference within pairs with its 95 % interval."""
+    from fp8tune.stats import estimate
+
+    cost = estimate([one - other for one, other in zip(with_, without, strict=True)], trimmed_share=0.25)
+    half, step = cost.upper(0.025) - cost.mean, statistics.median(without)
+    print(f"a step of {LAUNCHES} launches takes {step:.1f} us without recording, {len(without)} pairs")
+    print(f"recording costs {cost.mean / LAUNCHES:.2f} +- {half / LAUNCHES:.2f} us a launch")
+    print(f"cost: {100 * cost.mean / step:.2f} +- {100 * half / step:.2f} %", flush=True)
+
+
+def times_us(step: Callable[[], None], pairs: int) -> tuple[list[float], list[float]]:
+    """Microseconds of each step without and with recording, pair by pair."""
+    import torch
+    from triton.runtime import Autotuner
+
+    def synchronize() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    recorded = Autotuner.run
+    plain = recorded.__wrapped__
+
+    def timed(run: Callable[..., Any]) -> float:
+        Autotuner.run = run
+        synchronize()
+        started = time.perf_counter()
+        step()
+        synchronize()
+        return 1e6 * (time.perf_counter() - started)
+
+    for _ in range(FIRST_STEPS):
+        timed(recorded)
+    without: list[float] = []
+    with_: list[float] = []
+    for number in range(pairs):
+        for run in (plain, recorded) if number % 2 else (recorded, plain):
+            (without if run is plain else with_).append(timed(run))
+    Autotuner.run = recorded
+    return without, with_
+
+
+def gpu_step() -> Callable[[], None]:
+    """Forward and backward through 100 layers, of one autotuned kernel each way."""
     import torch
 
     from benchmarks.record_kernels import scaled_silu
@@ -70,11 +99,11 @@ def step_us(steps: int) -> float:
             x.grad = None
             scaled_silu(x, 1.5).backward(x.detach())
 
-    return _median_us(step, steps, torch.cuda.synchronize)
+    return step
 
 
-def stub_us(steps: int) -> float:
-    """The same with an autotuner whose launch returns at once, which leaves what Python does."""
+def stub_step() -> Callable[[], None]:
+    """The same number of launches of an autotuner that launches nothing, which leaves what Python does."""
     import torch
     import triton
 
@@ -98,20 +127,7 @@ def stub_us(steps: int) -> float:
             x = inputs[index % len(inputs)]
             tuner[lambda meta: (meta["BLOCK"],)](x, y[index % len(y)], x.numel(), 1.5)
 
-    return _median_us(step, steps, lambda: None)
-
-
-def _median_us(step: Callable[[], None], steps: int, synchronize: Callable[[], None]) -> float:
-    for _ in range(1100):  # the recorder times the launches of a signature until the 1024th
-        step()
-    times = []
-    for _ in range(steps):
-        synchronize()
-        started = time.perf_counter()
-        step()
-        synchronize()
-        times.append(1e6 * (time.perf_counter() - started))
-    return statistics.median(times)
+    return step
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (1024, 2048) for warps in (4, 8)]
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((1024, 4), (2048, 8))]
 
 
 @triton.autotune(CONFIGS, key=["n"])

@@ -10,6 +10,9 @@ The larger of both bounds the kernel: *memory* or *compute*. Without declared op
 A copy reads one byte for each that it writes, our kernels two, and memory reads faster than it writes: a kernel that
 reads its input once can be faster than the copy. Then it is the ceiling, so that no share passes 1 by more than noise.
 A rate far above the copy's comes from a cache that was not flushed, and is no ceiling.
+
+A recorded launch may address a part of its tensors (a gather, a slice): their bytes are the most that it moves, and its
+share is at most what is printed. Its rate is never a ceiling, and says nothing where it is beyond what memory gives.
 """
 
 from __future__ import annotations
@@ -48,11 +51,18 @@ def ceiling_share(
     ceiling_gb_per_s: float | None,
     flops: int | None = None,
     flop_per_s: float | None = None,
+    *,
+    at_most: bool = False,
 ) -> CeilingShare | None:
-    """The share of the higher of both bounds; None where neither is known."""
+    """The share of the higher of both bounds; None where neither is known. ``at_most``: fewer bytes may be moved."""
     found = []
     if time_us and bytes_moved and ceiling_gb_per_s:
-        found.append(CeilingShare(gb_per_s(bytes_moved, time_us) / ceiling_gb_per_s, Bound.MEMORY))
+        rate = gb_per_s(bytes_moved, time_us)
+        share = rate / ceiling_gb_per_s
+        if not at_most:
+            found.append(CeilingShare(share, Bound.MEMORY))
+        elif not is_cached(rate, ceiling_gb_per_s):
+            found.append(CeilingShare(min(share, 1.0), Bound.MEMORY))
     if time_us and flops and flop_per_s:
         found.append(CeilingShare(1e6 * flops / time_us / flop_per_s, Bound.COMPUTE))
     return max(found, key=lambda one: one.share, default=None)

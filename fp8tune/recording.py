@@ -59,6 +59,8 @@ class Tensor:
     """Share of zeros."""
     not_finite: float | None = None
     """Share of NaN and infinity."""
+    constant: Value = None
+    """What all elements of a floating-point tensor are, infinities and NaN too; None where they differ."""
     is_sorted: bool = False
     """Whether an integer tensor never decreases, as group ends do."""
     descriptor: tuple[int, ...] | None = None
@@ -120,6 +122,8 @@ class Launch:
     """Of one launch, the median of a sample; None where nothing was timed."""
     config: Config | None = None
     """What run-time tuning picked (None: not known)."""
+    configs: tuple[Config, ...] | None = None
+    """The autotuner's list at this launch, where the program had set another one (None: that of the kernel)."""
     in_graph: bool = False
     """Whether it was only seen while a CUDA graph was captured: replays are not counted."""
 
@@ -156,7 +160,7 @@ class Kernel:
     key: tuple[str, ...] = ()
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
-    """As declared, in their order."""
+    """As declared, in their order; then those that a launch had beside them."""
     tuning_s: float = 0.0
     """Seconds that run-time tuning took, over all keys of all processes."""
     launches: tuple[Launch, ...] = ()
@@ -315,8 +319,13 @@ def _one_kernel(kernels: Sequence[Kernel]) -> Kernel:
     skipped: dict[str, int] = {}
     for reason, count in (one for kernel in kernels for one in kernel.skipped.items()):
         skipped[reason] = skipped.get(reason, 0) + count
+    first = next((kernel for kernel in kernels if kernel.configs), kernels[0])
+    configs = list(first.configs)  # one may hold what cannot be hashed
+    for config in (config for kernel in kernels for config in kernel.configs):
+        configs += [config] if config not in configs else []
     return replace(
-        next((kernel for kernel in kernels if kernel.configs), kernels[0]),
+        first,
+        configs=tuple(configs),
         refusal="" if "" in refusals and launches else next(filter(None, refusals), ""),
         tuning_s=sum(kernel.tuning_s for kernel in kernels),
         launches=tuple(launches.values()),

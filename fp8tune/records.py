@@ -10,6 +10,14 @@ from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts as NamedInts
 from fp8tune_kernels.spec import Problem as Problem
 
+RECORDED = "recorded-"
+"""Begins the layout of a problem that was recorded; the launch's id follows."""
+
+
+def is_recorded(problem: Problem) -> bool:
+    """Whether a problem is a recorded launch: it moves at most its tensors, and may address a part of them."""
+    return problem.input_layout.startswith(RECORDED)
+
 
 class Kind(StrEnum):
     """Where a row's knowledge comes from."""

@@ -32,6 +32,14 @@ def test_the_share_is_of_the_higher_bound(time_us: float, ceiling: float, moved:
     assert found.bound == ("memory" if found.share == gb_per_s(moved, time_us) / ceiling else "compute")
 
 
+@given(rates, rates, st.integers(1, 10**12))
+def test_bytes_that_may_not_be_moved_give_no_share_above_1(time_us: float, ceiling: float, most: int) -> None:
+    found = ceiling_share(time_us, most, ceiling, at_most=True)
+    rate = gb_per_s(most, time_us)
+    assert (found is None) is is_cached(rate, ceiling)
+    assert found is None or found == CeilingShare(min(rate / ceiling, 1.0), Bound.MEMORY)
+
+
 def test_what_is_not_known_bounds_nothing() -> None:
     assert ceiling_share(None, 1, 1.0, 1, 1.0) is None
     assert ceiling_share(1.0, None, 1.0, 1, None) is None

@@ -48,6 +48,8 @@ def _launched(launcher: Launcher, config: NamedInts, inputs: tuple[Any, ...], po
     for output in made:
         _bits(output).fill_(_signed(poison, output.element_size()))
     launcher.prepare(inputs, made)
+    if launcher.has_hook:
+        launcher.hook(config, inputs, made)
     launcher.launch(config, inputs, made)
     if case.device.startswith("cuda"):
         torch.cuda.synchronize()

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.autotuned.ir import Usage, argument_names, usage_of
+from fp8tune.autotuned.values import decoded
 from fp8tune.errors import MachineError
-from fp8tune.recording import Config, Kernel, Launch, Scalar, Tensor, Value, as_json, from_json
+from fp8tune.recording import Config, Kernel, Launch, Scalar, Tensor, as_json, from_json
 
 
 def usage(kernel: Kernel, launch: Launch) -> Usage:
@@ -67,7 +68,7 @@ def _compiled(kernel: Kernel, launch: Launch) -> Usage:
     while kernel.is_autotuned and type(tuner).__name__ != "Autotuner" and not hasattr(tuner, "configs"):
         tuner = tuner.fn
     arguments: dict[str, Any] = {one.name: _argument(one) for one in launch.arguments if one.name in kernel.parameters}
-    options: dict[str, Any] = {name: _value(value) for name, value in launch.options.items()}
+    options: dict[str, Any] = {name: decoded(value) for name, value in launch.options.items()}
     if kernel.is_autotuned:
         config = _declared(tuner, launch.config or next(iter(kernel.configs), None))
         if config.pre_hook is not None:
@@ -80,7 +81,7 @@ def _compiled(kernel: Kernel, launch: Launch) -> Usage:
 
 def _declared(tuner: Any, wanted: Config | None) -> Any:
     """The config of the autotuner that was recorded."""
-    kwargs = {name: _value(value) for name, value in wanted.kwargs.items()} if wanted else {}
+    kwargs = {name: decoded(value) for name, value in wanted.kwargs.items()} if wanted else {}
     return next((config for config in tuner.configs if config.kwargs == kwargs), tuner.configs[0])
 
 
@@ -101,7 +102,7 @@ def _argument(argument: Tensor | Scalar) -> Any:
     import torch
 
     if isinstance(argument, Scalar):
-        return _value(argument.value)
+        return decoded(argument.value)
     dtype = getattr(torch, argument.dtype)
     tensor = torch.empty_strided(argument.shape, argument.strides, dtype=dtype, device="meta")
     if argument.descriptor is None:
@@ -109,20 +110,6 @@ def _argument(argument: Tensor | Scalar) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
-
-
-def _value(value: Value) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "float":
-        return float(held)
-    if kind == "tuple":
-        return tuple(map(_value, held))
-    if kind == "function":
-        return _loaded(held)
-    module, _, name = held.partition(".")
-    return getattr(importlib.import_module("triton.language" if module == "tl" else "torch"), name)
 
 
 class _Target:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from fp8tune.autotuned.configs import decoded
+from fp8tune.autotuned.problems import tensors_of
 from fp8tune.autotuned.tensors import Case
 from fp8tune.autotuned.values import decoded as value_of
 from fp8tune.recording import Config, Grid, Kernel, Launch
@@ -15,6 +17,8 @@ CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """What a config says beside values of parameters."""
 
 GRIDLESS = "the recording has no grid for it: record again with this config among the kernel's own"
+
+UNLISTED = "not in the list that the program set for this launch"
 
 
 class Launcher:
@@ -55,19 +59,42 @@ class Launcher:
                 named[name] = heuristic({**named, **options})
         given = {**options, **chosen.all_kwargs()}
         if chosen.pre_hook is not None:
+            named |= {one.name: _copied(named[one.name]) for one in tensors_of(case.launch) if one.descriptor}
             chosen.pre_hook({**named, **given})
-        self._fn.run(**named, **given, grid=grid, warmup=False)
+        self._fn.run(**{**named, **given}, grid=grid, warmup=False)
 
     def prepare(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        """Put back what a launch reads in its outputs, and call the kernel's own ``pre_hook``.
-
-        A ``post_hook`` puts back what a launch wrote, which this has done before the next one.
-        """
+        """Put back what a launch reads in its outputs."""
         case: Case = inputs[-1]
         case.prepare(inputs, outputs)
-        if getattr(self.autotuner, "user_defined_pre_hook", False):
-            first = self.config(self.kernel.configs[0]).all_kwargs()
-            self.autotuner.pre_hook({**case.arguments(inputs, outputs), **self._options(case.launch), **first})
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
+        return bool(getattr(self.autotuner, "user_defined_pre_hook", False))
+
+    def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """Call the autotuner's own ``pre_hook`` before a launch of a config, as run-time tuning does.
+
+        A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
+        """
+        case: Case = inputs[-1]
+        chosen, _ = self._choice(case.launch, config)
+        given = {**case.arguments(inputs, outputs), **self._options(case.launch), **chosen.all_kwargs()}
+        self.autotuner.pre_hook(given)
+
+    @property
+    def unused(self) -> str:
+        """What the kernel declares and a sweep does without; empty where there is nothing."""
+        if getattr(self.autotuner, "perf_model", None) is None:
+            return ""
+        return "its perf_model and top_k are not used: every config is timed"
+
+    def unlisted(self, launch: Launch, config: NamedInts) -> str | None:
+        """Why a declared config is none of a launch's."""
+        if launch.configs is None or decoded(self.kernel, config) in launch.configs:
+            return None
+        return UNLISTED
 
     def pruned(self, launch: Launch, config: NamedInts) -> str | None:
         """Why the kernel itself does not run a config on a launch."""
@@ -79,12 +106,15 @@ class Launcher:
             return None
         case = self.case(launch, "meta")
         named = case.arguments(case.inputs(0), case.outputs())
-        asked, declared = self.config(chosen), list(self.autotuner.configs)
+        asked, declared = self.config(chosen), self._listed(launch)
         if asked not in declared:
             declared.append(asked)
         grid = grid_of(launch.grid, chosen)
         kept = prune(declared, named, **{**named, **self._options(launch), "grid": grid, "warmup": False})
         return None if asked in kept else "early_config_prune of the kernel"
+
+    def _listed(self, launch: Launch) -> list[Any]:
+        return list(self.autotuner.configs) if launch.configs is None else [self.config(one) for one in launch.configs]
 
     def config(self, chosen: Config) -> Any:
         """As Triton has it, with the hook that the kernel declares for it."""
@@ -113,6 +143,13 @@ class Launcher:
                 raise ValueError(GRIDLESS)
             self._chosen[place] = (self.config(chosen), grid)
         return self._chosen[place]
+
+
+def _copied(described: Any) -> Any:
+    """A TensorDescriptor whose block shape a config's hook may set."""
+    copied = copy.copy(described)
+    copied.block_shape = list(described.block_shape)
+    return copied
 
 
 def grid_of(grid: Grid, config: Config) -> tuple[int, ...] | None:

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 from fp8tune.autotuned.values import dtype_number, number
 from fp8tune.recording import Kernel, Launch, Scalar, Tensor
-from fp8tune.records import NamedInts, Problem
-
-RECORDED = "recorded-"
-"""Begins the layout of a problem that was recorded; the launch's id follows."""
+from fp8tune.records import RECORDED, NamedInts, Problem
 
 ODD = "odd-"
 """Begins the layout of the same launch at sizes that no block divides."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
@@ -12,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune.autotuned import agreement, configs, problems, sizes
+from fp8tune.autotuned.bare import as_autotuned
 from fp8tune.autotuned.launching import Launcher
 from fp8tune.autotuned.tensors import Case, Storage
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel, Launch, Tensor, as_json
-from fp8tune.records import NamedInts, Problem
+from fp8tune.recording import Kernel, Launch, Tensor, as_json
+from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
 
 SMALL = 2**20
@@ -50,6 +50,26 @@ class RecordedSpec(KernelSpec):
     """Why nothing is checked on other sizes than were recorded; empty where it is."""
     has_odd_sizes: bool = False
     """Whether any launch is checked on other sizes."""
+    hook: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """``(config, inputs, outputs)``, called after ``prepare``: the kernel's own ``pre_hook``."""
+    unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
+    """``(config, problem) -> reason``: why a config that the kernel declares is none of this launch's."""
+    notices: tuple[str, ...] = ()
+    """What the user should know: launches that are left out, what of the kernel a sweep does without."""
+
+    @property
+    def check_text(self) -> str:
+        """What is right, as rows say it. Without a reference nothing is computed in float64."""
+        if not self.agrees:
+            return super().check_text
+        return f"{super().check_text.removesuffix(' of float64')} to the first config"
+
+    moves: Callable[[Problem], int] = field(default=lambda problem: 0)
+    """The bytes of a launch; two launches may have the same shape."""
+
+    def bytes_of(self, problem: Problem) -> int:
+        """What its tensors hold: the most that the launch moves."""
+        return self.moves(problem)
 
     def document(self, problem: Problem) -> str:
         """The launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
@@ -64,8 +84,9 @@ class RecordedSpec(KernelSpec):
         return json.dumps(own)
 
     def first(self, problem: Problem) -> NamedInts:
-        """The config declared first of those that the kernel does not prune."""
-        kept = (c for c in self.configs if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
+        """The config listed first of those that the kernel does not prune."""
+        listed = (config for config in self.configs if not self.unlisted(config, problem))
+        kept = (c for c in listed if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
         return next(kept, self.default)
 
     def is_small(self, problem: Problem) -> bool:
@@ -91,7 +112,12 @@ def build(
         raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
     if not kernel.launches:
         raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
-    kernel = kernel if kernel.configs else replace(kernel, configs=(_own_config(kernel.launches[0]),))
+    unread = {launch.id: names for launch in kernel.launches if (names := _unread(launch))}
+    known = tuple(launch for launch in kernel.launches if launch.id not in unread)
+    if not known:
+        raise UsageError(f"{kernel.name} cannot be swept: {_unread_text(unread)}")
+    kernel = replace(kernel, launches=known)
+    kernel = kernel if kernel.is_autotuned and kernel.configs else as_autotuned(kernel)
     launcher, found = Launcher(kernel, function, check == "exact-inputs"), problems.problems(kernel)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in kernel.configs))
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(kernel, launch) for launch in found.values()}
@@ -119,12 +145,16 @@ def build(
         configs=grid,
         recorded=tuple(found),
         bytes_moved=work.bytes_moved,
+        moves=work.bytes_of,
         kernel=kernel,
         launches=found,
         module=_module(function),
         agrees=reference is None,
         untried_sizes="" if only_recorded_sizes else untried,
         has_odd_sizes=bool(work.odd),
+        hook=launcher.hook if launcher.has_hook else None,
+        unlisted=work.unlisted,
+        notices=tuple(filter(None, (_unread_text(unread), launcher.unused))),
     )
 
 
@@ -158,7 +188,7 @@ class _Work:
         layout = problem.input_layout
         if layout.startswith(problems.ODD):
             return self.odd[layout.removeprefix(problems.ODD)]
-        id = layout.removeprefix(problems.RECORDED)
+        id = layout.removeprefix(RECORDED)
         found = next((launch for launch in self.kernel.launches if launch.id == id), None)
         if found is None:
             raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
@@ -169,10 +199,18 @@ class _Work:
         launch = self._of_shape(shape)
         return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
 
+    def unlisted(self, config: Mapping[str, int], problem: Problem) -> str | None:
+        """Why a declared config is none of a launch's."""
+        return self.launcher.unlisted(self.launch_of(problem), NamedInts(config))
+
     def bytes_moved(self, shape: Mapping[str, int]) -> int:
         """What is loaded and what is stored; what is both counts twice."""
         launch = self._of_shape(shape)
         return 0 if launch is None else moved(self.launcher.case(launch, "meta"))
+
+    def bytes_of(self, problem: Problem) -> int:
+        """The same of one launch."""
+        return moved(self.launcher.case(self.launch_of(problem), "meta"))
 
     def _of_shape(self, shape: Mapping[str, int]) -> Launch | None:
         every = [*self.found.items(), *((self._odd_problem(p), self.odd[p.id]) for p in self._with_odd())]
@@ -189,7 +227,7 @@ class _Work:
 
     def edges(self, problem: Problem) -> Iterable[Edge]:
         """Odd sizes and contents; contents alone where the sizes are recorded and small."""
-        if not problem.input_layout.startswith(problems.RECORDED):
+        if not is_recorded(problem):
             return
         launch = self.launch_of(problem)
         if launch.id in self.odd:
@@ -213,7 +251,8 @@ class _Work:
 
         def first_config(*inputs: Any) -> tuple[Any, ...]:
             launch = inputs[-1].launch
-            kept = [config for config in self.grid if self.launcher.pruned(launch, config) is None]
+            listed = (config for config in self.grid if self.launcher.unlisted(launch, config) is None)
+            kept = [config for config in listed if self.launcher.pruned(launch, config) is None]
             return agreement.outputs(self.launcher, kept, inputs, bound)
 
         return first_config
@@ -265,10 +304,27 @@ def _widened(value: Any) -> Any:
     return value.double() if is_float else value
 
 
-def _own_config(launch: Launch) -> Config:
-    """Of a bare ``@triton.jit`` function: the options of its first launch."""
-    known = {one.name for one in dataclasses.fields(Config)} - {"kwargs", "has_pre_hook"}
-    return Config({}, **{name: value for name, value in launch.options.items() if name in known})
+def _unread(launch: Launch) -> str:
+    """The integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
+    unknown = (
+        tensor.name
+        for tensor in problems.tensors_of(launch)
+        if not tensor.dtype.startswith(("float", "bfloat", "complex"))
+        and 0 not in tensor.shape
+        and (tensor.values, tensor.least) == (None, None)
+        and tensor.is_loaded is not False
+    )
+    return ", ".join(unknown)
+
+
+def _unread_text(unread: Mapping[str, str]) -> str:
+    if not unread:
+        return ""
+    names = ", ".join(dict.fromkeys(unread.values()))
+    return (
+        f"{len(unread)} of its launches are left out, whose integers in {names} were never read, as in the capture of "
+        "a CUDA graph: record a run without graphs"
+    )
 
 
 def _tolerance(kernel: Kernel) -> Tolerance:

@@ -177,11 +177,11 @@ class Case:
 
 def _rounded(argument: Tensor) -> Tensor:
     """A constant at the next smaller power of two."""
-    value = argument.least
-    if not value or value != argument.most:
+    value = _constant(argument)
+    if not value or not math.isfinite(value):
         return argument
     rounded = math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)
-    return replace(argument, least=rounded, most=rounded)
+    return replace(argument, least=rounded, most=rounded, constant=rounded)
 
 
 def _described(argument: Tensor, tensor: Any) -> Any:
@@ -214,11 +214,13 @@ def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
 def _constant(described: Tensor) -> float | None:
     """The value of all elements; None where they differ or nothing is known.
 
-    Infinity where none is finite: what a minimum begins with. The recording has no sign for it.
+    Infinity where none is finite and older recordings have no sign for it: what a minimum begins with.
     """
+    if described.constant is not None:
+        return float(decoded(described.constant))
     if described.not_finite == 1.0:
         return math.inf
-    return described.least if described.least == described.most else None
+    return described.least if described.least == described.most and not described.not_finite else None
 
 
 def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from fp8tune.errors import UsageError
@@ -20,20 +21,29 @@ DTYPES = (
 def decoded(value: Value) -> Any:
     """The value itself (imports torch or Triton for a dtype). Raises UsageError for one that does not exist here."""
     if isinstance(value, tuple | list):
-        return [decoded(each) for each in value]
-    if not isinstance(value, dict):
+        return tuple(map(decoded, value))
+    if not isinstance(value, Mapping):
         return value
     ((kind, text),) = value.items()
     if kind == "float":
         return float(text)
     if kind == "tuple":
-        return tuple(decoded(each) for each in text)
-    module, _, name = text.rpartition(":" if kind == "function" else ".")
-    module = {"tl": "triton.language"}.get(module, module)
+        return decoded(text)
+    where, _, name = text.rpartition(":" if kind == "function" else ".")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+        module = importlib.import_module("triton.language" if where == "tl" else where)
+        if where == "tl" and not hasattr(module, name):
+            return module.dtype(name)  # tl.float32 calls itself fp32
+        return getattr(module, name)
+    except (ImportError, AttributeError, ValueError, AssertionError):
         raise UsageError(f"the recording has the value {text!r}, which cannot be imported here") from None
+
+
+def has_function(value: Value) -> bool:
+    """Whether a value is a function, or a tuple with one: its text differs in every process."""
+    if isinstance(value, tuple | list):
+        return any(map(has_function, value))
+    return isinstance(value, Mapping) and ("function" in value or has_function(value.get("tuple", ())))
 
 
 def number(value: Value) -> int:

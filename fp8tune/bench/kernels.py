@@ -30,11 +30,12 @@ from fp8tune.measure.engine import Backend
 from fp8tune.measure.trial import GEMM_SIZE
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
-from fp8tune.records import Device, Problem
+from fp8tune.records import Device, Problem, is_recorded
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import geomean
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.spec import CHECKS
 
 SHAPES = "starting-line"
 HOSTS = (OURS, TORCHAO, TORCH_ADD)
@@ -100,12 +101,15 @@ class Ceiling:
         copy_us = next((row.copy.valid_us for row in rows), None)
         if copy_us is None:
             return cls()
-        rates = [row.gb_per_s for row in rows if row.gb_per_s is not None]
+        rates = [row.gb_per_s for row in rows if row.gb_per_s is not None and not is_recorded(row.problem)]
         return cls(ceiling_gb_per_s(gb_per_s(2 * COPIED_BYTES, copy_us), rates))
 
     def time_us(self, row: Row) -> float | None:
-        """The least that a problem can take: its bytes at the ceiling, or its operations at the peak."""
-        found = [row.bytes_moved / self.gb_per_s / 1e3] if self.gb_per_s else []
+        """The least that a problem can take: its bytes at the ceiling, or its operations at the peak.
+
+        A recorded launch may move fewer bytes: only its operations count.
+        """
+        found = [row.bytes_moved / self.gb_per_s / 1e3] if self.gb_per_s and not is_recorded(row.problem) else []
         if row.flops and row.peak_flop_per_s:
             found.append(1e6 * row.flops / row.peak_flop_per_s)
         return max(found, default=None)
@@ -121,7 +125,8 @@ class Ceiling:
         return found.bound if found else None
 
     def _of(self, row: Row) -> CeilingShare | None:
-        return ceiling_share(row.ours.valid_us, row.bytes_moved, self.gb_per_s, row.flops, row.peak_flop_per_s)
+        known = (row.bytes_moved, self.gb_per_s, row.flops, row.peak_flop_per_s)
+        return ceiling_share(row.ours.valid_us, *known, at_most=is_recorded(row.problem))
 
 
 @dataclass
@@ -132,6 +137,8 @@ class Kernel:
     rows: list[Row] = field(default_factory=list)
     hosts: dict[str, Timing] = field(default_factory=dict)
     """Contender -> host time of one operator call on a 64x64 input."""
+    check: str = CHECKS[0]
+    """What is right: ``KernelSpec.check_text``."""
 
     def geomean(self, rival: str) -> float | None:
         """The geometric mean of the ratios there are; None where there is none."""
@@ -210,7 +217,7 @@ def run(
         gemms: dict[str, Timing] = {}
         for reference, problems in wanted.problems.items():
             spec = load_spec(reference)
-            kernel = Kernel(spec.name)
+            kernel = Kernel(spec.name, check=spec.check_text)
             refused: dict[str, Timing] = {}
             for problem in problems:
                 if cells.is_spent():

@@ -21,7 +21,7 @@ from fp8tune.choose.decision import (
     noise_floor,
     unproven,
 )
-from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem
+from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, is_recorded
 
 TIE_BAND = MeasuringPlan().tie_band
 """Screened configs this close to the best are as good as the best: repeated sweeps swap them at random."""
@@ -99,7 +99,7 @@ class Winner:
     def _of_ceiling(self) -> CeilingShare | None:
         found = self.evidence
         known = (found.bytes_moved, found.ceiling_gb_per_s, found.flops, found.peak_flop_per_s)
-        return ceiling_share(self.time_us, *known)
+        return ceiling_share(self.time_us, *known, at_most=is_recorded(found.problem))
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class Candidates:
         times_us = self.times_us or {NamedInts(): value_us(pick)}
         decision = self.decision or unproven(pick.config or NamedInts(), quick, times_us, len(pick.times_us))
         floors = [noise_floor(entry.finals, entry.duplicate) for entry in self.named if entry.duplicate]
-        copy, moved = pick.copy_gb_per_s, pick.bytes_moved
+        copy, moved = pick.copy_gb_per_s, None if is_recorded(pick.problem) else pick.bytes_moved
         if copy and moved and quick and is_cached(gb_per_s(moved, decision.time_us), copy):
             decision = replace(decision, verdict=PickVerdict.UNRESOLVABLE)
         return Winner(pick, decision, floors[0] if floors and self.decision else None)

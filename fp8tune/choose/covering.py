@@ -1,12 +1,14 @@
 """The fewest configs such that every problem has one within some percent of its best time.
 
 Exact: a minimum set cover, by integer programming. Of the smallest sets one of least worst loss, and of those the first
-in canonical order. The same times in any order of the configs give the same set.
+in canonical order. The same times in any order of the configs give the same set. Times that look like noise can make
+that take hours: after some seconds the set is a greedy one instead, which says so.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,9 @@ from numpy.typing import NDArray
 from fp8tune.choose.decision import canonical_order
 from fp8tune.records import NamedInts
 from fp8tune.stats import geomean
+
+SECONDS = 4.0
+"""What looking for the smallest sets may take, over all bounds."""
 
 Axes = Iterable[tuple[str, Sequence[int]]]
 
@@ -34,6 +39,8 @@ class Covering:
     """For each problem the time of ``chosen`` over the best time, at least 1."""
     incomplete: Mapping[int, int]
     """Number of a problem -> configs that have no time there and did not fail there: they may do better."""
+    is_smallest: bool = True
+    """False for a greedy set, where finding the smallest takes too long: a smaller one may exist."""
 
     @property
     def worst(self) -> float:
@@ -52,12 +59,14 @@ def coverings(
     *,
     failed: Sequence[Collection[NamedInts]] = (),
     axes: Axes = (),
+    seconds: float = SECONDS,
 ) -> list[Covering]:
     """The covering set for each bound of ``within``.
 
     ``slowdowns``: for each problem the configs that are right there -> their time over the best, at least 1;
-    ``failed``: the configs that are wrong there or do not run. Raises ValueError for no problems, for a problem without
-    a time, and for a bound below 0.
+    ``failed``: the configs that are wrong there or do not run. A bound whose share of ``seconds`` runs out gets the
+    greedy set: each config the one for most of the problems that are left. Raises ValueError for no problems, for a
+    problem without a time, and for a bound below 0.
     """
     if not slowdowns or not all(slowdowns):
         raise ValueError("a problem without times cannot be covered" if slowdowns else "no problems")
@@ -71,26 +80,29 @@ def coverings(
         out = set(failed[number]) if failed else set()
         if missing := len(known - out - of_problem.keys()):
             gaps[number] = missing
-    return [_covering(configs, times / best, bound, gaps) for bound in within]
+    bounds, found = list(within), dict[float, Covering]()
+    began = time.monotonic()
+    for number, bound in enumerate(bounds, start=1):
+        if bound not in found:
+            found[bound] = _covering(configs, times / best, bound, gaps, began + seconds * number / len(bounds))
+    return [found[bound] for bound in bounds]
+
+
+class _OutOfTimeError(Exception):
+    """The smallest set is not found in time."""
 
 
 def _covering(
-    configs: Sequence[NamedInts], slowdowns: NDArray[np.float64], within: float, gaps: Mapping[int, int]
+    configs: Sequence[NamedInts], slowdowns: NDArray[np.float64], within: float, gaps: Mapping[int, int], ends: float
 ) -> Covering:
     if within < 0:
         raise ValueError(f"a bound of {within} is below 0")
     bound = 1 + within + 1e-12  # a ratio that is 1.02 but for rounding is within 2 %
-    size = len(_smallest(slowdowns <= bound))
-    # the least bound at which a set of this size still covers: with it the worst loss cannot be less
-    bounds = np.unique(slowdowns[slowdowns <= bound])
-    low, high = int(np.searchsorted(bounds, slowdowns.min(axis=1).max())), len(bounds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _covers_with(slowdowns <= bounds[middle], size):
-            high = middle
-        else:
-            low = middle + 1
-    places = _first(slowdowns <= bounds[low], size)
+    is_smallest = True
+    try:
+        places = _least_loss(slowdowns, bound, ends)
+    except _OutOfTimeError:
+        places, is_smallest = sorted(_greedy(slowdowns <= bound)), False
     among = slowdowns[:, places]
     chosen = among.argmin(axis=1)
     return Covering(
@@ -99,32 +111,47 @@ def _covering(
         tuple(configs[places[number]] for number in chosen),
         tuple(map(float, among.min(axis=1))),
         gaps,
+        is_smallest,
     )
 
 
-def _covers_with(covers: NDArray[np.bool_], size: int) -> bool:
+def _least_loss(slowdowns: NDArray[np.float64], bound: float, ends: float) -> list[int]:
+    """The smallest set of columns within the bound, of those one of least worst loss: the first of them."""
+    size = _least_size(slowdowns <= bound, ends)
+    # the least bound at which a set of this size still covers: with it the worst loss cannot be less
+    bounds = np.unique(slowdowns[slowdowns <= bound])
+    low, high = int(np.searchsorted(bounds, slowdowns.min(axis=1).max())), len(bounds) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _covers_with(slowdowns <= bounds[middle], size, ends):
+            high = middle
+        else:
+            low = middle + 1
+    return _first(slowdowns <= bounds[low], size, ends)
+
+
+def _covers_with(covers: NDArray[np.bool_], size: int, ends: float) -> bool:
     """Whether so many columns have a True in every row."""
     if not covers.any(axis=1).all():
         return False
-    return _greedy(covers) <= size or len(_smallest(covers)) <= size
+    return len(_greedy(covers)) <= size or _least_size(covers, ends) <= size
 
 
-def _greedy(covers: NDArray[np.bool_]) -> int:
-    """How many columns it takes if each is the one with the most rows left: an upper bound, at once."""
-    left, size = covers, 0
+def _greedy(covers: NDArray[np.bool_]) -> list[int]:
+    """Columns that have a True in every row: each the one with the most rows left, the first of equals."""
+    left, found = covers, list[int]()
     while left.any():
-        left = left[~left[:, left.sum(axis=0).argmax()]]
-        size += 1
-    return size
+        found.append(int(left.sum(axis=0).argmax()))
+        left = left[~left[:, found[-1]]]
+    return found
 
 
-def _smallest(covers: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The fewest columns that have a True in every row; there is such a set."""
-    left, places = _reduced(covers)
-    return places[_solved(left)]
+def _least_size(covers: NDArray[np.bool_], ends: float) -> int:
+    """The fewest columns that have a True in every row; there are such."""
+    return len(_solved(_reduced(covers)[0], ends))
 
 
-def _first(covers: NDArray[np.bool_], size: int) -> list[int]:
+def _first(covers: NDArray[np.bool_], size: int, ends: float) -> list[int]:
     """Of the covers of this size, which is the least, the first in lexicographic order of what :func:`_reduced` keeps.
 
     Column by column: the least one that such a cover goes on with, found by halves.
@@ -132,10 +159,10 @@ def _first(covers: NDArray[np.bool_], size: int) -> list[int]:
     left, places = _reduced(covers)
     found: list[int] = []
     while len(left):
-        low, high = 0, int(_solved(left).min())
+        low, high = 0, int(_solved(left, ends).min())
         while low < high:
             middle = (low + high) // 2
-            begins = _solved(np.vstack([left, np.arange(len(places)) <= middle]))
+            begins = _solved(np.vstack([left, np.arange(len(places)) <= middle]), ends)
             if 0 < len(begins) <= size - len(found):
                 high = int(begins.min())
             else:
@@ -161,15 +188,28 @@ def _reduced(covers: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.i
         left = smaller
 
 
-def _solved(rows: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The fewest columns that have a True in every row; none where there is no such set."""
+def _solved(rows: NDArray[np.bool_], ends: float) -> NDArray[np.intp]:
+    """The fewest columns that have a True in every row; none where there is no such set.
+
+    Raises _OutOfTimeError when the clock (``time.monotonic``) is past ``ends``.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes long to import
 
     if not rows.any(axis=1).all():
         return np.array([], dtype=np.intp)
     needed = LinearConstraint(rows.astype(float), lb=1)
     ones = np.ones(rows.shape[1])
-    solved = milp(ones, integrality=ones.astype(np.intp), bounds=Bounds(0, 1), constraints=needed)
+    if (left_s := ends - time.monotonic()) <= 0:
+        raise _OutOfTimeError
+    solved = milp(
+        ones,
+        integrality=ones.astype(np.intp),
+        bounds=Bounds(0, 1),
+        constraints=needed,
+        options={"time_limit": left_s},
+    )
+    if solved.status == 1:  # a limit was reached: what it has may not be the least
+        raise _OutOfTimeError
     if solved.x is None:
         raise RuntimeError(f"no set cover found: {solved.message}")
     return np.flatnonzero(solved.x > 0.5)

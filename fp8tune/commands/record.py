@@ -37,11 +37,12 @@ def record(
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"cannot write {output!r}: name a file in a folder that exists")
+    if _is_no_recording(path):
+        raise UsageError(f"{output!r} is no recording, and is left as it is: name another file")
     sys.stdout.flush()
     ended = program.run(command, jit, None if json else _descriptor())
-    if ended.recording is not None:
+    if ended.recording is not None and ended.recording.kernels:  # one without kernels takes no other's place
         path.write_text(text_of(ended.recording), encoding="utf-8")
-    if ended.recording is not None and ended.recording.kernels:
         print_recording(ended.recording, output, "json" if json else "table")
         raise typer.Exit(ended.exit_code)
     why = (
@@ -53,6 +54,14 @@ def record(
         raise UsageError(why)
     notice(f"fp8tune: {why}")
     raise typer.Exit(ended.exit_code)
+
+
+def _is_no_recording(path: Path) -> bool:
+    """Whether a file holds something else, such as the program itself."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        return b'"fp8tune_recording"' not in file.read(100)
 
 
 def _descriptor() -> int | None:

@@ -106,6 +106,7 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
     for one in _in_order(complete, list(documents)):
         launch = documents[one.problem][1] if one.problem in documents else None
         tuned.append(_tuned(store, one, launch, recorded))
+    notices += filter(None, map(_doubt, tuned))
     held = {config for one in tuned for config in (one.config, *one.times_us, *one.failures)}
     newest = max(complete, key=lambda one: max(entry.newest for entry in one.entries))
     version = newest.entries[0].version
@@ -152,6 +153,17 @@ def _device(by_name: Mapping[str, Sequence[Candidates]], wanted: str | None) -> 
     if others:
         raise UsageError(f"as many problems were swept on several devices: name one with --device: {known}")
     return first, [f"{first or 'not named'}, which has the most problems of {known}"] if len(by_name) > 1 else []
+
+
+def _doubt(one: Tuned) -> str:
+    """What to say where most configs disagree with what is taken for right, which may be the wrong one; else empty."""
+    wrong = sum(status == Status.WRONG for status, _ in one.failures.values())
+    if wrong <= len(one.times_us):
+        return ""
+    return (
+        f"{one.problem.shape}: {wrong} of {wrong + len(one.times_us)} configs are wrong: see that what they were "
+        "compared with is right, or sweep with --reference"
+    )
 
 
 def _document(text: str) -> tuple[Kernel, Launch]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
+from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import LARGE, Rule, bits, fill_large
 from fp8tune.measure.edges import problem_place
@@ -104,22 +105,24 @@ class Tensors:
         """Enqueue the kernel with this config on the current stream, on outputs that are prepared."""
         self.spec.launch(config, self.inputs, self.outputs)
 
-    def prepare(self) -> None:
+    def prepare(self, config: NamedInts) -> None:
         """Enqueue what the kernel wants done before each launch."""
         if self.spec.prepare is not None:
             self.spec.prepare(self.inputs, self.outputs)
+        if isinstance(self.spec, RecordedSpec) and self.spec.hook is not None:
+            self.spec.hook(config, self.inputs, self.outputs)
 
     def launcher(self, config: NamedInts) -> Callable[[], object]:
         """What is timed: the launch alone, whatever is prepared before it."""
         if self.spec.prepare is None:
             return lambda: self.launch(config)
-        return Prepared(self.prepare, lambda: self.launch(config))
+        return Prepared(lambda: self.prepare(config), lambda: self.launch(config))
 
     def check(self, config: NamedInts, launches: Sequence[int] = range(LAUNCHES)) -> str | None:
         """Launch as often as there are numbers in ``launches``, which choose the poison; what is wrong, or None."""
         for count, number in enumerate(launches, 1):
             self.poison(number)
-            self.prepare()
+            self.prepare(config)
             with _filling() if number % 2 == 0 else contextlib.nullcontext():
                 self.launch(config)
             if wrong := self.wrong():
@@ -137,7 +140,7 @@ class Tensors:
         found = []
         for number in range(launches):
             self._spoil(number)
-            self.prepare()
+            self.prepare(config)
             self.launch(config)
             found.append(self._differs())
         count = int(torch.stack(found).sum())

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.records import NamedInts, Problem
 from fp8tune.text import NAME
@@ -176,8 +177,10 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes nothing else.
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
+    asked: Sequence[NamedInts] = ()
     if spec.configs:
-        grid = _widened(spec, axes)
+        asked = _widened(spec, axes)
+        grid = [*spec.configs, *asked]
     else:
         grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     found = dict.fromkeys([default, *grid], "")
@@ -185,15 +188,17 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
         if spec.recorded or (limits is not None and config != spec.default):
             # what a recorded kernel prunes it prunes everywhere: no limits are looked at
             found[config] = spec.invalid(config, problem.shape, cast(DeviceLimits, limits)) or ""
+        if isinstance(spec, RecordedSpec) and not found[config] and config not in asked:
+            found[config] = spec.unlisted(config, problem) or ""
     return found
 
 
 def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
-    """The declared configs, then each of them with every value of the axes that are not as declared."""
+    """Each of the declared configs with every value of the axes that are not as declared."""
     given = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
     product = itertools.product(*given.values())
     changed = [dict(zip(given, values, strict=True)) for values in product] if given else []
-    return [*spec.configs, *(NamedInts({**config, **other}) for config in spec.configs for other in changed)]
+    return [NamedInts({**config, **other}) for config in spec.configs for other in changed]
 
 
 def interpreter_configs(

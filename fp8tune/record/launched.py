@@ -19,7 +19,7 @@ from fp8tune.record.grids import grid_of
 from fp8tune.record.signatures import NO_PARAMETERS, Signatures, WarmsUp
 from fp8tune.record.tensors import described, is_descriptor, is_tensor, with_values
 from fp8tune.record.values import Unrecordable, attribute_of, chain, config_of, encoded, function_name, python_function
-from fp8tune.recording import Argument, Kernel, Launch, Scalar
+from fp8tune.recording import Argument, Config, Kernel, Launch, Scalar
 
 WITH_VALUES = 256
 """Of so many distinct launches of a kernel values are read, each time with a synchronization."""
@@ -195,6 +195,7 @@ class Launched:
             self._grid(bound),
             tuple(encoded(value, "a key argument") for value in key),
             {name: encoded(value, f"option {name}") for name, value in options.items()},
+            configs=self._set_by_program() if self.is_autotuned else None,
             in_graph=True,
         )
         return launch if times.is_capturing() else self._read(launch, args, kwargs)
@@ -211,7 +212,9 @@ class Launched:
     def _grid(self, bound: Mapping[str, Any]) -> Any:
         known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
         if self.is_autotuned:
-            configs = [config.kwargs for config in self._declared()]
+            declared = self._declared()
+            more = (config for config in self.kernel.configs if config not in declared)
+            configs = [config.kwargs for config in (*declared, *more)]
         else:  # what could be tuned are the constants that the caller gives
             configs = [{name: value for name, value in known.items() if name in self._constexprs}]
         return grid_of(bound["grid"], known, configs, self._heuristics)
@@ -219,6 +222,13 @@ class Launched:
     def _declared(self) -> Sequence[Any]:
         """The configs that the autotuner was made with: a subclass may have put others in their place."""
         return DECLARED.get(self.kernel) or self.kernel.configs
+
+    def _set_by_program(self) -> tuple[Config, ...] | None:
+        """The list of this launch where it is not the one that was declared. A subclass that looks for a config of its
+        own before it launches leaves that one: no limit of the program's."""
+        declared, now = self._declared(), self.kernel.configs
+        is_own_list = type(self.kernel).__name__ == "Autotuner"
+        return tuple(map(config_of, now)) if is_own_list and list(now) != list(declared) else None
 
     def document(self) -> Kernel:
         """All that was recorded, as it is now."""
@@ -230,9 +240,11 @@ class Launched:
                 skipped[entry.refusal] = skipped.get(entry.refusal, 0) + entry.count
         configs = self._declared() if self.is_autotuned else ()
         try:
-            recorded = tuple(map(config_of, configs))
+            recorded = list(map(config_of, configs))
+            for config in (config for launch in launches for config in launch.configs or ()):
+                recorded += [config] if config not in recorded else []
         except Unrecordable as error:
-            recorded, skipped = (), {**skipped, str(error): sum(entry.count for entry in entries)}
+            recorded, skipped = [], {**skipped, str(error): sum(entry.count for entry in entries)}
         if self._place is None:  # once: all modules may be searched
             self._place = _place(self.kernel, self._script)
         name, refusal = self._place
@@ -243,7 +255,7 @@ class Launched:
             is_autotuned=self.is_autotuned,
             parameters=self.names,
             key=tuple(map(str, getattr(self.kernel, "keys", ()))),
-            configs=recorded,
+            configs=tuple(recorded),
             tuning_s=self.tuning_s,
             launches=tuple(launches),
             skipped=skipped,
@@ -280,7 +292,10 @@ class Launched:
 
 
 def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As ``Autotuner.run`` of Triton 3.6 to 3.9 builds it: values of the key arguments, then the dtypes of all."""
+    """As ``Autotuner.run`` builds it: values of the key arguments, then the dtypes of all, in the order of the call.
+
+    The same in Triton 3.6.0, 3.7.1 and on its main branch at 0094017.
+    """
     given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fp8tune.record.values import Unrecordable
+from fp8tune.record.values import Unrecordable, encoded
 from fp8tune.recording import Tensor
 
 MOST_VALUE_BYTES = 64 * 1024
@@ -42,7 +42,8 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         if rest:
             raise Unrecordable(f"argument {name} shares memory with another, not a whole number of elements apart")
         descriptor = tuple(value.block_shape) if is_descriptor(value) else None
-        if descriptor is not None and (value.padding != "zero" or value.round_f32_to_tf32):
+        rounds = getattr(value, "round_f32_to_tf32", False)  # not in Triton 3.6
+        if descriptor is not None and (value.padding != "zero" or rounds):
             raise Unrecordable(f"argument {name} is a TensorDescriptor with options, which a recording cannot hold")
         found[name] = Tensor(
             name=name,
@@ -98,7 +99,9 @@ def _asked(torch: Any, tensor: Any) -> tuple[str, Any]:
     spread = (torch.where(is_finite, values.double() - mean, 0.0).square().mean() / share).sqrt()
     least = torch.where(is_finite, values, torch.inf).min()
     most = torch.where(is_finite, values, -torch.inf).max()
-    numbers = (least, most, mean, spread, (values == 0).double().mean(), 1 - share)
+    first = values.flatten()[0]
+    is_constant = ((values == first) | (values.isnan() & first.isnan())).all()
+    numbers = (least, most, mean, spread, (values == 0).double().mean(), 1 - share, first, is_constant)
     return "floats", torch.stack([number.double() for number in numbers]).view(torch.int64)
 
 
@@ -119,5 +122,7 @@ def _fields(torch: Any, kind: str, numbers: Sequence[int]) -> dict[str, Any]:
     if kind == "range":
         return {"least": float(numbers[0]), "most": float(numbers[1]), "is_sorted": bool(numbers[2])}
     values = torch.tensor(numbers, dtype=torch.int64).view(torch.float64).tolist()
+    *statistics, first, is_constant = values
     names = ("least", "most", "mean", "deviation", "zeros", "not_finite")
-    return {name: value for name, value in zip(names, values, strict=True) if abs(value) < float("inf")}
+    known = {name: value for name, value in zip(names, statistics, strict=True) if abs(value) < float("inf")}
+    return known | ({"constant": encoded(first, "")} if is_constant else {})

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
 from fp8tune.bench.warming import Compiled
-from fp8tune.records import Progress
+from fp8tune.ceiling import Bound
+from fp8tune.records import Progress, is_recorded
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import microseconds, print_json, rate, share, times
+from fp8tune.render.terminal import AT_MOST, checked, layout_name, microseconds, print_json, rate, share, times
+from fp8tune_kernels.spec import CHECKS
 
 
 def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format: str) -> None:
@@ -50,7 +52,11 @@ def row_line(row: Row) -> str:
 
 def _report(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Report[Row]:
     first = kernel.rows[0]
-    title = f"{kernel.name} on {first.device.name} ({first.device.arch}), seed {first.problem.seed}"
+    said = [f"{kernel.name} on {first.device.name} ({first.device.arch})", f"seed {first.problem.seed}"]
+    if kernel.check != CHECKS[0]:
+        said.append(checked(kernel.check))
+    if is_recorded(first.problem):
+        said.append(AT_MOST)
     columns: list[Column[Row]] = [
         left("shape", _shape),
         left("routing", lambda row: row.problem.routing),
@@ -59,9 +65,11 @@ def _report(kernel: Kernel, rivals: Sequence[str], ceiling: Ceiling) -> Report[R
         right("GB/s", lambda row: _invalid(row.timings["fp8tune"]) or rate(row.gb_per_s)),
         right("of ceiling", lambda row: share(ceiling.share(row))),
     ]
+    if any(ceiling.bound(row) is Bound.COMPUTE for row in kernel.rows):
+        columns.append(left("bound", lambda row: str(ceiling.bound(row) or "")))
     for name in rivals:
         columns += [right(f"{name} us", _time(name)), right("ratio", _ratio(name))]
-    return Report(title, columns, kernel.rows)
+    return Report(", ".join(said), columns, kernel.rows)
 
 
 def _time(name: str) -> Callable[[Row], str]:
@@ -78,7 +86,7 @@ def _invalid(timing: Timing) -> str:
 
 
 def _shape(row: Row) -> str:
-    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    shape = f"{row.problem.shape} {layout_name(row.problem.input_layout)}".removesuffix(" contiguous")
     return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 

@@ -221,6 +221,7 @@ def bench(kernels: Sequence[Kernel], ceiling: Ceiling, rivals: Sequence[str]) ->
         {
             "row": "kernel",
             "kernel": kernel.name,
+            "check": kernel.check,
             "geomean_ratio": {name: kernel.geomean(name) for name in rivals},
             "host": _timings(kernel.hosts),
         }

@@ -12,7 +12,7 @@ from fp8tune.choose.untimed import TIMED_ON, CompiledKernel, Fitting
 from fp8tune.records import Code, Evidence, Kind, Published
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_parts, print_report, right
-from fp8tune.render.terminal import kernel_name, microseconds, print_csv, print_json, slower, times
+from fp8tune.render.terminal import kernel_name, layout_name, microseconds, print_csv, print_json, slower, times
 
 LISTED = 10
 """Configs of a kernel that was only compiled that are printed; JSON has all."""
@@ -44,7 +44,7 @@ def _single_best(all_candidates: Sequence[Candidates], best: Shared) -> Iterator
 
 
 def _shape(row: Candidates) -> str:
-    shape = f"{row.problem.shape} {row.problem.input_layout}".removesuffix(" contiguous")
+    shape = f"{row.problem.shape} {layout_name(row.problem.input_layout)}".removesuffix(" contiguous")
     return f"{shape} {row.problem.in_dtype}".removesuffix(" bfloat16")
 
 

@@ -52,7 +52,13 @@ def summary(given: Given, name: str, files: Sequence[Placed], state: str, next: 
 
 def _covering(found: Covering) -> Object:
     configs = [dict(config) for config in found.configs]
-    return {"within": found.within, "configs": configs, "worst_loss": found.worst, "mean_loss": found.mean}
+    return {
+        "within": found.within,
+        "configs": configs,
+        "is_smallest": found.is_smallest,
+        "worst_loss": found.worst,
+        "mean_loss": found.mean,
+    }
 
 
 def markdown(shrunk: Shrunk) -> str:
@@ -86,7 +92,7 @@ def _lines(shrunk: Shrunk) -> Iterator[str]:
     yield ""
     bounds: list[Column[Covering]] = [
         left("at most slower", lambda each: f"{100 * each.within:g} %"),
-        right("configs", lambda each: str(len(each.configs))),
+        right("configs", lambda each: f"{len(each.configs)}{'' if each.is_smallest else ' or fewer'}"),
         right("worst loss", lambda each: f"{100 * each.worst:.1f} %"),
         right("mean loss", lambda each: f"{100 * each.mean:.1f} %"),
     ]
@@ -102,9 +108,9 @@ def _lines(shrunk: Shrunk) -> Iterator[str]:
         yield ""
         for number, missing in sorted(covering.incomplete.items()):
             yield f"- {shrunk.tuned[number].problem.shape}: {missing} configs have no time, which may be faster"
-    if shrunk.notes:
+    if notes := (*given.notices, *shrunk.notes):
         yield ""
-        yield from (f"- {note}" for note in shrunk.notes)
+        yield from (f"- {markdown_text(note)}" for note in notes)
 
 
 def _per_key(shrunk: Shrunk) -> Report[tuple[Tuned, NamedInts]]:

@@ -52,6 +52,8 @@ class Report(Generic[R]):
     columns: Sequence[Column[R]]
     rows: Sequence[R]
     names: int = 1
+    note: str = ""
+    """A line below the title; empty for none."""
 
     def cells(self) -> list[list[str]]:
         """Row by row."""
@@ -60,11 +62,14 @@ class Report(Generic[R]):
     def print(self, output_format: str = "table") -> None:
         """``table`` or ``markdown`` on stdout. A terminal gets a table in blocks of columns that fit its width."""
         if output_format == "markdown":
-            print(f"{visible(self.title)}\n\n{self.markdown()}")
+            print("\n".join([*self._head(), "", self.markdown()]))
         elif sys.stdout.isatty():
             self._print_blocks()
         else:
-            print("\n".join([visible(self.title), *self._lines()]))
+            print("\n".join([*self._head(), *self._lines()]))
+
+    def _head(self) -> list[str]:
+        return [visible(line) for line in (self.title, *filter(None, [self.note]))]
 
     def _lines(self) -> Iterator[str]:
         """The lines of a table that goes to a file or pipe: not folded, because rich takes minutes for a million."""
@@ -81,13 +86,14 @@ class Report(Generic[R]):
         console, cells = Console(), self.cells()
         headers = [column.header for column in self.columns]
         for number, block in enumerate(blocks(headers, cells, console.width, self.names)):
-            title = Text(visible(self.title) + (", continued" if number else ""), "table.title")
+            title = Text("continued" if number else visible(self.title), "table.title")
             grid = Table(box=None, pad_edge=False, header_style="bold")  # its own title would fold at its width
             for i in block:
                 grid.add_column("\n".join(_words(headers[i])), justify=self.columns[i].side, overflow="fold")
             for row in cells:
                 grid.add_row(*(Text(visible(row[i])) for i in block))
-            console.print(*([""] if number else []), title, grid, sep="\n", markup=False)
+            note = [Text(visible(self.note))] if self.note and not number else []
+            console.print(*([""] if number else []), title, *note, grid, sep="\n", markup=False)
 
     def markdown(self) -> str:
         """A table to paste, without the title."""

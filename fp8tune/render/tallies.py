@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fp8tune.records import Outcome, Problem
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.render.terminal import kernel_name
+from fp8tune.render.terminal import kernel_name, layout_name
 from fp8tune.store.results import Tally
 
 
@@ -49,7 +49,7 @@ def print_tallies(tallies: Sequence[Tally], output_format: str) -> None:
         left("arch", lambda tally: tally.subject.device.arch),
         left("kind", lambda tally: str(tally.subject.kind)),
         left("problem", lambda tally: _named(tally.subject.problem)),
-        left("layout", lambda tally: tally.subject.problem.input_layout),
+        left("layout", lambda tally: layout_name(tally.subject.problem.input_layout)),
         *map(count, ("ok", "wrong", "other", "pruned")),
         left("first", _first),
     ]

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
+from fp8tune.records import RECORDED
 from fp8tune.redaction import redacted
 from fp8tune.text import quoted_formula
 from fp8tune.text import visible as visible
@@ -57,6 +58,11 @@ def kernel_name(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
 
 
+def layout_name(layout: str) -> str:
+    """An input layout; of a recorded launch the first half of its id, which tells launches apart: ``e9f809``."""
+    return layout[len(RECORDED) :][:6] if layout.startswith(RECORDED) else layout
+
+
 def lookup_key(key: Mapping[str, int]) -> str:
     """A lookup key with its dtype by name: ``K=4096 in_dtype=float16``."""
     return " ".join(
@@ -73,6 +79,17 @@ def microseconds(value: float | None, missing: str = "") -> str:
     if value is None:
         return missing
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+AT_MOST = "rates as if whole tensors were moved"
+"""Of a recorded kernel, which may address a part of them."""
+
+
+def checked(check: str) -> str:
+    """How rows were checked, in words: ``checked within 1e-03 relative of float64``."""
+    words = {"exact": "for equal bytes", "exact-inputs": "for equal bytes on inputs whose sums are exact"}
+    within = f"within {check.removeprefix('tolerance ')}"
+    return f"checked {words.get(check, within)}"
 
 
 def share(value: float | None, digits: int = 0) -> str:

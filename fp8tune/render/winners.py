@@ -7,10 +7,10 @@ from operator import itemgetter
 
 from fp8tune.ceiling import Bound
 from fp8tune.choose.candidates import Winner
-from fp8tune.records import NamedInts
+from fp8tune.records import NamedInts, is_recorded
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
-from fp8tune.render.terminal import microseconds, rate, share, slower
+from fp8tune.render.terminal import AT_MOST, checked, layout_name, microseconds, rate, share, slower
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
@@ -31,12 +31,14 @@ def print_winners(winners: Sequence[Winner], output_format: str) -> None:
 
 
 def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
-    """One row a problem; what all rows have in common stands in the title."""
+    """One row a problem; what all rows have in common stands in the title, or below that of a recorded kernel, whose
+    name is long."""
+    are_recorded = all(is_recorded(winner.problem) for winner in winners)
     dims = _names(winner.problem.shape for winner in winners)
     axes = _names(winner.config for winner in winners if winner.config)
     columns: list[Column[Winner]] = [
         *(right(name, _dim(name)) for name in dims),
-        left("layout", lambda winner: winner.problem.input_layout),
+        left("launch" if are_recorded else "layout", lambda winner: layout_name(winner.problem.input_layout)),
         left("routing", lambda winner: winner.problem.routing),
         *_beside(winners),
         *(right(name, _axis(name)) for name in axes),
@@ -50,14 +52,26 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         left("from", _origin),
     ]
     cells = Report("", columns, winners).cells()
-    shown, said = [], [title]
+    shown, said = [], list[str]()
+    kept_always = ALWAYS if are_recorded else (*dims, *ALWAYS)
     for i, (column, texts) in enumerate(zip(columns, zip(*cells, strict=True), strict=True)):
-        if len(cells) == 1 or len({*texts}) > 1 or column.header in (*dims, *ALWAYS):
+        is_constant_dim = are_recorded and i < len(dims) and len({*texts}) == 1
+        if (len(cells) == 1 and not is_constant_dim) or len({*texts}) > 1 or column.header in kept_always:
             shown.append(i)
         elif texts[0] not in ("", "none", "contiguous"):
-            said.append(f"{column.header} {texts[0]}")
+            said.append(_in_title(column.header, texts[0]))
+    if are_recorded:
+        said.append(AT_MOST)
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
-    return Report(", ".join(said), kept, cells, names=sum(i < len(dims) + 2 for i in shown))
+    names = sum(i < len(dims) + 2 for i in shown)
+    if are_recorded:
+        return Report(title, kept, cells, names, note=", ".join(said))
+    return Report(", ".join([title, *said]), kept, cells, names)
+
+
+def _in_title(header: str, text: str) -> str:
+    """What all rows have."""
+    return {"bound": f"bound by {text}", "check": checked(text)}.get(header, f"{header} {text}")
 
 
 def _beside(winners: Sequence[Winner]) -> list[Column[Winner]]:

@@ -29,11 +29,31 @@ from sqlalchemy import (
 )
 
 from fp8tune.ceiling import CACHED_SHARE, FLOP_PER_S, ceiling_gb_per_s
-from fp8tune.records import Code, ComparableRows, Device, Evidence, Facts, Kind, Problem, ProcessTimes, Status
+from fp8tune.records import (
+    RECORDED,
+    Code,
+    ComparableRows,
+    Device,
+    Evidence,
+    Facts,
+    Kind,
+    Problem,
+    ProcessTimes,
+    Status,
+)
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.reading import Shared, codes
-from fp8tune.store.schema import Calibrations, Candidates, ChecksUsed, Completions, Finals, ProblemFlops, Trials
+from fp8tune.store.schema import (
+    Calibrations,
+    Candidates,
+    ChecksUsed,
+    Completions,
+    Finals,
+    ProblemFlops,
+    Problems,
+    Trials,
+)
 from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
@@ -244,7 +264,13 @@ def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str,
     means = blocks.group_by(Trials.c.candidate_id).subquery()
     rate = type_coerce(Candidates.c.bytes_moved, Double()) / means.c.mean_us  # MB/s
     query = select(func.max(rate)).join_from(means, Candidates, Candidates.c.id == means.c.candidate_id)
-    wanted = (Candidates.c.device_id.in_(devices), Candidates.c.kind == kind, rate <= 1e3 * most_gb_per_s)
+    recorded = select(Problems.c.id).where(Problems.c.input_layout.startswith(RECORDED))
+    wanted = (
+        Candidates.c.device_id.in_(devices),
+        Candidates.c.kind == kind,
+        rate <= 1e3 * most_gb_per_s,
+        Candidates.c.problem_id.not_in(recorded),
+    )
     return float(connection.scalar(query.where(*wanted)) or 0.0) / 1e3
 
 

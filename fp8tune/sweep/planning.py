@@ -244,6 +244,7 @@ def _settled(reference: str, kind: Kind, worker: Worker) -> tuple[str, tuple[str
         right = f"{spec.check_text}{f' with {named.reference}' if named.reference else ''}"
         return reference, (f"{spec.name} is checked by {right}, not by its own {own.check_text}",)
     notices = [notice] if (notice := recorded.staleness(reference, spec)) else []
+    notices += [f"{spec.name}: {notice}" for notice in spec.notices]
     untried = spec.untried_sizes
     torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
     if torch_device and spec.has_odd_sizes and (failure := _edge_failure(worker, reference, torch_device)):
@@ -321,9 +322,17 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str
     if kind is Kind.STATIC:  # a row for what is not even compiled would say nothing
         configs = {problem: {c: "" for c, pruned in of.items() if not pruned} for problem, of in configs.items()}
     runs_kernels = kind in (Kind.MEASURED, Kind.INTERPRETER)
-    reference_hash = source.reference_hash(reference, source.installed(reference)) if runs_kernels else ""
+    reference_hash = _right(reference, spec) if runs_kernels else ""
     plans = [ProblemPlan.of(reference, spec, version, problem, of) for problem, of in configs.items()]
     return [replace(of, reference_hash=reference_hash) for of in plans], notices
+
+
+def _right(reference: str, spec: KernelSpec) -> str:
+    """16 hex digits for what is right: another reference, check or bound judges the same configs anew."""
+    code = source.reference_hash(reference, source.installed(reference))
+    if spec.check == "exact":
+        return code
+    return hashlib.sha256(f"{code}\n{spec.check_text}".encode()).hexdigest()[:16]
 
 
 def fp8_dtype_of(arch: str) -> str:

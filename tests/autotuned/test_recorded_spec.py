@@ -77,7 +77,7 @@ def test_a_config_whose_grid_was_not_recorded_is_pruned() -> None:
 
 
 def test_a_bare_function_has_the_config_of_its_launch() -> None:
-    assert spec_of(toy_recording.bare()).configs == (NamedInts(num_warps=2, num_stages=3),)
+    assert spec_of(toy_recording.bare()).configs == (NamedInts(BLOCK=64, num_warps=2, num_stages=3),)
 
 
 def test_hooks_of_a_config_run_with_its_arguments() -> None:
@@ -269,3 +269,102 @@ def test_what_cannot_be_told_is_not_guessed(arguments: tuple[Any, ...], programs
 def test_a_grid_that_may_follow_two_sizes_is_not_guessed() -> None:
     launch = Launch((floats("x", 64, 64), floats("y", 128, 32)), Grid((), (((), (64 * 32, 1)), ((), (4096, 1)))))
     assert "follows no sizes" in str(sizes.odd(toy_recording.bare(), launch))
+
+
+def listed() -> Kernel:
+    """A kernel for which the program leaves one config of three before its second launch."""
+    kernel = toy_recording.copies("wrong_block", 256, (64, 128, 256))
+    own = toy_recording.copies("wrong_block", 192, (64, 128, 256)).launches[0]
+    return replace(kernel, launches=(kernel.launches[0], replace(own, configs=kernel.configs[1:2])))
+
+
+def test_a_launch_has_the_list_that_the_program_set_for_it() -> None:
+    spec = spec_of(listed())
+    every, fewer = spec.recorded
+    assert not any(plan.configs(spec, every, spec.axes, None).values())
+    found = plan.configs(spec, fewer, spec.axes, None)
+    assert [config["BLOCK"] for config, reason in found.items() if not reason] == [128]
+    assert set(filter(None, found.values())) == {"not in the list that the program set for this launch"}
+    asked = plan.configs(spec, fewer, plan.parse_grid(["BLOCK=64"], spec.axes), None)
+    assert [config["BLOCK"] for config, reason in asked.items() if not reason] == [64, 128]
+    assert spec.first(fewer)["BLOCK"] == 128
+
+
+def test_what_is_right_comes_from_the_launchs_own_list() -> None:
+    spec = spec_of(listed())
+    inputs = spec.inputs(spec.recorded[1], "cpu")
+    assert torch.equal(spec.reference(*inputs)[0], inputs[0] + 1)  # BLOCK=128 is the wrong one, and the only one
+
+
+def test_constants_of_a_bare_function_are_its_axes() -> None:
+    spec = spec_of(toy_recording.bare())
+    found = plan.configs(spec, only(spec), plan.parse_grid(["BLOCK=64,128"], spec.axes), None)
+    assert {config["BLOCK"]: reason for config, reason in found.items()} == {64: "", 128: ""}
+    inputs = spec.inputs(only(spec), "cpu")
+    outputs = spec.outputs(*inputs)
+    spec.launch(NamedInts(BLOCK=128, num_warps=2, num_stages=3), inputs, outputs)
+    assert torch.equal(outputs[0], inputs[0])
+
+
+def test_launches_of_a_bare_function_that_differ_in_blocks_are_one() -> None:
+    kernel = toy_recording.bare()
+    (launch,) = kernel.launches
+    other = replace(launch, arguments=(*launch.arguments[:-1], Scalar("BLOCK", 128, True)))
+    own = Grid(("BLOCK",), (((128,), (2,)), ((64,), (4,))))
+    spec = spec_of(replace(kernel, launches=(launch, replace(other, grid=own))))
+    assert spec.configs == tuple(NamedInts(BLOCK=block, num_warps=2, num_stages=3) for block in (64, 128))
+    assert spec.launches[only(spec)].count == 2
+
+
+@pytest.mark.parametrize("is_loaded", [True, None])
+def test_integers_that_were_never_read_are_no_zeros(is_loaded: bool | None) -> None:
+    index = Tensor("index", "int32", (9,), (1,), storage=2, is_loaded=is_loaded)
+    kernel = toy_recording.copies("hooked", 32, extra=(index,))
+    with pytest.raises(UsageError, match="integers in index were never read"):
+        spec_of(kernel)
+    known = toy_recording.copies("hooked", 64)
+    (notice,) = spec_of(replace(kernel, launches=(*kernel.launches, *known.launches))).notices
+    assert notice.startswith("1 of its launches are left out")
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"), [({"float": "-inf"}, -math.inf), ({"float": "nan"}, math.nan), (0.5, 0.5)]
+)
+def test_a_constant_tensor_is_one_again(constant: Any, value: float) -> None:
+    given = floats("x", 4, constant=constant, least=None, most=None, is_stored=True)
+    launch = Launch((given,), Grid((), (((), (1,)),)))
+    for is_exact in (False, True):
+        case = Case(launch, "cpu", frozenset(), frozenset(), is_exact)
+        inputs, outputs = case.inputs(0), case.outputs()
+        case.prepare(inputs, outputs)
+        assert torch.equal(outputs[0], torch.full((4,), value)) or math.isnan(value)
+        assert bool(outputs[0].isnan().all()) == math.isnan(value)
+
+
+def test_hooks_of_the_autotuner_get_the_config_that_is_launched() -> None:
+    import toy_kernels
+
+    spec = spec_of(toy_recording.copies("hooked_tuner", 32))
+    inputs = spec.inputs(only(spec), "cpu")
+    toy_kernels.HOOKED.clear()
+    assert spec.hook is not None
+    spec.hook(NamedInts(BLOCK=128, num_warps=4, num_stages=3), inputs, spec.outputs(*inputs))
+    assert toy_kernels.HOOKED == [128]
+    assert spec.notices == ("its perf_model and top_k are not used: every config is timed",)
+
+
+def test_a_hook_sets_block_shapes_of_descriptors_for_its_own_config_alone() -> None:
+    blocks = (32, 64)
+    x = floats("x", 128, 64, descriptor=(1, 1))
+    y = written("y", 128, 64, storage=1, descriptor=(1, 1))
+    grid = Grid(("BLOCK",), tuple(((block,), (128 // block,)) for block in blocks))
+    kernel = toy_recording.kernel("described", blocks, Launch((x, y), grid), key=())
+    kernel = replace(kernel, configs=tuple(replace(config, has_pre_hook=True) for config in kernel.configs))
+    spec = spec_of(kernel)
+    inputs = spec.inputs(only(spec), "cpu")
+    outputs = spec.outputs(*inputs)
+    for block in (*blocks, *blocks):
+        outputs[0].zero_()
+        spec.launch(NamedInts(BLOCK=block, num_warps=4, num_stages=3), inputs, outputs)
+        assert torch.equal(outputs[0], inputs[0])
+    assert inputs[-1].arguments(inputs, outputs)["x"].block_shape == [1, 1]

@@ -56,6 +56,28 @@ def hooked(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
+@triton.autotune(
+    configs=configs(64, 128),
+    key=["n"],
+    pre_hook=lambda arguments, reset_only=False: _hook(arguments),
+    prune_configs_by={"perf_model": lambda **arguments: 1.0, "top_k": 1},
+)
+@triton.jit
+def hooked_tuner(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def _set_block_shapes(arguments):
+    arguments["x"].block_shape = arguments["y"].block_shape = [arguments["BLOCK"], 64]
+
+
+@triton.autotune(configs=configs(32, 64, pre_hook=_set_block_shapes), key=[])
+@triton.jit
+def described(x, y, BLOCK: tl.constexpr):
+    y.store([tl.program_id(0) * BLOCK, 0], x.load([tl.program_id(0) * BLOCK, 0]))
+
+
 @triton.autotune(configs=configs(64, 4096), key=["n"], prune_configs_by={"early_config_prune": _prune})
 @triton.jit
 def pruned(x, y, n, BLOCK: tl.constexpr):

@@ -76,7 +76,7 @@ def keyed(n: int = 256) -> Kernel:
 
 def bare(n: int = 256) -> Kernel:
     arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("BLOCK", 64, True))
-    launch = Launch(arguments, Grid((), (((), (-(-n // 64),)),)), options={"num_warps": 2})
+    launch = Launch(arguments, by_blocks(n, (64, 128)), options={"num_warps": 2})
     return Kernel(f"{MODULE}:bare", is_autotuned=False, launches=(launch,))
 
 

@@ -98,6 +98,16 @@ def test_the_fastest_kernel_of_a_run_is_the_ceiling_where_it_is_faster_than_the_
     assert Ceiling.of([row(2.0, None), fast]) == Ceiling() == Ceiling.of([])
 
 
+def test_a_recorded_kernel_is_no_ceiling_and_has_no_least_time() -> None:
+    """Its launch may address a part of its tensors."""
+    recorded = Problem("module:kernel", NamedInts(n=1), input_layout="recorded-0123456789ab")
+    slow, fast, gather = (replace(row(us, COPY_US), problem=recorded) for us in (2.0, 1.4, 0.2))
+    ceiling = Ceiling.of([slow, fast, gather])
+    assert ceiling.gb_per_s == pytest.approx(2000)
+    assert [ceiling.share(each) for each in (slow, fast, gather)] == [0.75, 1.0, None]
+    assert {ceiling.time_us(each) for each in (slow, fast, gather)} == {None}
+
+
 def test_what_was_not_timed_enters_no_share_ratio_or_mean() -> None:
     rows = [row(2.0, COPY_US, torchao=4.0), row(2.0, COPY_US, torchao=16.0), row(None, COPY_US, torchao=3.0)]
     rows.append(row(2.0, COPY_US, torchao=None))
@@ -610,6 +620,22 @@ def test_our_own_wrong_output_is_a_finding(
     assert json.loads(said.out)[0]["wrong_codes_share"] == (0.84 if code else None)
 
 
+def test_the_title_says_what_was_checked_and_a_column_what_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Problem("module:kernel", NamedInts(n=1), input_layout="recorded-0123456789ab")
+    plain = Kernel("softmax", [replace(row(2.0, COPY_US), flops=2 * 10**9, gemm=Timing(1e3))])
+    checked = Kernel("module:kernel", [replace(row(2.0, COPY_US), problem=recorded)], check="exact-inputs")
+    render_bench.print_bench([plain, checked], (), "table")
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line for line in lines if "seed 0" in line]
+    assert titles[0].endswith("seed 0")
+    assert titles[1].endswith(
+        "seed 0, checked for equal bytes on inputs whose sums are exact, rates as if whole tensors were moved"
+    )
+    headers = [lines.index(title) + 1 for title in titles]
+    assert ["bound" in lines[number] for number in headers] == [True, False]
+    assert lines[headers[0] + 1].endswith("compute")
+
+
 def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = Kernel("colwise", [row(2.0, COPY_US, torchao=6.0)], {"fp8tune": Timing(18.0)})
     kernel.rows.append(row(2.0, COPY_US, wrong="torchao", torchao=1.0))
@@ -621,6 +647,7 @@ def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[st
     shares = {"wrong_codes_share": 0.84, "wrong_scales_share": 0.31}
     reason = "wrong: 84 % of codes, 31 % of scales"
     assert wrong["rivals"] == {"torchao": {"time_us": 1.0, "ratio": None, "reason": reason, **shares}}
+    assert summary["check"] == "exact"
     assert (summary["row"], summary["geomean_ratio"]["torchao"]) == ("kernel", pytest.approx(3.0))
     assert summary["host"] == {"fp8tune": {"time_us": 18.0, "reason": ""}}
 

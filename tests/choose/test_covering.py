@@ -52,6 +52,20 @@ def test_nothing_to_cover_and_bounds_below_zero_are_refused(problems, within):
         coverings(problems, [within])
 
 
+def test_a_set_that_takes_too_long_is_a_greedy_one_that_says_so():
+    random = np.random.default_rng(0)
+    configs = [NamedInts(BLOCK=block, num_warps=4) for block in range(300)]
+    problems = [dict(zip(configs, 1 + random.random(300), strict=True)) for _ in range(150)]
+    problems = [{config: time / min(of.values()) for config, time in of.items()} for of in problems]
+    began = time.monotonic()
+    found, again, loosest = coverings(problems, [0.02, 0.02, 2.0], seconds=0.3)
+    assert time.monotonic() - began < 5
+    assert found.is_smallest is False
+    assert found.worst <= 0.02
+    assert again == found == coverings(problems, [0.02], seconds=0)[0]
+    assert len(loosest.configs) == 1
+
+
 losses = st.dictionaries(st.sampled_from((A, B, C, D)), st.sampled_from((1.0, 1.01, 1.02, 1.05)), min_size=1)
 
 

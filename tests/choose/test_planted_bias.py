@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from database_rows import config, evidence, problem
 
@@ -37,3 +39,14 @@ def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
     found = {winner.problem: winner for winner in winners([honest, cached, other])}
     assert found[problem()].verdict is PickVerdict.QUICK
     assert found[problem(K=2048)].verdict is PickVerdict.UNRESOLVABLE
+
+
+@pytest.mark.parametrize(("time_us", "share"), [(200.0, 0.5), (95.0, 1.0), (20.0, None)])
+def test_a_recorded_launch_that_may_address_a_part_of_its_tensors_is_not_from_a_cache(
+    time_us: float, share: float | None
+) -> None:
+    recorded = replace(problem(), input_layout="recorded-0123456789ab")
+    rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
+    (winner,) = winners([evidence(time_us, of=recorded, **rates)])
+    assert winner.verdict is PickVerdict.QUICK
+    assert winner.ceiling_share == share

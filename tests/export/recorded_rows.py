@@ -48,7 +48,7 @@ def version(kernel: Kernel = KERNEL) -> KernelVersion:
 
 def sweep(
     store: Store,
-    times: Mapping[int, tuple[float, ...]] = TIMES,
+    times: Mapping[int, tuple[float | None, ...]] = TIMES,
     device: Device = rows.H200,
     *,
     kernel: Kernel = KERNEL,
@@ -56,7 +56,7 @@ def sweep(
     complete: bool = True,
     check: str = "",
 ) -> None:
-    """Store a sweep of all configs; ``wrong``: n -> the place of a config that is wrong there."""
+    """Store a sweep of all configs; wrong are those without a time. ``wrong``: n -> the place of another one."""
     id = rows.begin(store, device, f"request {device.name} {kernel.source_hash}")
     wrong = wrong or {}
     if check:
@@ -64,7 +64,7 @@ def sweep(
     store.record_launches({problem(n, kernel): document(n, kernel) for n in times})
     for n, of_configs in times.items():
         for place, time_us in enumerate(of_configs):
-            is_wrong = wrong.get(n) == place
+            is_wrong = time_us is None or wrong.get(n) == place
             row = rows.row(
                 None if is_wrong else time_us,
                 of=replace(problem(n, kernel), shape=NamedInts(n=n, M=1, K=1, G=1)),

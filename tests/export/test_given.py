@@ -68,6 +68,12 @@ def test_what_right_means_comes_with_the_pick(store):
     assert {one.check for one in given_for(store, "sm_90", NAME).tuned} == {"tolerance 1e-3"}
 
 
+def test_a_doubtful_reference_is_named(store):
+    recorded.sweep(store, {512: (1.0, None, None, None, None, 2.0)})
+    (notice,) = given_for(store, "sm_90", NAME).notices
+    assert notice.startswith("n=512: 4 of 6 configs are wrong: see that what they were compared with is right")
+
+
 def test_nothing_swept_is_one_line(store):
     recorded.sweep(store, complete=False)
     with pytest.raises(UsageError, match="swept to the end"):

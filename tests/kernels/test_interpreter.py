@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from fp8tune_kernels import interpreter, quantize_rowwise_2d
 
@@ -174,3 +175,83 @@ def test_infinities_in_a_kernel_do_not_warn() -> None:
         interpreter.quiet()
         quantize_rowwise_2d(torch.full((1, 32), float("inf")))
     assert not said
+
+
+@triton.jit
+def arithmetic_kernel(x_ptr, y_ptr, out_ptr, wide_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    half = tl.full([COUNT], 0.5, x_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, x + y)
+    tl.store(out_ptr + COUNT + at, x - y)
+    tl.store(out_ptr + 2 * COUNT + at, x * y)
+    tl.store(out_ptr + 3 * COUNT + at, tl.where((x < y) & (x != 0), x, half))
+    tl.store(out_ptr + 4 * COUNT + at, tl.maximum(x, y))
+    tl.store(out_ptr + 5 * COUNT + at, tl.abs(x) * 2.0)
+    tl.store(wide_ptr + at, x / y)
+    tl.store(wide_ptr + COUNT + at, (x > y).to(tl.float32) + tl.exp(x.to(tl.float32)))
+
+
+def test_each_operation_on_bfloat16_is_rounded_as_torchs() -> None:
+    interpreter.install()
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(512, generator=generator, dtype=torch.float64).to(torch.bfloat16) for _ in range(2))
+    out, wide = torch.empty(6, 512, dtype=torch.bfloat16), torch.empty(2, 512)
+    arithmetic_kernel[(1,)](x, y, out, wide, COUNT=512)
+    chosen = torch.where((x < y) & (x != 0), x, torch.tensor(0.5, dtype=torch.bfloat16))
+    assert torch.equal(out, torch.stack([x + y, x - y, x * y, chosen, torch.maximum(x, y), x.abs() * 2]))
+    assert torch.equal(wide[0], x.float() / y.float())
+    torch.testing.assert_close(wide[1], (x > y).float() + x.float().exp())
+
+
+@triton.jit
+def reducing_kernel(a_ptr, b_ptr, product_ptr, sum_ptr, total_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    square = at[:, None] * SIZE + at[None, :]
+    a, b = tl.load(a_ptr + square), tl.load(b_ptr + square)
+    tl.store(product_ptr + square, tl.dot(a, b))
+    tl.store(sum_ptr + at, tl.sum(a, 1))
+    tl.store(sum_ptr + SIZE + at, tl.max(a, 1))
+    tl.store(total_ptr, tl.sum(a))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_and_products_are_of_values(dtype: torch.dtype) -> None:
+    interpreter.install()
+    a, b = (torch.randint(-3, 4, (16, 16), generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
+    product, sums, total = torch.empty(16, 16), torch.empty(2, 16, dtype=dtype), torch.empty(1, dtype=dtype)
+    reducing_kernel[(1,)](a, b, product, sums, total, SIZE=16)
+    assert torch.equal(product, a.float() @ b.float())
+    assert torch.equal(sums, torch.stack([a.sum(1), a.amax(1)]))
+    assert torch.equal(total[0], a.sum())
+
+
+@triton.jit
+def adding_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.atomic_add(out_ptr + at % 2, tl.load(x_ptr + at), mask=at < COUNT - 1)
+
+
+def test_atomic_additions_to_bfloat16_are_of_values() -> None:
+    interpreter.install()
+    out = torch.ones(2, dtype=torch.bfloat16)
+    adding_kernel[(1,)](torch.arange(8).to(torch.bfloat16), out, COUNT=8)
+    assert out.tolist() == [1 + 0 + 2 + 4 + 6, 1 + 1 + 3 + 5]
+
+
+@triton.jit
+def libdevice_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, libdevice.tanh(x))
+    tl.store(out_ptr + COUNT + at, libdevice.pow(x, 2.0))
+    tl.store(out_ptr + 2 * COUNT + at, tl.fma(x, x, x))
+    tl.store(out_ptr + 3 * COUNT + at, tl.maximum(x, float("nan")))
+
+
+def test_functions_of_libdevice_have_torchs_values() -> None:
+    interpreter.install()
+    x, out = torch.linspace(-2, 2, 64), torch.empty(4, 64)
+    libdevice_kernel[(1,)](x, out, COUNT=64)
+    once = (x.double() * x.double() + x.double()).float()
+    assert torch.equal(out, torch.stack([x.tanh(), x**2, once, x]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fp8tune.record.grids import grid_of
 from fp8tune.record.signatures import Signatures, WarmsUp
@@ -106,6 +107,21 @@ def test_values_are_kept_of_small_integer_tensors_only() -> None:
     assert x.mean == pytest.approx(4 / 3)
     assert found["codes"].mean == 1.0
     assert found["empty"].least is None
+
+
+def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.arange(128, dtype=torch.float32).view(8, 16)
+    blocks = TensorDescriptor.from_tensor(base, [4, 16])
+    of = _signature(Signatures(["x"]))
+    assert of(blocks) == of(TensorDescriptor.from_tensor(base.clone(), [4, 16]))
+    assert of(blocks) != of(TensorDescriptor.from_tensor(base, [8, 16]))
+    (found,) = with_values(described({"x": blocks}), {"x": blocks}).values()
+    assert (found.shape, found.strides, found.descriptor, found.most) == ((8, 16), (16, 1), (4, 16), 127.0)
+    with pytest.raises(Unrecordable, match="with options"):
+        described({"x": TensorDescriptor.from_tensor(base, [4, 16], padding="nan")})
+    monkeypatch.delattr(TensorDescriptor, "round_f32_to_tf32", raising=False)  # Triton 3.6 has none
+    vars(blocks).pop("round_f32_to_tf32", None)
+    assert described({"x": blocks})["x"].descriptor == (4, 16)
 
 
 def test_values_that_json_lacks() -> None:

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from programs import KERNELS, Recorded, environment, record, told
 
-from fp8tune.recording import Kernel, Scalar, Tensor, read
+from fp8tune.recording import Kernel, Recording, Scalar, Tensor, read, text_of
 
 PYTHON = sys.executable
 
@@ -200,6 +201,25 @@ def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
     done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
     assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
     assert "no process of the program imported Triton" in done.stderr
+
+
+def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("print('never run')\n")
+    recorded = fp8tune("record", "-o", program, "--", PYTHON, program)
+    assert recorded.returncode == 2
+    assert "is no recording, and is left as it is" in recorded.stderr
+    assert program.read_text() == "print('never run')\n"
+
+
+def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> None:
+    earlier = tmp_path / "run.json"
+    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
+    before = earlier.read_bytes()
+    program = "import triton.runtime.autotuner"
+    recorded = fp8tune("record", "-o", earlier, "--", PYTHON, "-c", program)
+    assert recorded.returncode == 2
+    assert earlier.read_bytes() == before
 
 
 def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from database_rows import config, evidence, problem
 
@@ -23,6 +25,31 @@ def test_one_row_has_all_its_columns(capsys: pytest.CaptureFixture[str]) -> None
     title, header, row, *_ = printed(capsys, 2048)
     assert "jagged" not in title
     assert dict(zip(header.split(), row.split(), strict=False))["BLOCK_SIZE"] == "64/128"
+
+
+def test_rates_of_a_recorded_kernel_say_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "whole tensors" not in printed(capsys, 2048)[0]
+    recorded = replace(problem(), input_layout="recorded-0123456789ab")
+    print_winners(winners([evidence(10.0, of=recorded)]), "table")
+    assert capsys.readouterr().out.splitlines()[0].endswith(", rates as if whole tensors were moved")
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ("exact-inputs", "checked for equal bytes on inputs whose sums are exact"),
+        ("tolerance 1e-03 relative of float64", "checked within 1e-03 relative of float64"),
+    ],
+)
+def test_the_title_says_what_was_checked_and_what_bounds(
+    capsys: pytest.CaptureFixture[str], check: str, words: str
+) -> None:
+    known = {"flops": 10**9, "peak_flop_per_s": 1e15, "check": check}
+    rows = [evidence(10.0, of=problem(K=K), **known) for K in (2048, 5120)]
+    print_winners(winners(rows), "table")
+    title, header, *_ = capsys.readouterr().out.splitlines()
+    assert f"bound by compute, {words}, " in title
+    assert "check" not in header
 
 
 def test_what_rows_share_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from database_rows import H100, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 
 from fp8tune.check import doctor
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
+from fp8tune.store.schema import OPTIONAL
 
 INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
 
@@ -229,6 +230,33 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str) -> None:
             assert reader.evidence() == []
         other.rollback()
         assert store.add(begin(store), row())
+
+
+def test_the_optional_tables_travel_and_are_made_once_by_writers_beside_each_other(url: str, tmp_path: Path) -> None:
+    recorded = {problem(): '{"launch": {"name": "é"}}', problem(K=2048): "{}"}
+    with Store.open(str(tmp_path / "results.db"), create=True) as local:
+        finished_sweep(local, {problem(): {config(32): 100.0}})
+        local.record_launches(recorded)
+        local.record_flops({problem(): 2**53})
+        local.record_check(begin(local), KERNEL, "tolerance 1e-03 relative of float64")
+        expected = local.evidence()
+    with Store.open(url, create=True) as store:
+        begin(store)
+    with connected(url) as connection:
+        for table in OPTIONAL:
+            connection.execute(f"DROP TABLE {table.name}")
+    with Store.open(url, writable=False) as remote:
+        assert (remote.recorded_launches(), remote.evidence(), remote.unreadable()) == ({}, [], {})
+
+    def work(index: int) -> None:
+        with Store.open(url) as store, Store.open(str(tmp_path / "results.db"), writable=False) as local:
+            store.merge(local)
+            store.record_flops({problem(K=4096 + index): index})
+
+    assert together(4, work) == [0] * 4
+    with Store.open(url, writable=False) as remote:
+        assert remote.recorded_launches() == remote.recorded_launches("colwise") == recorded
+        assert (remote.evidence(), remote.unreadable()) == (expected, {})
 
 
 def made_older(url: str) -> None:

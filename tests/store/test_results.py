@@ -345,6 +345,14 @@ def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_t
     assert {round(each.ceiling_gb_per_s) for each in store.evidence(kernel="colwise", device=H100)} == {3150}
 
 
+def test_a_recorded_kernel_is_no_ceiling(store):
+    sweep = begin(store)
+    store.record_ceiling(sweep, H100, 3000.0)
+    bytes_moved = 3 * 16640 * 5120
+    store.add(sweep, row(bytes_moved / 3150.0 / 1e3, of=replace(problem(), input_layout="recorded-0123456789ab")))
+    assert {each.ceiling_gb_per_s for each in store.evidence()} == {3000.0}
+
+
 def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
     sweep = begin(store)
     store.record_ceiling(sweep, H100, 3000.0)

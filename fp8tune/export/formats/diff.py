@@ -21,6 +21,7 @@ from fp8tune.errors import UsageError
 from fp8tune.export.given import Given, Tuned
 from fp8tune.recording import Config, Kernel, Value
 from fp8tune.records import NamedInts, Problem, Status
+from fp8tune.revisions import source
 
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)
 """Other bounds on the loss, for the reader of a pull request."""
@@ -79,6 +80,9 @@ def shrink(given: Given, within: float) -> Shrunk:
     path, below = source_file(kernel)
     text = _text(path)
     new, notes = replaced(text, kernel, [given.configs[config] for config in covering.configs], str(below))
+    notes += _changed(kernel, path, below)
+    if not covering.is_smallest:
+        notes.append("the smallest set was not found in time: the list is a greedy one, and a smaller one may do")
     shrunk = Shrunk(given, tuned, covering, tuple(others), wrong, len(kernel.configs), "", below, tuple(notes))
     diff = unified(text, new, below)
     head = f"{given.kernel} on {given.device.name or given.device.arch}: {shrunk.headline}\n" if diff else ""
@@ -123,6 +127,15 @@ def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
         raise UsageError(f"the source of {module} is not here: install it, or run this where it can be imported")
     last = "__init__.py" if places is not None else f"{parts[-1]}.py"
     return Path(spec.origin), PurePosixPath(*(parts if places is not None else parts[:-1]), last)
+
+
+def _changed(kernel: Kernel, path: Path, below: PurePosixPath) -> list[str]:
+    """What to say where the code in the file is not what was measured; configs and keys do not count."""
+    root = path.parents[len(below.parts) - 1]
+    here = source.source_hash(kernel.name, source.in_folder(root)) if kernel.source_hash else ""
+    if here == kernel.source_hash:
+        return []
+    return [f"{below} has other code ({here}) than was recorded ({kernel.source_hash}): record and sweep it again"]
 
 
 def _text(path: Path) -> str:

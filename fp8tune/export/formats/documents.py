@@ -58,7 +58,7 @@ def device_file_name(name: str) -> str:
 def check_launchable(kernel: str, config: Config) -> None:
     """Raise UsageError for a config that is more than values: a format of values alone cannot say it."""
     if config.has_pre_hook:
-        raise UsageError(f"the configs of {kernel} have a pre_hook, which this format cannot hold: use --for python")
+        raise UsageError(f"the configs of {kernel} have a pre_hook, which is no value: use fp8tune.pin")
     for name, value in config.kwargs.items():
         if isinstance(value, Mapping):
             raise UsageError(f"{name} of {kernel} is no JSON value, which this format cannot hold: use --for python")

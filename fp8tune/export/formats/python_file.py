@@ -157,7 +157,7 @@ def _literal(value: object, modules: set[str]) -> str:
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, str):
         # no line ends, nothing that an editor hides
-        return f'"{value}"' if re.fullmatch(r"[\w .:+\-]*", value, re.ASCII) else ascii(value)
+        return f'"{value}"' if re.fullmatch(r"[\w .,:;+()=/\-]*", value, re.ASCII) else ascii(value)
     if isinstance(value, Sequence):
         parts = [_literal(each, modules) for each in value]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -21,6 +21,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
+from fp8tune.autotuned.values import decoded, has_function
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.formats import PublishedPick
 from fp8tune.export.formats.compromise import least_worst
@@ -184,16 +185,24 @@ def _is_plain(value: Any) -> bool:
 
 def _pruned(autotuner: Any, launch: Launch) -> Sequence[Any]:
     """The configs that the reader will be left with, by its own ``prune_configs``."""
+    declared = autotuner.configs
+    own = declared if launch.configs is None else [_own(declared, config) for config in launch.configs]
     if not (autotuner.early_config_prune or autotuner.perf_model):
-        return list(autotuner.configs)
+        return list(own)
     arguments = {one.name: _meta(one) if isinstance(one, Tensor) else _value(one.value) for one in launch.arguments}
     options = {"grid": (1, 1, 1), "warmup": False, **{name: _value(value) for name, value in launch.options.items()}}
     # callers name what they like, so a function that prunes finds each argument both ways; a model gets it once
-    autotuner.nargs = arguments
+    autotuner.nargs, autotuner.configs = arguments, own
     try:
         return list(autotuner.prune_configs(options if autotuner.perf_model else {**arguments, **options}))
     finally:
-        autotuner.nargs = None
+        autotuner.nargs, autotuner.configs = None, declared
+
+
+def _own(declared: Sequence[Any], config: Config) -> Any:
+    """A config of the list that the program set for a launch; the kernel's own object, with its hook, if there is."""
+    made = _triton_config(config)
+    return next((one for one in declared if one.all_kwargs() == made.all_kwargs()), made)
 
 
 def _meta(tensor: Tensor) -> Any:
@@ -208,21 +217,10 @@ def _meta(tensor: Tensor) -> Any:
 
 
 def _value(value: Value) -> Any:
-    """A recorded value as Python has it. Raises ValueError for a function: its text differs in every process."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_value, value))
-    if not isinstance(value, Mapping):
-        return value
-    ((kind, text),) = value.items()
-    if kind == "tuple":
-        return tuple(map(_value, text))
-    if kind == "float":
-        return float(text)
-    if kind == "dtype":
-        package, _, name = text.partition(".")
-        module = importlib.import_module("triton.language" if package == "tl" else package)
-        return getattr(module, name) if hasattr(module, name) else module.dtype(name)  # tl.float32 calls itself fp32
-    raise ValueError(f"{value} has no lasting text")
+    """A recorded value as Python has it. Raises ValueError for a function."""
+    if has_function(value):
+        raise ValueError(f"{value} has no lasting text")
+    return decoded(value)
 
 
 def _cached(autotuner: Any, key: tuple[Any, ...], configs: Sequence[Any], timings: Any) -> tuple[PurePosixPath, str]:
@@ -373,6 +371,8 @@ def _json(path: Path) -> Any:
 
 def _time_us(timing: Any) -> float:
     """The median, which comes first, in microseconds; 0 for none and infinity for a config that did not run."""
+    if timing == []:
+        raise ValueError("an empty list instead of a time in ms")
     ms = timing[0] if isinstance(timing, list) else timing
     if ms is None:
         return 0.0

@@ -17,6 +17,7 @@ from fp8tune.export.formats.diff import replaced, shrink, unified
 from fp8tune.recording import Config, Kernel
 from fp8tune.records import NamedInts
 from fp8tune.render.given import markdown
+from fp8tune.revisions import source
 
 SMALL, LARGE = Config({"BLOCK": 32}, num_warps=2, num_stages=1), Config({"BLOCK": 256}, num_warps=8, num_stages=4)
 KERNEL = Kernel("maker.scales:_kernel", configs=(SMALL, LARGE, replace(SMALL, num_warps=4)), key=("n",))
@@ -253,6 +254,16 @@ def test_a_recorded_file_outside_the_path_is_found(package, monkeypatch):
     monkeypatch.chdir("/")
     kernel = replace(picks.GEMM, file=str(package))
     assert "--- a/maker/gemm.py" in shrink(picks.gemm(kernel=kernel), 0.02).diff
+
+
+def test_code_that_changed_since_it_was_recorded_is_said(package):
+    here = source.source_hash(picks.GEMM.name, source.in_folder(package.parent.parent))
+    assert shrink(picks.gemm(kernel=replace(picks.GEMM, source_hash=here)), 0.02).notes == ()
+    found = shrink(picks.gemm(kernel=replace(picks.GEMM, source_hash="0123")), 0.02)
+    assert found.notes == (
+        f"maker/gemm.py has other code ({here}) than was recorded (0123): record and sweep it again",
+    )
+    assert f"- {found.notes[0]}" in markdown(found)
 
 
 def test_every_config_wrong_somewhere_is_refused(package):
