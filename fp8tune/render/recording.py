@@ -51,9 +51,8 @@ def print_recording(recording: Recording, path: str, output_format: str) -> None
 
 
 def _next_command(found: Sequence[Row], path: str) -> str | None:
-    """The sweep of the kernel that takes most time of those that have something to choose from."""
-    able = [row for row in found if not row.refusal and row.distinct]
-    best = next((row for row in able if row.configs > 1), next(iter(able), None))
+    """The sweep of the kernel that takes most time of those that can be swept."""
+    best = next((row for row in found if not row.refusal and row.distinct), None)
     return None if best is None else f"fp8tune sweep --kernel {best.kernel} --recording {path}"
 
 
