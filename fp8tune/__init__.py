@@ -1,4 +1,4 @@
-"""fp8tune: check, time, record and export launch configs for FP8 mixture-of-experts Triton kernels."""
+"""fp8tune: check, time, record and export launch configs of Triton kernels."""
 
 from __future__ import annotations
 

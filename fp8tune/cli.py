@@ -34,7 +34,7 @@ from fp8tune.text import visible
 
 app = typer.Typer(
     name="fp8tune",
-    help="Sweep launch configs of FP8 mixture-of-experts Triton kernels, keep every result, export the best.",
+    help="Tune Triton kernels offline: check and time every launch config, keep every result, export the best.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

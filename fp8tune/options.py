@@ -104,7 +104,8 @@ Kernels = Annotated[
     tuple[str, ...],
     Option(
         "--kernel",
-        f"One of {', '.join(KERNELS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere. Repeatable.",
+        f"One of {', '.join(KERNELS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere, or of a "
+        "recorded kernel: then @RECORDING.json may follow. Repeatable.",
         "all",
     ),
 ]

@@ -11,6 +11,7 @@ from places import ROOT
 
 from fp8tune.export.formats.known import FORMATS
 from fp8tune.records import Status
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.results import Store
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
@@ -43,5 +44,19 @@ def test_a_spec_by_hand_takes_thirty_lines() -> None:
     assert len([line for line in text.splitlines() if line]) <= 30
 
 
-def test_the_document_lists_every_format() -> None:
-    assert set(re.findall(r"^\| `([a-z][a-z0-9-]*)` \|", TEXT, re.MULTILINE)) - {*CHECKS} == {*FORMATS}
+def rows(header: str) -> list[str]:
+    """The first column of a table of the document."""
+    table = TEXT[TEXT.index(f"| {header} |") :].partition("\n\n")[0]
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+
+
+def test_the_document_lists_every_format_and_check() -> None:
+    assert {row.strip("`") for row in rows("`--for`")} == {*FORMATS}
+    assert tuple(row.strip("`") for row in rows("`--check`")) == CHECKS
+
+
+def test_the_kernel_references_of_the_document_are_read() -> None:
+    texts = re.findall(r"`([^`]+)`", " ".join(rows("text")))
+    assert len(texts) == 7
+    for text in texts:
+        assert str(KernelReference.parse(text)) == text.replace("1e-3", "0.001").replace("1e-6", "1e-06")

@@ -38,7 +38,7 @@ class ExportOptions:
         str | None,
         Option(
             "--for",
-            "Write one kernel's picks for others instead: triton-cache, python, json (Hugging Face kernels), vllm "
+            "Who reads it: triton-cache, python (a file of its own), json (Hugging Face kernels), vllm "
             "(SGLang too), fla (flash-linear-attention), diff (of the kernel's configs=[...]), or t4.",
         ),
     ] = None
@@ -46,7 +46,7 @@ class ExportOptions:
         Path | None,
         Option(
             "--output",
-            "Write the module here; with --for the folder of its files, with --for diff the file.",
+            "Where the module goes; with --for the folder of the files, with --for diff the file.",
             "fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES; with --for this folder, "
             "with --for diff stdout",
         ),
@@ -66,7 +66,7 @@ class ExportOptions:
     ] = None
     within: Annotated[
         float | None,
-        Option("--within", "With --for diff: what no problem may lose by having fewer configs.", "2%", parse=percent),
+        Option("--within", "With --for diff: how much slower fewer configs may make a problem.", "2%", parse=percent),
     ] = None
     check: Annotated[bool, Option("--check", "Write nothing; exit 1 if the table or a file is stale.")] = False
     dry: Annotated[bool, Option("--dry", "With --for: write nothing, say what would be written.")] = False
@@ -80,19 +80,19 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Merge the best configs of an arch into the Python module that the kernels read. Needs no GPU.
+    """Write the best configs of an arch: the module that our kernels read, or --for others. Needs no GPU.
 
-    In a checkout of fp8tune that is the shipped table; elsewhere it is your own, which lookups read first: in the
-    folder that FP8TUNE_TABLES names, or ~/.local/share/fp8tune/tables. Rows of kernels and devices that the database
-    does not know stay.
+    With --for FORMAT the picks of one --kernel are written as others read them, with their evidence. For a recorded
+    kernel one of the formats is a diff of its own configs=[...].
+
+    Without --for they are merged into a Python module. In a checkout of fp8tune that is the shipped table; elsewhere it
+    is your own, which lookups read first: in the folder that FP8TUNE_TABLES names, or ~/.local/share/fp8tune/tables.
+    Rows of kernels and devices that the database does not know stay.
 
     Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
     held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key;
     what the committed table has them go by stays until the other is proven to lose less. The JSON beside the module has
     both shape by shape.
-
-    With --for the picks of one --kernel go into a format that others read, each with its evidence: for a kernel that
-    was recorded, a diff of its own configs=[...] among them.
     """
     if options.format is not None:
         _export_for(options, options.format)

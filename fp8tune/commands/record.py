@@ -14,7 +14,7 @@ from fp8tune.options import Argument, Option
 
 
 def record(
-    command: Annotated[tuple[str, ...], Argument("The program, as after a shell's prompt.", "-- COMMAND")] = (),
+    command: Annotated[tuple[str, ...], Argument("The program and its arguments.", "-- COMMAND")] = (),
     output: Annotated[str, Option("-o, --output", "Where the recording goes.")] = "recording.json",
     jit: Annotated[
         tuple[str, ...],
@@ -24,8 +24,8 @@ def record(
 ) -> None:
     """Run a program and write down which autotuned Triton kernels it launches, with what, and how often.
 
-    Any Python program, script or module, and all its child processes: fp8tune record -- torchrun train.py. The exit
-    code is the program's.
+    For any Python program, script or module, with all its child processes: fp8tune record -- torchrun train.py. The
+    exit code is the program's, and 2 where nothing was recorded.
     """
     from fp8tune.record import program
     from fp8tune.recording import text_of

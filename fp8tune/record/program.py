@@ -59,7 +59,7 @@ def _ended(command: Sequence[str], environment: Mapping[str, str], stdout: int |
         child = subprocess.Popen(command, env=environment, stdout=stdout)
     except OSError as error:
         raise UsageError(
-            f"cannot run {command[0]!r}: {error.strerror}: give the program as after a shell's prompt"
+            f"cannot run {command[0]!r}: {error.strerror}: give a program, such as python train.py"
         ) from None
     try:
         code = child.wait()

@@ -31,16 +31,25 @@ class Options:
     recording: Annotated[
         str | None,
         Option(
-            "--recording", "Of fp8tune record: sweep its kernels, or those that --kernel names, on what was launched."
+            "--recording",
+            "A file of fp8tune record: its kernels are swept, or those of --kernel, as they were launched.",
         ),
     ] = None
     check: Annotated[
         str | None,
-        Option("--check", "exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.", "the kernel's own"),
+        Option(
+            "--check",
+            "What is right: exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.",
+            "the kernel's own",
+        ),
     ] = None
     reference: Annotated[
         str | None,
-        Option("--reference", "module:function of the kernel's arguments: what is right.", "the kernel's own"),
+        Option(
+            "--reference",
+            "module:function, which gives the right outputs for the kernel's arguments.",
+            "the spec's own, or agreement with the config declared first",
+        ),
     ] = None
     grid: Annotated[tuple[str, ...], Option("--grid", "Narrow or widen an axis: num_warps=4,8. Repeatable.")] = ()
     arch: Annotated[str | None, Option("--arch", "Compile for an arch that is not here: static facts, no timings.")] = (

@@ -210,7 +210,7 @@ class KernelSpec:
     launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
     """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs."""
     reference: Callable[..., tuple[Any, ...]]
-    """(*inputs) -> the outputs in plain torch. Every config must give these bytes."""
+    """(*inputs) -> the outputs in plain torch, which every config must give: see ``check``."""
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
         default=lambda config, shape, limits: None
     )
