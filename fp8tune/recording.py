@@ -129,6 +129,7 @@ class Launch:
     options: Mapping[str, Value] = field(default_factory=dict)
     """Keyword arguments of the launch that are no parameters, such as ``num_warps`` of a bare ``@triton.jit``."""
     count: int = 1
+    """An estimate from the 4,096th launch of a kernel on: see :data:`fp8tune.record.patches.CALM`."""
     gpu_us: float | None = None
     """Of one launch, the median of a sample; None where nothing was timed."""
     config: Config | None = None

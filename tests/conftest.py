@@ -1,7 +1,8 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -49,6 +50,13 @@ def once_a_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Calla
         return file.read_text()
 
     return made
+
+
+@pytest.fixture(autouse=True)
+def loud_logging() -> Iterator[None]:
+    """A bench under torch.compile silences all logging of its process, which in a test is everybody's."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -64,6 +64,12 @@ class Launched:
         self.signatures = Signatures(self.names)
         self.entries: dict[Hashable, Entry] = {}
         self.last = Entry(signature=object())  # equal to no launch
+        self.calm = 0
+        """Launches in a row that were only counted."""
+        self.unseen = 0
+        """Launches until the next that is looked at."""
+        self.weight = 1
+        """Launches that the next one stands for."""
         self.tuning_s = 0.0
         self.by_torch_compile = False
         self._place: tuple[str, str] | None = None
@@ -89,8 +95,9 @@ class Launched:
             self.fail(error, args, kwargs)
             return launch(*args, **kwargs)
         if entry.launch is None and not entry.refusal:
+            self.calm, self.weight = 0, 1
             return self._first(entry, launch, args, kwargs)
-        entry.count += 1
+        entry.count += self.weight
         if entry.count < entry.due:
             return launch(*args, **kwargs)
         return self._sampled(entry, launch, args, kwargs)

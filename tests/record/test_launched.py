@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fp8tune.record import patches
 from fp8tune.record.grids import grid_of
 from fp8tune.record.launched import DECLARED, Launched
+from fp8tune.record.process import Process
 from fp8tune.record.signatures import Signatures, WarmsUp
 from fp8tune.record.tensors import described, with_values
 from fp8tune.record.values import Unrecordable, encoded
@@ -170,3 +173,23 @@ def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
     assert every.configs is None
     assert fewer.configs == document.configs[1:2]
     assert other.configs == document.configs[2:]
+
+
+def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:
+    def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        pass
+
+    tuner = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel))
+    launched, process = Launched(tuner, is_autotuned=True), Process(tmp_path, ())
+    process.launched[id(tuner)] = launched
+    run = patches.recorded_run(lambda *args, **kwargs: None, process, lambda kernel: launched)
+    x = torch.zeros(64)
+    for number in range(6 * patches.CALM):
+        run(tuner, x, 2 + number % 3, grid=(1,), warmup=False)
+    counts = [entry.count for entry in launched.entries.values()]
+    assert counts == pytest.approx([2 * patches.CALM] * 3, rel=0.05)
+    assert launched.calm < 2 * patches.CALM
+    for _ in range(max(patches.STRIDES) + 1):
+        run(tuner, x, 7, grid=(1,), warmup=False)
+    assert len(launched.entries) == 4, "a new launch that comes again is found"
+    assert launched.weight == 1, "and the kernel is watched closely again"
