@@ -297,6 +297,8 @@ def _typed(document: Any, hint: Any) -> Any:
         return {name: _typed(value, Any) for name, value in document.items()}
     if hint is float and type(document) is int:
         return float(document)
+    if hint is int and type(document) is int and not -(2**63) <= document < 2**63:
+        raise ValueError(f"{document!r:.40} is no size or stride")
     if type(document) is not hint:
         raise ValueError(f"{document!r:.40} instead of a value of type {getattr(hint, '__name__', hint)}")
     return document

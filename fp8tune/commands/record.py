@@ -12,6 +12,9 @@ import typer
 from fp8tune.errors import UsageError
 from fp8tune.options import Argument, Option
 
+KILLED = range(129, 193)
+"""Exit codes of a program that a signal ended."""
+
 
 def record(
     command: Annotated[tuple[str, ...], Argument("The program and its arguments.", "-- COMMAND")] = (),
@@ -44,6 +47,9 @@ def record(
     if ended.recording is not None and ended.recording.kernels:  # one without kernels takes no other's place
         path.write_text(text_of(ended.recording), encoding="utf-8")
         print_recording(ended.recording, output, "json" if json else "table")
+        raise typer.Exit(ended.exit_code)
+    if ended.recording is None and ended.exit_code in KILLED:
+        notice("fp8tune: the program was killed before its recording was first written: nothing is recorded")
         raise typer.Exit(ended.exit_code)
     why = (
         "no process of the program imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"

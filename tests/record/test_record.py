@@ -236,6 +236,12 @@ def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     assert "cannot run './no-such-program'" in done.stderr
 
 
+def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
+    done = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
+    assert (done.returncode, done.stderr.count("\n")) == (137, 1)
+    assert "was killed before its recording was first written" in done.stderr
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sent: signal.Signals, code: int) -> None:
     (quick / "long.py").write_text(

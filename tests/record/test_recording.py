@@ -133,6 +133,7 @@ def test_a_damaged_file_is_a_recording_or_one_line(
         ('{"fp8tune_recording": 1, "kernels": [{"name": "a", "tuning_s": NaN}]}', "is not JSON"),
         ('{"fp8tune_recording": 1, "kernels": [{"name": "a", "tuning_s": 1e999}]}', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
+        (f'{{"fp8tune_recording": 1, "kernels": [{{"name": "a", "launches": [{{"count": {2**70}}}]}}]}}', "damaged"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused_in_one_line(tmp_path: Path, text: str, says: str) -> None:
