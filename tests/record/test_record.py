@@ -251,7 +251,13 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
     )
     command = [PYTHON, "-m", "fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]
     running = subprocess.Popen(
-        command, cwd=quick, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        command,
+        cwd=quick,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in what runs behind
     )
     started, deadline = quick / "started", time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:
