@@ -5,7 +5,11 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each core has a worker: threads beyond that wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
 
