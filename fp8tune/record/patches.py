@@ -14,8 +14,8 @@ from fp8tune.record.launched import DECLARED, Launched, tuning_key
 from fp8tune.record.values import chain
 
 CALM = 4096
-"""After so many launches of a kernel without a new kind only some are looked at, and counts are estimates: a look takes
-3 us of host time, which was 11 % of a step of 200 launches on an H200."""
+"""After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
+all of them took 13.2 +- 2.6 us a launch on an H200 (torch 2.11, Triton 3.6): 11 % of a 24 ms step of 200 launches."""
 STRIDES = (5, 11, 3, 8, 13, 2, 7)
 """Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 7 in the mean."""
 
