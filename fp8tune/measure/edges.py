@@ -79,10 +79,14 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
     given = list(spec.inputs(edge.problem, device))
     if spec.check == "exact-inputs":
         _fill_all_with_integers(given, edge)
+    else:
+        for each in given:
+            if isinstance(each, torch.Tensor) and each.is_floating_point():
+                fill(each, edge.content)
+    if spec.constrain is not None:
+        spec.constrain(tuple(given))
     for index, each in enumerate(given):
         if isinstance(each, torch.Tensor):
-            if each.is_floating_point() and spec.check != "exact-inputs":
-                fill(each, edge.content)
             given[index] = guards.guarded_copy(each, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(given)
 
@@ -108,6 +112,8 @@ def exact_values(spec: KernelSpec, problem: Problem, given: Sequence[Any]) -> It
         return
     random = [each.clone() if isinstance(each, torch.Tensor) else None for each in given]
     _fill_all_with_integers(given, Edge("", problem))
+    if spec.constrain is not None:
+        spec.constrain(tuple(given))
     try:
         yield
     finally:

@@ -22,9 +22,12 @@ _SPAN_OF: dict[str, Span | None] = {
     "mxfp8-dim1-3d": None,
     "mxfp8-dim1-3d-via-2d": None,
 }
-"""The ``span`` of each kernel's spec: ``export`` judges lookups by it and imports no kernel."""
+"""The ``span`` of each quantizing kernel's spec: ``export`` judges lookups by it and imports no kernel."""
 
-KERNELS = tuple(_SPAN_OF)
+_GEMMS = ("grouped-rows", "grouped-contraction")
+"""The grouped GEMMs on what those write."""
+
+KERNELS = (*_SPAN_OF, *_GEMMS)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
 
 SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
@@ -32,7 +35,8 @@ SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
 
 def module_name(kernel: str) -> str:
     """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
-    return f"fp8tune_kernels.quantize.{kernel.replace('-', '_')}"
+    folder = "quantize" if kernel in _SPAN_OF else "gemm"
+    return f"fp8tune_kernels.{folder}.{kernel.replace('-', '_')}"
 
 
 def load(kernel: str) -> KernelSpec:

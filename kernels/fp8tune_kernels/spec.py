@@ -237,6 +237,9 @@ class KernelSpec:
     prepare: Callable[[tuple[Any, ...], tuple[Any, ...]], None] | None = None
     """(inputs, outputs): puts into outputs what a launch reads there, such as zeros of an accumulator. Called before
     each launch, off the clock; None for a kernel that only writes its outputs."""
+    constrain: Callable[[tuple[Any, ...]], None] | None = None
+    """(inputs): puts back into inputs what the kernel relies on, such as zeros between groups. Called after other
+    values were written into them, on an edge or where sums must be exact; ``inputs`` gives it already."""
     configs: tuple[NamedInts, ...] = ()
     """The grid as a list, where it is no product of ``axes``; ``axes`` then has the values that occur in it."""
     recorded: tuple[Problem, ...] = ()

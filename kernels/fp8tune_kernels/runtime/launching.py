@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
-from triton.runtime import driver
+from triton.runtime import _allocation, driver
 
 __all__ = ["launch_kernel"]
 
 _REMEMBERS = torch.version.cuda is not None
 """On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
+
+_NO_ALLOCATOR = _allocation._NULL_ALLOCATOR
 
 _binaries: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 """Key -> (the compiled kernel, its arguments that follow the sizes)."""
@@ -26,20 +29,25 @@ _binaries: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 def launch_kernel(
     kernel: Any,
     programs: int,
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
     sizes: Sequence[int],
     constants: tuple[Any, ...],
     config: Mapping[str, int],
 ) -> None:
     """``kernel[(programs,)](*tensors, *sizes, *constants, **config)``, faster from the second time on.
 
-    All tensors are on the current device. An argument keeps its type: ``True`` and ``1`` count as the same.
+    All tensors are on the current device, and the first is not None. An argument keeps its type: ``True`` and ``1``
+    count as the same. Tensor descriptors that a kernel makes lie in memory of torch's.
     """
-    if not (_REMEMBERS and tensors[0].is_cuda) or _hooked():
+    first = tensors[0]
+    assert first is not None
+    if _allocation._allocator.get() is _NO_ALLOCATOR:  # of this thread: autograd has its own
+        triton.set_allocator(_scratch)
+    if not (_REMEMBERS and first.is_cuda) or _hooked():
         kernel[(programs,)](*tensors, *sizes, *constants, **config)
         return
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    device = tensors[0].get_device()
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    device = first.get_device()
     key = (device, *_specialization(kernel, tensors, pointers, sizes, constants, config))
     found = _binaries.get(key)
     if found is None:
@@ -56,8 +64,8 @@ def launch_kernel(
 
 def _specialization(
     kernel: Any,
-    tensors: Sequence[torch.Tensor],
-    pointers: Sequence[int],
+    tensors: Sequence[torch.Tensor | None],
+    pointers: Sequence[int | None],
     sizes: Sequence[int],
     constants: tuple[Any, ...],
     config: Mapping[str, int],
@@ -67,8 +75,8 @@ def _specialization(
         kernel.fn,
         constants,
         tuple(config.items()),
-        *[tensor.dtype for tensor in tensors],
-        *[pointer & 15 == 0 for pointer in pointers],
+        *[None if tensor is None else tensor.dtype for tensor in tensors],
+        *[pointer is not None and pointer & 15 == 0 for pointer in pointers],
         *[(size == 1, size & 15 == 0, size >> 31) for size in sizes],
     )
 
@@ -83,3 +91,8 @@ def _hooked() -> bool:
         or runtime.debug
         or knobs.compilation.instrumentation_mode
     )
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Memory of the current device, which torch's allocator gives away again in the order of the stream."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")

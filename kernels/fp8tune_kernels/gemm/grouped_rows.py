@@ -1,0 +1,284 @@
+"""``grouped-rows``: multiply each group's rows by the matrix of its expert, with a scale a row and a scale a column.
+
+    out[m, n] = bfloat16( sum over k of a[m, k] * b[e, n, k]  * (1 / scale_a[m]) * (1 / scale_b[e, n]) )   m in group e
+
+    a        (M, K), row-major: FP8 codes, or bfloat16
+    b        (E, N, K), row-major, of a's dtype: the memory of ``B_t``, whose view is (E, K, N)
+    offs     (E,), int32: the end row of each group, non-decreasing, at most M; groups have any size, also none
+    scale_a  (M,), float32: what codes were multiplied by; None beside bfloat16
+    scale_b  (E, N), float32
+    out      (M, N), row-major, bfloat16; zero in rows past ``offs[-1]``
+
+It is the forward pass of a grouped GEMM and its input gradient. K and N are multiples of 16. No group is padded: a tile
+that passes the end of its group computes with rows of the next one, and does not store them.
+
+Sums are float32 in registers. Of FP8, Hopper's tensor cores align the products of a step of 32 to the largest of them
+and of the sum so far, and cut off what is below 13 fractional bits (DeepSeek-V3 technical report, section 3.3.2;
+``use_fast_accum`` of torch's GEMMs is the same); of bfloat16 they round to float32. Other GPUs add in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.gemm import grouped_tiles
+from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, reciprocal
+from fp8tune_kernels.gemm.operands import check_operands, random_operand, random_scales
+from fp8tune_kernels.inputs import offsets
+from fp8tune_kernels.interpreter import INTERPRETED
+from fp8tune_kernels.runtime.checks import check_ends
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.lookup import config_for
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, define
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "multiply_rows"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def grouped_rows_kernel(
+    a_ptr: tl.tensor,  # (M, K), row-major
+    b_ptr: tl.tensor,  # (G, N, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    scale_a_ptr: tl.tensor,  # (M,); None without scales
+    scale_b_ptr: tl.tensor,  # (G, N)
+    out_ptr: tl.tensor,  # (M, N), row-major
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    GROUPS: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    BAND: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """Tiles of BLOCK_SIZE_M rows of one group and BLOCK_SIZE_N columns, one after the other; GROUPS > G."""
+    if DESCRIPTORS:
+        a = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK_SIZE_M, BLOCK_SIZE_K])
+        b = tl.make_tensor_descriptor(b_ptr, [G * N, K], [K, 1], [BLOCK_SIZE_N, BLOCK_SIZE_K])
+        if DESCRIPTORS == 2:
+            out = tl.make_tensor_descriptor(out_ptr, [M, N], [N, 1], [BLOCK_SIZE_M, BLOCK_SIZE_N])
+    groups = extents(offs_ptr, M, G, GROUPS)
+    across = tl.cdiv(N, BLOCK_SIZE_N)
+    tiles = tl.where(groups.group < G, tl.cdiv(groups.end - groups.start, BLOCK_SIZE_M) * across, 0)
+    tiles_end = tl.cumsum(tiles, 0)
+    depth_steps = tl.cdiv(K, BLOCK_SIZE_K)
+    lanes_m, lanes_n = tl.arange(0, BLOCK_SIZE_M), tl.arange(0, BLOCK_SIZE_N)
+    # where nothing branches, the loads of the next tile are under way while this one is stored
+    for tile in tl.range(tl.program_id(0), tl.sum(tiles, 0), tl.num_programs(0), flatten=DESCRIPTORS == 1):
+        group = tl.sum((tiles_end <= tile).to(tl.int32), 0)
+        is_mine = groups.group == group
+        start, end = one_of(groups.start, is_mine), one_of(groups.end, is_mine)
+        down = tl.cdiv(end - start, BLOCK_SIZE_M)
+        row_tile, column_tile = in_bands(tile - one_of(tiles_end, is_mine) + down * across, down, across, BAND)
+        row, column = start + row_tile * BLOCK_SIZE_M, column_tile * BLOCK_SIZE_N
+        rows, columns = row + lanes_m, column + lanes_n
+
+        total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+        for k in tl.range(0, depth_steps):
+            at = k * BLOCK_SIZE_K
+            if DESCRIPTORS:
+                a_piece, b_piece = a.load([row, at]), b.load([group * N + column, at])
+            else:
+                depth = at + tl.arange(0, BLOCK_SIZE_K)
+                a_piece = piece(a_ptr, K, rows, depth, end, K)
+                b_piece = piece(b_ptr + (group * N).to(tl.int64) * K, K, columns, depth, N, K)
+            total = tl.dot(a_piece, b_piece.T, total)
+        if scale_a_ptr is not None:
+            scale_a = tl.load(scale_a_ptr + rows, mask=rows < end, other=1.0)
+            scale_b = tl.load(scale_b_ptr + group * N + columns, mask=columns < N, other=1.0)
+            total = total * reciprocal(scale_a)[:, None] * reciprocal(scale_b)[None, :]
+        result = total.to(tl.bfloat16)
+        at_out = out_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]
+        inside_out = (rows < end)[:, None] & (columns < N)[None, :]
+        if DESCRIPTORS == 2:
+            if row + BLOCK_SIZE_M <= end:
+                out.store([row, column], result)
+            else:
+                tl.store(at_out, result, mask=inside_out)
+        else:
+            tl.store(at_out, result, mask=inside_out)
+    _zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
+
+
+@triton.jit
+def _zero_rows(out_ptr, first, M, N, lanes_m, lanes_n):  # type: ignore[no-untyped-def]
+    """Rows of no group, shared among the programs."""
+    across = tl.cdiv(N, lanes_n.shape[0])
+    tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        rows = first + tile // across * lanes_m.shape[0] + lanes_m
+        columns = tile % across * lanes_n.shape[0] + lanes_n
+        zeros = tl.zeros((lanes_m.shape[0], lanes_n.shape[0]), out_ptr.dtype.element_ty)
+        at = out_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]
+        tl.store(at, zeros, mask=(rows < M)[:, None] & (columns < N)[None, :])
+
+
+def multiply_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``a[rows of e] @ b[e].t()`` for every expert e: ``out`` as the module says.
+
+    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
+    at 16 bytes, and for scales beside bfloat16 or none beside FP8.
+    """
+    return _operator(a, b, offs, scale_a, scale_b)
+
+
+def reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> Tensors:
+    """The same in plain torch, in float32; reads ``offs`` on the host."""
+    (out,) = outputs(a, b, offs, scale_a, scale_b)
+    out.zero_()
+    start = 0
+    with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
+        for group, end in enumerate(offs.tolist()):
+            product = a[start:end].float() @ b[group].float().t()
+            if scale_a is not None and scale_b is not None:
+                product = product * scale_a[start:end, None].reciprocal() * scale_b[group].reciprocal()
+            out[start:end] = product
+            start = end
+    return (out,)
+
+
+def inputs(problem: Problem, device: str) -> Inputs:
+    """``(a, b, offs, scale_a, scale_b)`` of a problem."""
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    a = random_operand(problem, M, K, device)
+    b = random_operand(problem, G * N, K, device, 1).view(G, N, K)
+    scales = random_scales(problem, (M, (G, N)), device)
+    return a, b, offsets(problem, device), *scales
+
+
+def outputs(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> Tensors:
+    """Uninitialised ``out``."""
+    return (torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device),)
+
+
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+    """One launch, of PROGRAMS programs a multiprocessor."""
+    a, b, offs, scale_a, scale_b = inputs
+    (M, K), (G, N, _) = a.shape, b.shape
+    if not M * N:
+        return
+    tensors = (a, b, offs, scale_a, scale_b, *outputs)
+    constants = (grouped_tiles.groups_constant(G),)
+    options = grouped_tiles.kernel_options(config)
+    launch_kernel(
+        grouped_rows_kernel, grouped_tiles.programs(config, a.device), tensors, (M, N, K, G), constants, options
+    )
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The forward pass, then the input gradient."""
+    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+    yield NamedInts(M=row["M"], N=row["K"], K=row["N"], G=row["E"])
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """See :func:`fp8tune_kernels.gemm.grouped_tiles.invalid`."""
+    return grouped_tiles.invalid(config, shape, limits, depth=shape["K"])
+
+
+AXES: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (64, 128, 256),
+    "BLOCK_SIZE_N": (128, 256),
+    "BLOCK_SIZE_K": (64, 128),
+    "BAND": (4, 8, 16),
+    "DESCRIPTORS": grouped_tiles.DESCRIPTORS,
+    "PROGRAMS": (1, 2),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4),
+}
+
+SPEC = KernelSpec(
+    name="grouped-rows",
+    axes=AXES,
+    default=NamedInts(
+        BLOCK_SIZE_M=128,
+        BLOCK_SIZE_N=128,
+        BLOCK_SIZE_K=64,
+        BAND=8,
+        DESCRIPTORS=0,
+        PROGRAMS=1,
+        num_warps=8,
+        num_stages=3,
+    ),
+    key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    invalid=invalid,
+    interpreted={"M": 157, "N": 80, "K": 144, "G": 3},
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
+        edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
+        edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
+    ),
+    routed=True,
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
+    check="exact-inputs",
+    flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
+)
+
+
+def key(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
+    """The lookup key of inputs."""
+    M, K = a.shape
+    return bucket(M), b.shape[1], K, b.shape[0], DTYPES.index(str(a.dtype).removeprefix("torch."))
+
+
+def run(*inputs: torch.Tensor | None) -> torch.Tensor:
+    """Launch on the current device what the table says, on inputs that were checked."""
+    (out,) = outputs(*inputs)  # type: ignore[arg-type]
+    a = inputs[0]
+    assert a is not None
+    launch(config_for(SPEC, key(*inputs), a.device), inputs, (out,))  # type: ignore[arg-type]
+    return out
+
+
+def _on_gpu(*arguments: torch.Tensor | None) -> torch.Tensor:
+    check_operands(*arguments)
+    return run(*arguments)
+
+
+def _on_cpu(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *scales: torch.Tensor | None) -> torch.Tensor:
+    check_operands(a, b, offs, *scales)
+    check_ends(offs, a.shape[0])
+    return run(a, b, offs, *scales) if INTERPRETED else reference(a, b, offs, *scales)[0]
+
+
+def _fake(*arguments: torch.Tensor | None) -> torch.Tensor:
+    check_operands(*arguments)
+    return outputs(*arguments)[0]  # type: ignore[arg-type]
+
+
+_operator = define(
+    "multiply_rows(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b) -> Tensor",
+    _on_gpu,
+    _on_cpu,
+    _fake,
+    makes_codes=True,
+)

@@ -1,0 +1,156 @@
+"""Tiles of a grouped GEMM: which tile a persistent program works on, what a config needs, and what it wastes.
+
+A launch has PROGRAMS programs a multiprocessor, whatever the sizes are; program p works on tiles p, p + programs and so
+on. Tiles of a group follow each other, in bands of BAND row tiles: down a band first, then across, so that what the
+programs read at one time is in L2. No value of ``offs`` is read on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import DeviceLimits
+
+__all__ = [
+    "DESCRIPTORS",
+    "Extents",
+    "column_of_groups",
+    "extents",
+    "groups_constant",
+    "in_bands",
+    "invalid",
+    "kernel_options",
+    "multiprocessors",
+    "one_of",
+    "padded_extents",
+    "piece",
+    "programs",
+    "reciprocal",
+]
+
+DESCRIPTORS = (0, 1, 2)
+"""Of an axis: 0 loads and stores by pointers, on any GPU; 1 loads operands by tensor descriptors, which Hopper's and
+Blackwell's copy engine serves (TMA); 2 stores whole tiles by them too."""
+
+MOST_GROUPS = 4096
+"""A program holds the ends of all groups in registers."""
+
+
+class Extents(NamedTuple):
+    """The rows of all groups, a vector of each: group g has rows [start, end)."""
+
+    group: tl.tensor
+    start: tl.tensor
+    end: tl.tensor
+
+
+@triton.jit
+def extents(offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, GROUPS: tl.constexpr) -> Extents:
+    """The extents of G groups, then of the rows past the last one as group G, then of groups without a row."""
+    group = tl.arange(0, GROUPS)
+    end = tl.load(offs_ptr + group, mask=group < G, other=M)
+    start = tl.load(offs_ptr + group - 1, mask=(group > 0) & (group <= G), other=0)
+    start = tl.where(group <= G, start, M)
+    end = tl.minimum(end, M)
+    return Extents(group, tl.minimum(start, end), end)
+
+
+@triton.jit
+def padded_extents(
+    offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, GROUPS: tl.constexpr, ALIGNMENT: tl.constexpr
+) -> Extents:
+    """The extents of groups that begin at multiples of ALIGNMENT rows, each with its rows alone: without those that
+    follow it up to the next group. With ALIGNMENT 1 they are those of ``offs``."""
+    group, start, end = extents(offs_ptr, M, G, GROUPS)
+    if ALIGNMENT > 1:
+        size = tl.where(group < G, end - start, 0)
+        padded = tl.where(group < G, tl.maximum(tl.cdiv(size, ALIGNMENT), 1) * ALIGNMENT, 0)
+        start = tl.cumsum(padded, 0) - padded
+        end = start + size
+    return Extents(group, start, end)
+
+
+@triton.jit
+def one_of(values: tl.tensor, is_mine: tl.tensor) -> tl.tensor:
+    """The element of a vector where a mask is set, which is so once."""
+    return tl.sum(tl.where(is_mine, values, 0), 0)
+
+
+@triton.jit
+def in_bands(tile: tl.tensor, down: tl.tensor, across: tl.tensor, BAND: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The row tile and the column tile of a tile among ``down * across``, in bands of BAND row tiles."""
+    band = tile // (BAND * across)
+    height = tl.minimum(down - band * BAND, BAND)
+    inside = tile - band * BAND * across
+    return band * BAND + inside % height, inside // height
+
+
+@triton.jit
+def piece(ptr, stride, rows, columns, row_end, column_end):  # type: ignore[no-untyped-def]
+    """A piece of a row-major matrix by pointers, zero past its ends."""
+    at = ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    return tl.load(at, mask=(rows < row_end)[:, None] & (columns < column_end)[None, :], other=0.0)
+
+
+@triton.jit
+def reciprocal(scale: tl.tensor) -> tl.tensor:
+    """1 / scale, rounded as torch rounds it: Triton's ``/`` may be two units in the last place off."""
+    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+def groups_constant(groups: int) -> int:
+    """GROUPS of a launch: a power of two above the number of groups. Raises ValueError for more than 4,095 groups."""
+    if groups >= MOST_GROUPS:
+        raise ValueError(f"offs has {groups} groups, wanted fewer than {MOST_GROUPS}: a program holds all their ends")
+    return max(16, 1 << groups.bit_length())
+
+
+def programs(config: Mapping[str, int], device: torch.device) -> int:
+    """Programs to launch: PROGRAMS a multiprocessor."""
+    return config["PROGRAMS"] * multiprocessors(device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs or CUs; on a CPU 2, so that a program of the interpreter has several tiles. Meta tensors are compiled for."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 2
+
+
+def kernel_options(config: Mapping[str, int]) -> dict[str, int]:
+    """What a config says to the kernel and its compiler: all but PROGRAMS."""
+    return {name: value for name, value in config.items() if name != "PROGRAMS"}
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits, *, depth: int) -> str | None:
+    """The hardware reason why a config of a grouped GEMM cannot pay, or None. ``depth``: what is summed over."""
+    down, across, deep = (config[f"BLOCK_SIZE_{dim}"] for dim in "MNK")
+    if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):
+        return f"DESCRIPTORS={config['DESCRIPTORS']}: {limits.arch} has no copy engine for tiles"
+    threads = config["num_warps"] * limits.warp_size
+    sums = down * across // threads
+    if sums > 128:
+        return f"{sums} sums a thread do not fit in registers beside what multiplies"
+    if sums < 32:
+        return f"{sums} sums a thread: the tensor cores wait for their operands"
+    staged = (down + across) * deep * config["num_stages"]  # of FP8; bfloat16 has the same, or is refused by Triton
+    stored = 2 * down * across if config["DESCRIPTORS"] == 2 else 0
+    count = (staged + stored) * config["PROGRAMS"]
+    if count > limits.shared_bytes_per_block:
+        return f"{count} bytes of tiles, {limits.arch} has {limits.shared_bytes_per_block} of shared memory"
+    if (sums + 40) * threads * config["PROGRAMS"] > limits.registers_per_block:
+        return f"{config['PROGRAMS']} programs need more registers than a multiprocessor of {limits.arch} has"
+    if deep >= 2 * depth:
+        return f"pieces of {deep} for a depth of {depth}: half of each is outside"
+    return None
+
+
+def _has_descriptors(arch: str) -> bool:
+    """Whether tensor descriptors are served by hardware."""
+    return ARCHES[arch].backend == "cuda" and int(arch.removeprefix("sm_")) >= 90 if arch in ARCHES else False
