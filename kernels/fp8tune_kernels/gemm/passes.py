@@ -184,6 +184,7 @@ def _contraction_of_codes(of_a: Codes, of_b: Codes, offs: torch.Tensor, method: 
     if not rows:
         return torch.zeros(offs.shape[0], q_a.shape[1], q_b.shape[1], dtype=torch.bfloat16, device=q_a.device)
     if method == FP8:
+        q_a, q_b = (q.as_strided((q.stride(1), q.shape[1]), q.stride()) for q in (q_a, q_b))
         return _contract_rows(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT, rows)
     if q_a.is_cpu:
         return grouped_contraction.reference(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT)[0]
