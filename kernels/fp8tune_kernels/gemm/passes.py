@@ -184,12 +184,18 @@ def _contraction_of_codes(of_a: Codes, of_b: Codes, offs: torch.Tensor, method: 
     if not rows:
         return torch.zeros(offs.shape[0], q_a.shape[1], q_b.shape[1], dtype=torch.bfloat16, device=q_a.device)
     if method == FP8:
-        q_a, q_b = (q.as_strided((q.stride(1), q.shape[1]), q.stride()) for q in (q_a, q_b))
+        q_a, q_b = (_in_whole_lines(q) for q in (q_a, q_b))
         return _contract_rows(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT, rows)
     if q_a.is_cpu:
         return grouped_contraction.reference(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT)[0]
     inverse_a, inverse_b = torch._foreach_reciprocal([scales_a, scales_b])
     return multiply(q_a.t(), q_b, inverse_a, inverse_b, token_groups.padded_ends(offs, ALIGNMENT))
+
+
+def _in_whole_lines(q: torch.Tensor) -> torch.Tensor:
+    lines = torch.zeros(q.shape[1], q.stride(1), dtype=q.dtype, device=q.device).t()
+    lines[: len(q)] = q
+    return lines
 
 
 def _contract_rows(
