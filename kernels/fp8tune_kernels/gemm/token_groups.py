@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import define
@@ -134,11 +135,6 @@ def unpad_kernel(
     rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
     padded = tl.load(padded_ptr + padded_places, mask=(rows < end)[:, None] & in_columns, other=0.0)
     tl.store(x_ptr + places, padded, mask=(rows < tl.where(end < 0, M, end))[:, None] & in_columns)
-
-
-def padded_rows(M: int, G: int, alignment: int) -> int:
-    """Rows that M rows in G groups need at most once each group is padded, and the rows of no group after them."""
-    return (M + alignment * G + alignment - 1) // alignment * alignment
 
 
 def pad(x: Tensor, offs: Tensor, alignment: int = 16) -> tuple[Tensor, Tensor]:
