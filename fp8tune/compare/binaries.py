@@ -1,8 +1,8 @@
 """What launching a config makes the device do, as one hash: two sides with the same one run the same code.
 
 Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides; not
-the constants, which are in the binary), and every torch operation beside it, in order. Line info has to be off (``TRITON_DISABLE_LINE_INFO=1``), or a comment would
-change binaries.
+the constants, which are in the binary), and every torch operation beside it, in order. Line info has to be off
+(``TRITON_DISABLE_LINE_INFO=1``), or a comment would change binaries.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ FAULTS = {
         for what, change in {
             "the second block of rows in no column's maximum": (
                 "tl.where(new.group < matrix.G, matrix.K, 0)",
-                "tl.where((new.group < matrix.G) & (first == first_row(new.start)), matrix.K, 0)",
+                "tl.where((new.group < matrix.G) & (first == first_row(matrix, new.start)), matrix.K, 0)",
             ),
             "the second block of columns in no row's maximum": (
                 "of_rows, mask=inside",
@@ -164,7 +164,7 @@ FAULTS = {
             "turns between groups of other length uncounted": ("blocks += tl.maximum(", "blocks += tl.minimum("),
             "the last piece left out": ("while turn < turns", "while turn < turns - 1"),
             "scales of columns unwritten": (
-                "inside &= old_tile.first == first_row(old.start)",
+                "inside &= old_tile.first == first_row(matrix, old.start)",
                 "inside &= old.start < 0",
             ),
             "scales of rows unwritten": ("old_panel == 0,", "old_panel < 0,"),

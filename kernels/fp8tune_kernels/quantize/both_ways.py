@@ -85,7 +85,8 @@ def quantize_both_ways(
     """Turns until there are none left. Both tiles of a turn are asked for at once, so that one wait serves two.
 
     Rows past the last group are quantized row by row like any other; column by column they become zeros, or nothing
-    where groups are aligned. ``q_rows_ptr`` is (M, K), row-major, ``row_scales_ptr`` (M,), and ``work_ptr`` what :func:`work_for` gave.
+    where groups are aligned. ``q_rows_ptr`` is (M, K), row-major, ``row_scales_ptr`` (M,), and ``work_ptr`` what
+    :func:`work_for` gave.
     """
     across = tl.maximum(tl.cdiv(matrix.K, options.BLOCK_SIZE), 1)  # without a column, rows have scales all the same
     done_ptr = work_ptr + 1

@@ -63,7 +63,7 @@ def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -
 
 
 def check_alignment(alignment: int) -> None:
-    """Raise ValueError unless codes of groups can begin at multiples of ``alignment`` rows: of 16 bytes, or anywhere."""
+    """Raise ValueError unless codes of groups can begin at multiples of ``alignment`` rows; 1 stands for any row."""
     if alignment != 1 and (alignment < 16 or alignment & (alignment - 1)):
         raise ValueError(f"alignment is {alignment}, wanted 1 or a power of two from 16 on")
 
