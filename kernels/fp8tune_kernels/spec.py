@@ -240,6 +240,9 @@ class KernelSpec:
     constrain: Callable[[tuple[Any, ...]], None] | None = None
     """(inputs): puts back into inputs what the kernel relies on, such as zeros between groups. Called after other
     values were written into them, on an edge or where sums must be exact; ``inputs`` gives it already."""
+    unwritten: Callable[[tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """(inputs, outputs): puts into outputs what ``reference`` has where a launch writes nothing, such as past the last
+    group. Called before each launch that is checked, and never for one that is timed."""
     configs: tuple[NamedInts, ...] = ()
     """The grid as a list, where it is no product of ``axes``; ``axes`` then has the values that occur in it."""
     recorded: tuple[Problem, ...] = ()
