@@ -214,7 +214,8 @@ class KernelSpec:
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
         default=lambda config, shape, limits: None
     )
-    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None. ``shape``: see
+    :meth:`sizes`."""
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
     """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None
@@ -254,9 +255,9 @@ class KernelSpec:
     flops: Callable[[Mapping[str, int]], int] | None = None
     """shape -> floating-point operations (a multiply and an add are two), of a kernel that may be bound by them."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
-    """shape -> the least bytes any implementation moves: inputs read once, outputs written once. Where it is not
-    given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out where
-    ``in_dtypes`` has several."""
+    """shape (see :meth:`sizes`) -> the least bytes any implementation moves: inputs read once, outputs written once.
+    Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out
+    where ``in_dtypes`` has several and the lookup key does not name the dtype."""
 
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
@@ -268,7 +269,13 @@ class KernelSpec:
         """``bytes_moved`` of a problem: with its dtype, where the spec does not say how many."""
         if isinstance(inspect.unwrap(self.bytes_moved), _Derived):
             return self.bytes_moved(_plain(self, problem.shape, problem.in_dtype))  # type: ignore[arg-type]
-        return self.bytes_moved(problem.shape)
+        return self.bytes_moved(self.sizes(problem))
+
+    def sizes(self, problem: Problem) -> NamedInts:
+        """The shape of a problem; where the lookup key names the input dtype, with :data:`DTYPE_FLAG`."""
+        if DTYPE_FLAG not in self.key or problem.in_dtype not in DTYPES:
+            return problem.shape
+        return NamedInts({**problem.shape, DTYPE_FLAG: DTYPES.index(problem.in_dtype)})
 
     @property
     def check_text(self) -> str:
