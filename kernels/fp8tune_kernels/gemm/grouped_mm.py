@@ -6,11 +6,12 @@
 
     A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
     B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``
-    offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M
-    out   (M, N), bfloat16
+    offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups of any size, also none
+    out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
 
-Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales, by operators that
-``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device.
+Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. A pass is one operator, which
+``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device. Which GEMM multiplies, ours
+or torch's, is a row of the table (:mod:`.methods`).
 
 The backward pass is given A and B_t as they were, or, named in ``keep_fp8``, the codes that it multiplies: one read
 quantizes an operand both ways, and grad too where A is kept. Bytes that move in a step, and that are held between the
@@ -33,24 +34,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import token_groups
-from fp8tune_kernels.gemm.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
-from fp8tune_kernels.quantize.colwise import quantize_colwise
-from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
-from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.gemm.methods import ANY, FP8_ONLY, method_for
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
-
-# us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small ones
-from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
+from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
+from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["checked_operands", "fp8_grouped_mm", "quantize_transposed"]
+__all__ = ["checked_operands", "fp8_grouped_mm"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
+
+GEMM_MULTIPLE = 16
+"""Of K and N: rows of FP8 then begin at 16 bytes."""
+
+PRECISIONS = ("fp8", "auto")
 
 
 def fp8_grouped_mm(
@@ -63,35 +63,35 @@ def fp8_grouped_mm(
     float8_dtype: torch.dtype | None = None,
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
+    precision: str = "fp8",
 ) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
-    ``pad_token_groups``: pad each group to a positive multiple of 16 rows on the device, and take the padding out of
-    the result; rows past ``offs[-1]`` come out as zeros. Without it the weight gradient wants groups of such sizes (a
-    GPU asserts it), and rows past ``offs[-1]`` are unspecified in out and in A's gradient.
+    ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
+    ``precision``: ``"fp8"`` multiplies in FP8; ``"auto"`` takes for each pass what was measured to be fastest on such a
+    layer, bfloat16 included, unless an operand is of another dtype or kept.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
     are cast to its dtype first. ``bias`` and ``out_dtype`` are there for ``torch._grouped_mm``'s callers: None, or for
     the dtype bfloat16. On a CPU the GEMMs are a loop over groups on the same codes.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
+    another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GROUP_ALIGNMENT)
-    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the quantization kernels check
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE)
+    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
-    kept = _kept(keep_fp8, A, B_t)
-
-    def multiply(A: Tensor, offs: Tensor) -> Tensor:
-        return _apply(A, B_t, offs, float8_dtype, *kept)
-
-    return token_groups.multiply_padded(multiply, A, offs, GROUP_ALIGNMENT) if pad_token_groups else multiply(A, offs)
+    keep_A, keep_B = _kept(keep_fp8, A, B_t)
+    flag = _precision(precision, A, B_t, keep_A or keep_B)
+    return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B)
 
 
 def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool]:
     """Whether to keep codes of A for the weight gradient, and of B_t for the input gradient."""
+    if not keep_fp8:
+        return False, False
     if unknown := set(keep_fp8) - {"A", "B_t"}:
         raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
     if not torch.is_grad_enabled():
@@ -99,64 +99,70 @@ def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool
     return "A" in keep_fp8 and B_t.requires_grad, "B_t" in keep_fp8 and A.requires_grad
 
 
-Quantized = Sequence[Tensor]
-"""Codes and scales of one operand of one GEMM; or nothing."""
+def _precision(precision: str, A: Tensor, B_t: Tensor, kept: bool) -> int:
+    """The precision's flag in lookup keys."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
+    is_any = precision == "auto" and not kept and A.dtype == B_t.dtype == torch.bfloat16
+    return ANY if is_any else FP8_ONLY
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
-    """The three GEMMs, for groups whose sizes are positive multiples of 16. Saves operands, or codes and scales."""
+    """The three passes. Saves operands, or codes and scales."""
 
     @staticmethod
     def forward(
-        ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, float8_dtype: torch.dtype | None, keep_A: bool, keep_B: bool
+        ctx: Any,
+        A: Tensor,
+        B_t: Tensor,
+        offs: Tensor,
+        float8_dtype: torch.dtype | None,
+        precision: int,
+        keep_A: bool,
+        keep_B: bool,
     ) -> Tensor:
+        of_A: Quantized = ()
+        of_B: Quantized = ()
         kept_A: Quantized = (A,)
         kept_B: Quantized = (B_t,)
         if keep_A:
             of_A, kept_A = _halves(quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype))
-        else:
-            of_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
         if keep_B:
             of_B, kept_B = _halves(quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype))
-        else:
-            of_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
         ctx.save_for_backward(offs, *kept_A, *kept_B)
-        ctx.float8_dtype, ctx.keep_A, ctx.keep_B = float8_dtype, keep_A, keep_B
+        ctx.float8_dtype, ctx.precision, ctx.keep_A, ctx.keep_B = float8_dtype, precision, keep_A, keep_B
         ctx.dtypes = A.dtype, B_t.dtype
-        return _multiply_rows(of_A, of_B, offs)
+        return _forward(A, B_t, offs, float8_dtype, precision, of_B, of_A)
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         offs, *saved = ctx.saved_tensors
-        kept_A, kept_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
-        grad, dtype = grad.contiguous(), ctx.float8_dtype
+        A, of_A = _unpacked(saved[: 1 + ctx.keep_A])
+        B_t, of_B = _unpacked(saved[1 + ctx.keep_A :])
+        grad, options = grad.contiguous(), (offs, ctx.float8_dtype, ctx.precision)
+        of_A_dtype, of_B_dtype = ctx.dtypes
+        wants_A, wants_B = ctx.needs_input_grad[:2]
         grad_A = grad_B_t = None
         rows, columns = _halves(())
-        if ctx.keep_A and all(ctx.needs_input_grad[:2]):
-            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=dtype))
-        if ctx.needs_input_grad[0]:
-            experts = kept_B if ctx.keep_B else quantize_transposed(kept_B[0], float8_dtype=dtype)
-            grad_A = _multiply_rows(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
-            grad_A = grad_A.to(ctx.dtypes[0])
-            del experts
-        del rows  # codes that the other gradient would have beside its own
-        if ctx.needs_input_grad[1]:
-            if ctx.keep_A:
-                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
-            elif grad.dtype == kept_A[0].dtype:
-                columns, kept_A = _halves(quantize_colwise_dual(grad, kept_A[0], offs, float8_dtype=dtype))
-            else:  # A in float32 is quantized from float32
-                columns = quantize_colwise(grad, offs, float8_dtype=dtype)
-                kept_A = quantize_colwise(kept_A[0], offs, float8_dtype=dtype)
-            (q_grad, scales_grad), (q_A, scales_A) = columns, kept_A
-            del columns
-            grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
-            grad_B_t = grad_B.transpose(1, 2).to(ctx.dtypes[1])  # strides (K*N, 1, K), as B_t has them
-        return grad_A, grad_B_t, None, None, None, None
+        if ctx.keep_A and wants_A and wants_B:
+            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype))
+        if wants_A:
+            grad_A = _input_gradient(grad, B_t, *options, of_B, rows)
+            if of_A_dtype != grad_A.dtype:
+                grad_A = grad_A.to(of_A_dtype)
+        del rows, of_B  # codes that the other gradient would have beside its own
+        if wants_B:
+            grad_B_t = _weight_gradient(grad, A, *options, columns, of_A).transpose(1, 2)  # strides as those of B_t
+            if of_B_dtype != grad_B_t.dtype:
+                grad_B_t = grad_B_t.to(of_B_dtype)
+        return grad_A, grad_B_t, None, None, None, None, None
 
 
 _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
+
+Quantized = Sequence[Tensor]
+"""Codes and scales of one operand of one GEMM; or nothing."""
 
 
 def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
@@ -164,10 +170,9 @@ def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
     return both_ways[:2], both_ways[2:]
 
 
-def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: Tensor) -> Tensor:
-    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N) -> (M, N)."""
-    (q_A, scales_A), (q_B, scales_B) = of_A, of_B
-    return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
+def _unpacked(saved: Quantized) -> tuple[Tensor | None, Quantized]:
+    """An operand as it was, or its codes and scales."""
+    return (saved[0], ()) if len(saved) == 1 else (None, saved)
 
 
 def checked_operands(
@@ -197,3 +202,103 @@ def checked_operands(
     if bias is not None:  # torch's grouped GEMM has the argument and takes none either
         raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
     return A, B_t
+
+
+# The operators, one a pass
+
+
+def _run_forward(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    of_B: Quantized,
+    of_A: Quantized,
+) -> Tensor:
+    (M, K), (E, _, N), device = A.shape, B_t.shape, A.device
+    method = method_for("forward", M, N, K, E, precision, device)
+    return passes.forward(A, B_t, offs, method, fp8_dtype_for(device, float8_dtype), of_B, of_A)
+
+
+def _run_input_gradient(
+    grad: Tensor,
+    B_t: Tensor | None,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    of_B: Quantized,
+    of_grad: Quantized,
+) -> Tensor:
+    (M, N), device = grad.shape, grad.device
+    E, K = offs.shape[0], of_B[0].shape[2] if B_t is None else B_t.shape[1]
+    method = method_for("input-gradient", M, N, K, E, precision, device)
+    return passes.input_gradient(grad, B_t, offs, method, fp8_dtype_for(device, float8_dtype), of_B, of_grad)
+
+
+def _run_weight_gradient(
+    grad: Tensor,
+    A: Tensor | None,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    of_grad: Quantized,
+    of_A: Quantized,
+) -> Tensor:
+    (M, N), device = grad.shape, grad.device
+    E, K = offs.shape[0], (of_A[0] if A is None else A).shape[1]
+    method = method_for("weight-gradient", M, N, K, E, precision, device)
+    return passes.weight_gradient(grad, A, offs, method, fp8_dtype_for(device, float8_dtype), of_grad, of_A)
+
+
+def _on_cpu(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What of a pass runs on a CPU: also the check of the values in ``offs``."""
+
+    def on_cpu(x: Tensor, other: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
+        check_ends(offs, x.shape[0])
+        with torch.no_grad():  # autograd would follow the references, and stumbles over their views
+            return run(x, other, offs, *rest)
+
+    return on_cpu
+
+
+def _fake_forward(A: Tensor, B_t: Tensor, *rest: Any) -> Tensor:
+    return A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
+
+
+def _fake_input_gradient(
+    grad: Tensor, B_t: Tensor | None, offs: Tensor, float8_dtype: Any, precision: int, of_B: Quantized, of_grad: Any
+) -> Tensor:
+    return grad.new_empty(grad.shape[0], of_B[0].shape[2] if B_t is None else B_t.shape[1], dtype=torch.bfloat16)
+
+
+def _fake_weight_gradient(
+    grad: Tensor, A: Tensor | None, offs: Tensor, float8_dtype: Any, precision: int, of_grad: Any, of_A: Quantized
+) -> Tensor:
+    K = (of_A[0] if A is None else A).shape[1]
+    return grad.new_empty(offs.shape[0], grad.shape[1], K, dtype=torch.bfloat16)
+
+
+_REST = "Tensor offs, ScalarType? float8_dtype, int precision"
+
+_forward: Callable[..., Tensor] = define(
+    f"grouped_mm_forward(Tensor A, Tensor B_t, {_REST}, Tensor[] of_B, Tensor[] of_A) -> Tensor",
+    _run_forward,
+    _on_cpu(_run_forward),
+    _fake_forward,
+    makes_codes=True,
+)
+_input_gradient: Callable[..., Tensor] = define(
+    f"grouped_mm_input_gradient(Tensor grad, Tensor? B_t, {_REST}, Tensor[] of_B, Tensor[] of_grad) -> Tensor",
+    _run_input_gradient,
+    _on_cpu(_run_input_gradient),
+    _fake_input_gradient,
+    makes_codes=True,
+)
+_weight_gradient: Callable[..., Tensor] = define(
+    f"grouped_mm_weight_gradient(Tensor grad, Tensor? A, {_REST}, Tensor[] of_grad, Tensor[] of_A) -> Tensor",
+    _run_weight_gradient,
+    _on_cpu(_run_weight_gradient),
+    _fake_weight_gradient,
+    makes_codes=True,
+)

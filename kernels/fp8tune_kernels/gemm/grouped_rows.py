@@ -148,6 +148,8 @@ def reference(
     (out,) = outputs(a, b, offs, scale_a, scale_b)
     out.zero_()
     start = 0
+    if scale_a is not None and scale_b is not None:
+        scale_a, scale_b = scale_a.view(-1), scale_b.view(len(b), -1)
     with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
         for group, end in enumerate(offs.tolist()):
             product = a[start:end].float() @ b[group].float().t()
