@@ -23,7 +23,7 @@ from typing import NamedTuple
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts
 
-__all__ = ["AXES", "CONFIGS", "DEFAULT", "Work", "element_size", "estimate", "invalid"]
+__all__ = ["AXES", "CONFIGS", "DEFAULT", "WITHOUT_FP8", "Work", "element_size", "estimate", "invalid"]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (64, 128, 256),
@@ -39,9 +39,7 @@ AXES: dict[str, tuple[int, ...]] = {
 Blackwell's copy engine serves (TMA); 2 stores whole tiles by them too. PROGRAMS: of a multiprocessor."""
 
 _TILES = (
-    (64, 128, 4, 2),
     (64, 256, 4, 2),
-    (64, 256, 8, 1),
     (128, 128, 4, 2),
     (128, 128, 8, 1),
     (128, 256, 8, 1),
@@ -79,6 +77,9 @@ DEFAULT = NamedInts(
     num_stages=2,
 )
 """What any GPU takes, and what is launched where the table has nothing."""
+
+WITHOUT_FP8 = ("sm_80", "sm_86", "sm_87")
+"""NVIDIA's arches for which Triton compiles no e4m3fn."""
 
 MOST_SUMS = 128
 """Of a tile, in the registers of a thread."""
@@ -130,6 +131,8 @@ def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
     """What of the device a config asks too much of."""
+    if element_size == 1 and limits.arch in WITHOUT_FP8:
+        return f"FP8: {limits.arch} has no tensor cores for it, and Triton compiles none"
     if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):
         return f"DESCRIPTORS={config['DESCRIPTORS']}: {limits.arch} has no copy engine for tiles"
     threads = config["num_warps"] * limits.warp_size
