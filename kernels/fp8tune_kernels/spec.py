@@ -34,6 +34,13 @@ DTYPES = (
 DTYPE_FLAG = "in_dtype"
 """The name in a lookup key that is no size but tells the input dtypes apart: a place in :data:`DTYPES`."""
 
+PRECISION_FLAG = "precision"
+"""The name in a lookup key that is no size but tells apart what may multiply: see
+:mod:`fp8tune_kernels.gemm.methods`."""
+
+FLAGS = frozenset({LAYOUT_FLAG, DTYPE_FLAG, PRECISION_FLAG})
+"""The names in lookup keys whose values are no sizes: two keys with different ones are never near each other."""
+
 SCALE_MODES = ("power-of-two", "exact")
 """Scale modes of FP8 with one float32 scale a row or column; see :attr:`Problem.scale_mode`."""
 
@@ -197,7 +204,8 @@ class KernelSpec:
     """The config that is always in the sweep, and that is launched where the table has nothing."""
     key: tuple[str, ...]
     """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (see :func:`bucket`),
-    :data:`LAYOUT_FLAG` or :data:`DTYPE_FLAG`. Never the exact M: it changes every step."""
+    :data:`LAYOUT_FLAG` or :data:`DTYPE_FLAG`; those of :data:`FLAGS` are no sizes. Never the exact M: it changes every
+    step."""
     problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
     """One row of a shape set (dims of any names; in those of fp8tune ``M``, ``K``, ``N``, ``E``) -> the shapes of this
     kernel in it; duplicates are dropped. Where a row may lack a dim, yield what needs none first, and let the KeyError
@@ -207,8 +215,9 @@ class KernelSpec:
     Must work on device ``meta`` (shapes and strides only)."""
     outputs: Callable[..., tuple[Any, ...]]
     """(*inputs) -> freshly allocated, uninitialised output tensors. Must work on ``meta`` inputs."""
-    launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
-    """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs."""
+    launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...] | None]
+    """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs, or
+    returns a tuple of outputs of its own, which are then checked instead."""
     reference: Callable[..., tuple[Any, ...]]
     """(*inputs) -> the outputs in plain torch, which every config must give: see ``check``."""
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
@@ -241,6 +250,9 @@ class KernelSpec:
     constrain: Callable[[tuple[Any, ...]], None] | None = None
     """(inputs): puts back into inputs what the kernel relies on, such as zeros between groups. Called after other
     values were written into them, on an edge or where sums must be exact; ``inputs`` gives it already."""
+    unwritten: Callable[[tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """(inputs, outputs): puts into outputs what ``reference`` has where a launch writes nothing, such as past the last
+    group. Called before each launch that is checked, and never for one that is timed."""
     configs: tuple[NamedInts, ...] = ()
     """The grid as a list, where it is no product of ``axes``; ``axes`` then has the values that occur in it."""
     recorded: tuple[Problem, ...] = ()

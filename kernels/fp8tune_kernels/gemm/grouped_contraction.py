@@ -41,7 +41,7 @@ from fp8tune_kernels.gemm.operands import (
     random_operand,
     random_scales,
 )
-from fp8tune_kernels.gemm.token_groups import padded_rows
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_ends, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
