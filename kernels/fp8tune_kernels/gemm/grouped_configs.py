@@ -121,12 +121,11 @@ def element_size(shape: Mapping[str, int]) -> int:
 
 
 def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return (
-        _unfit(config, work.element_size, limits)
-        or _idle(config, work, limits)
-        or _wasteful(NamedInts(config), work, limits)
-    )
+    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    unfit = _unfit(config, work.element_size, limits)
+    if unfit or config == DEFAULT:
+        return unfit
+    return _idle(config, work, limits) or _wasteful(NamedInts(config), work, limits)
 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
