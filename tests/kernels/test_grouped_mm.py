@@ -98,9 +98,7 @@ def sqnr_db(result: torch.Tensor, right: torch.Tensor) -> float:
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_output_and_gradients_are_those_of_the_recipe(routing: str, device: str) -> None:
     given = layer(routing, device)
-    for result, recipe, right in zip(
-        run(fp8_grouped_mm, given), by_the_recipe(given), exactly(given), strict=True
-    ):
+    for result, recipe, right in zip(run(fp8_grouped_mm, given), by_the_recipe(given), exactly(given), strict=True):
         assert sqnr_db(result, recipe) > 45  # bfloat16 rounds the results; wrong codes would leave 30
         assert sqnr_db(result, right) > sqnr_db(recipe.bfloat16(), right) - 0.1 > 20
 
@@ -108,7 +106,9 @@ def test_output_and_gradients_are_those_of_the_recipe(routing: str, device: str)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_padding_that_is_asked_for_changes_nothing(routing: str, device: str) -> None:
     given = layer(routing, device)
-    for result, right in zip(run(fp8_grouped_mm, given, pad_token_groups=True), run(fp8_grouped_mm, given), strict=True):
+    for result, right in zip(
+        run(fp8_grouped_mm, given, pad_token_groups=True), run(fp8_grouped_mm, given), strict=True
+    ):
         assert torch.equal(result, right)
 
 

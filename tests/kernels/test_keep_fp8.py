@@ -24,9 +24,7 @@ KEPT = (("A",), ("B_t",), ("A", "B_t"))
 Call = Callable[..., torch.Tensor]
 
 
-def assert_same(
-    given: Layer, keep_fp8: tuple[str, ...], change: Callable[[Call], Call] = lambda f: f
-) -> None:
+def assert_same(given: Layer, keep_fp8: tuple[str, ...], change: Callable[[Call], Call] = lambda f: f) -> None:
     """Output and both gradients, bit for bit."""
     kept = change(partial(fp8_grouped_mm, keep_fp8=keep_fp8))
     for result, right in zip(run(kept, given), run(fp8_grouped_mm, given), strict=True):
