@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
+    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
 
 __all__ = [
+    "QuantizedWeights",
     "fp8_grouped_mm",
     "mxfp8_grouped_mm",
     "quantize_colwise",
@@ -41,12 +43,15 @@ __all__ = [
     "quantize_rowwise_colwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
+    "quantize_weights",
 ]
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
     "fp8_grouped_mm": "gemm.grouped_mm",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
+    "QuantizedWeights": "gemm.quantized_weights",
+    "quantize_weights": "gemm.quantized_weights",
 }
 
 
