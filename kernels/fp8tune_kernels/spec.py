@@ -224,6 +224,9 @@ class KernelSpec:
         default=lambda config, shape, limits: None
     )
     """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    excluded: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = field(default=lambda config, shape: None)
+    """(config, shape) -> why this config is no answer to the problem on any hardware, or None. Never asked of the
+    default."""
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
     """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None
