@@ -174,8 +174,8 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
 
     The declared default comes first, then the product of ``axes`` in declaration order; of a spec that lists its
     configs those, and each with every value of an axis that was widened. The default is never pruned, because users get
-    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes only what is no answer to
-    the problem (``spec.excluded``).
+    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes only what is no answer
+    to the problem (``spec.excluded``).
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
     asked: Sequence[NamedInts] = ()

@@ -1,4 +1,4 @@
-"""The passes of ``fp8_grouped_mm`` as specs: what is swept of them, and that every method gives the reference's bytes."""
+"""The passes of ``fp8_grouped_mm`` as specs: what is swept, and that every method gives the reference's bytes."""
 
 from __future__ import annotations
 
