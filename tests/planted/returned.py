@@ -1,8 +1,8 @@
 """A spec whose "kernel" is plain torch and returns outputs of its own, with the faults that this allows.
 
 FAULT 0 none · 1 writes into the outputs it is given · 2 is wrong in its last element · 3 returns another shape · 4
-another dtype · 5 None for an output · 6 one output too few · 7 returns from its second launch on what it returned before
-· 8 other strides · 9 a list, and so nothing · 10 is wrong in each launch after the fourth
+another dtype · 5 None for an output · 6 one output too few · 7 from its second launch on what it returned before · 8
+other strides · 9 a list, and so nothing · 10 is wrong in each launch after the fourth
 """
 
 from __future__ import annotations
