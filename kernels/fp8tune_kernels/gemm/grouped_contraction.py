@@ -281,6 +281,8 @@ SPEC = KernelSpec(
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
         edge("groups that are not aligned", routing="ragged", M=277, N=48, K=80, G=4, alignment=1),
         edge("a tail that is NaN", "nan", routing="ragged", M=131, N=48, K=48, G=3, alignment=1),
+        edge("pieces longer than the alignment", routing="ragged", M=277, N=48, K=80, G=4, alignment=16),
+        edge("a long sum", routing="one-giant", M=4099, N=48, K=48, G=2),
     ),
     routed=True,
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),

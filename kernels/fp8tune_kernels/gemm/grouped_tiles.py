@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import interpreter
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DeviceLimits
 
@@ -33,6 +34,8 @@ __all__ = [
     "programs",
     "reciprocal",
 ]
+
+interpreter.install()
 
 DESCRIPTORS = (0, 1, 2)
 """Of an axis: 0 loads and stores by pointers, on any GPU; 1 loads operands by tensor descriptors, which Hopper's and
