@@ -122,6 +122,8 @@ class Tensors:
         """Enqueue what the kernel wants done before each launch."""
         if self.spec.prepare is not None:
             self.spec.prepare(self.inputs, self.outputs)
+        if self.spec.unwritten is not None:
+            self.spec.unwritten(self.inputs, self.outputs)
         if isinstance(self.spec, RecordedSpec) and self.spec.hook is not None:
             self.spec.hook(config, self.inputs, self.outputs)
 

@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fp8tune_kernels.gemm.grouped_contraction import contract_rows
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
+    from fp8tune_kernels.gemm.grouped_rows import multiply_rows
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
 
 __all__ = [
+    "contract_rows",
     "fp8_grouped_mm",
+    "multiply_rows",
     "mxfp8_grouped_mm",
     "quantize_colwise",
     "quantize_colwise_3d",
@@ -45,7 +49,9 @@ __all__ = [
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
+    "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
 }
 

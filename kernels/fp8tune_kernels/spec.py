@@ -223,7 +223,8 @@ class KernelSpec:
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
         default=lambda config, shape, limits: None
     )
-    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None. ``shape``: see
+    :meth:`sizes`."""
     excluded: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = field(default=lambda config, shape: None)
     """(config, shape) -> why this config is no answer to the problem on any hardware, or None. Never asked of the
     default."""
@@ -252,6 +253,9 @@ class KernelSpec:
     constrain: Callable[[tuple[Any, ...]], None] | None = None
     """(inputs): puts back into inputs what the kernel relies on, such as zeros between groups. Called after other
     values were written into them, on an edge or where sums must be exact; ``inputs`` gives it already."""
+    unwritten: Callable[[tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """(inputs, outputs): puts into outputs what ``reference`` has where a launch writes nothing, such as past the last
+    group. Called before each launch that is checked, and never for one that is timed."""
     configs: tuple[NamedInts, ...] = ()
     """The grid as a list, where it is no product of ``axes``; ``axes`` then has the values that occur in it."""
     recorded: tuple[Problem, ...] = ()
@@ -263,9 +267,9 @@ class KernelSpec:
     flops: Callable[[Mapping[str, int]], int] | None = None
     """shape -> floating-point operations (a multiply and an add are two), of a kernel that may be bound by them."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
-    """shape -> the least bytes any implementation moves: inputs read once, outputs written once. Where it is not
-    given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out where
-    ``in_dtypes`` has several."""
+    """shape (see :meth:`sizes`) -> the least bytes any implementation moves: inputs read once, outputs written once.
+    Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out
+    where ``in_dtypes`` has several and the lookup key does not name the dtype."""
 
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
@@ -277,7 +281,13 @@ class KernelSpec:
         """``bytes_moved`` of a problem: with its dtype, where the spec does not say how many."""
         if isinstance(inspect.unwrap(self.bytes_moved), _Derived):
             return self.bytes_moved(_plain(self, problem.shape, problem.in_dtype))  # type: ignore[arg-type]
-        return self.bytes_moved(problem.shape)
+        return self.bytes_moved(self.sizes(problem))
+
+    def sizes(self, problem: Problem) -> NamedInts:
+        """The shape of a problem; where the lookup key names the input dtype, with :data:`DTYPE_FLAG`."""
+        if DTYPE_FLAG not in self.key or problem.in_dtype not in DTYPES:
+            return problem.shape
+        return NamedInts({**problem.shape, DTYPE_FLAG: DTYPES.index(problem.in_dtype)})
 
     @property
     def check_text(self) -> str:
