@@ -133,7 +133,7 @@ class KernelContender(Contender):
             made = Implementation(compiled(lambda: formulas(*inputs)))
         else:
             tensors = Tensors(spec, self.problem, inputs, spec.outputs(*inputs), ())
-            made = Implementation(tensors.launcher(self.config), lambda _: tensors.outputs)
+            made = Implementation(tensors.launcher(self.config), lambda _: tensors.written)
         return _made.setdefault(self.name, made)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.candidates import Winner
     from fp8tune.choose.claims import Claim
     from fp8tune.choose.conflicts import Conflict
+    from fp8tune.choose.passes import Choice
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.store.results import Tally
@@ -152,6 +153,29 @@ def published(row: Published) -> Object:
         **_fields(row, "recipe", "shape", "bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us"),
         "speedup_fwd_bwd": row.speedup,
         **_fields(row, "note", "impossible"),
+    }
+
+
+def choice(found: Choice) -> Object:
+    """The method of one pass of a layer, ``show --op``: ``methods`` has each method's time, ``speedup`` is that of
+    torch's bf16 GEMM over the pick's. ``slowdown`` bounds the pick's: above it against no other method, below it
+    against the next best; ``null`` where there were no finals."""
+    pick = found.winner
+    return {
+        "row": "choice",
+        "pass": found.of_pass,
+        "precision": found.precision,
+        **_device(pick.device),
+        "kind": pick.kind,
+        "shape": dict(found.layer),
+        **_fields(pick.problem, "routing", "seed"),
+        **_fields(found, "method"),
+        **_fields(pick, "config", "time_us"),
+        "methods": dict(found.times_us),
+        **_fields(found, "bf16_us", "speedup"),
+        **_fields(pick, "verdict", "noise_floor", "n"),
+        "ratio": pick.decision.ratio,
+        "slowdown": [bound if math.isfinite(bound) else None for bound in (pick.decision.lower, pick.decision.upper)],
     }
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 from fp8tune_kernels.spec import ROUTINGS
 
-__all__ = ["ALIGNMENT", "group_ends"]
+__all__ = ["ALIGNMENT", "group_ends", "padded_rows", "taken_rows"]
 
 ALIGNMENT = 16
 """Of the ``jagged`` layout's groups: what a grouped GEMM asks of its operands."""
@@ -28,6 +28,16 @@ def group_ends(routing: str, M: int, G: int, seed: int = 0) -> list[int]:
     if M < 0 or G < 1:
         raise ValueError(f"M={M} rows over G={G} groups: wanted M >= 0 and G >= 1")
     return _LAYOUTS[routing](M, G, Random(f"{routing} {M} {G} {seed}"))
+
+
+def taken_rows(size: int, alignment: int) -> int:
+    """Rows that a group of ``size`` takes where groups begin at multiples of ``alignment``, and none is empty."""
+    return size if alignment == 1 else max(1, -(-size // alignment)) * alignment
+
+
+def padded_rows(M: int, G: int, alignment: int) -> int:
+    """Rows that M rows in G groups need at most once each group is padded, and the rows of no group after them."""
+    return (M + alignment * G + alignment - 1) // alignment * alignment
 
 
 def _balanced(M: int, G: int, random: Random) -> list[int]:

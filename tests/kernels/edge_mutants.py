@@ -146,7 +146,7 @@ EDGE_FAULTS: dict[str, Fault] = {
 }
 
 COUNTED = (
-    "colwise: columns that are too near",
+    "colwise, tiles: columns that are too near",
     "colwise, panels: padding rows left out",
     "colwise, panels: padding rows read",
     "colwise, panels, tiles: a maximum without the group's start",

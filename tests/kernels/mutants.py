@@ -3,7 +3,7 @@
 # The interpreter runs programs in order: what one writes into the next one's share is written over, and so not seen.
 # Scratch memory has no guard bytes: no fault here writes past its end, or leaves in it what an earlier launch wrote.
 FAULTS = {
-    "colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
+    "colwise, tiles: columns that are too near": ("return tl.cdiv(M, 16) * 16", "return M // 16 * 16"),
     "colwise-dual: the second matrix at the first's programs": (
         "tl.program_id(0) - matrix * programs_of_x",
         "tl.program_id(0)",
@@ -43,19 +43,22 @@ FAULTS = {
     ),
     "colwise, panels: the last piece left out": ("while ticket < 2 * pieces", "while ticket < 2 * pieces - 1"),
     "colwise, panels: an empty group without a piece": (
-        "tl.maximum(tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER), 1)",
-        "tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER)",
+        "tl.maximum(tl.cdiv(end - first_row(matrix, start), BLOCK_SIZE_ITER), 1)",
+        "tl.cdiv(end - first_row(matrix, start), BLOCK_SIZE_ITER)",
     ),
     "colwise, panels: the second piece in no maximum": (
         "columns, largest, mask=in_group",
-        "columns, largest, mask=in_group & (first == first_row(start))",
+        "columns, largest, mask=in_group & (first == first_row(matrix, start))",
     ),
     "colwise, panels: the maxima of another group": (
         "amax_ptr + group * matrix.K + columns,\n                in_panel",
         "amax_ptr + columns,\n                in_panel",
     ),
     "colwise, panels: padding rows read by a piece": ('end, start), "")', 'end, end), "")'),
-    "colwise, panels: scales of panels unwritten": ("in_group & (first == first_row(start))", "in_group & (start < 0)"),
+    "colwise, panels: scales of panels unwritten": (
+        "in_group & (first == first_row(matrix, start))",
+        "in_group & (start < 0)",
+    ),
     "colwise, panels: scales of another group": (
         "            tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns",
         "            tl.store(matrix.scales_ptr + columns",
@@ -148,7 +151,7 @@ FAULTS = {
         for what, change in {
             "the second block of rows in no column's maximum": (
                 "tl.where(new.group < matrix.G, matrix.K, 0)",
-                "tl.where((new.group < matrix.G) & (first == first_row(new.start)), matrix.K, 0)",
+                "tl.where((new.group < matrix.G) & (first == first_row(matrix, new.start)), matrix.K, 0)",
             ),
             "the second block of columns in no row's maximum": (
                 "of_rows, mask=inside",
@@ -161,7 +164,7 @@ FAULTS = {
             "turns between groups of other length uncounted": ("blocks += tl.maximum(", "blocks += tl.minimum("),
             "the last piece left out": ("while turn < turns", "while turn < turns - 1"),
             "scales of columns unwritten": (
-                "inside &= old_tile.first == first_row(old.start)",
+                "inside &= old_tile.first == first_row(matrix, old.start)",
                 "inside &= old.start < 0",
             ),
             "scales of rows unwritten": ("old_panel == 0,", "old_panel < 0,"),

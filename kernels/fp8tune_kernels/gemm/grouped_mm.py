@@ -29,18 +29,22 @@ They hold where L2 (about 32 MiB on an H100) has a whole group or expert: 4 MiB 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.methods import ANY, FP8_ONLY, method_for
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
 from fp8tune_kernels.runtime.ops import define
+
+if TYPE_CHECKING:
+    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
 
 __all__ = ["checked_operands", "fp8_grouped_mm"]
 
@@ -52,10 +56,13 @@ GEMM_MULTIPLE = 16
 
 PRECISIONS = ("fp8", "auto")
 
+NONE = (None, None, None, None)
+"""Instead of codes and scales, by rows and by columns."""
+
 
 def fp8_grouped_mm(
     A: Tensor,
-    B_t: Tensor,
+    B_t: Tensor | QuantizedWeights,
     offs: Tensor,
     *,
     bias: Tensor | None = None,
@@ -67,6 +74,7 @@ def fp8_grouped_mm(
 ) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
+    ``B_t`` may be what :func:`fp8tune_kernels.quantize_weights` has made of the weights; gradients reach those.
     ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
@@ -80,12 +88,17 @@ def fp8_grouped_mm(
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
     another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE)
+    codes_B: tuple[Tensor, ...] = ()
+    if not isinstance(B_t, Tensor):
+        if float8_dtype not in (None, B_t.float8_dtype):
+            raise ValueError(f"float8_dtype is {float8_dtype}, wanted {B_t.float8_dtype}: B_t was quantized to it")
+        float8_dtype, codes_B, B_t = B_t.float8_dtype, (*B_t.forward, *B_t.transposed), B_t.weights
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not codes_B)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     keep_A, keep_B = _kept(keep_fp8, A, B_t)
-    flag = _precision(precision, A, B_t, keep_A or keep_B)
-    return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B)
+    flag = _precision(precision, A, B_t, keep_A or keep_B, bool(codes_B))
+    return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
 
 
 def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool]:
@@ -99,16 +112,20 @@ def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool
     return "A" in keep_fp8 and B_t.requires_grad, "B_t" in keep_fp8 and A.requires_grad
 
 
-def _precision(precision: str, A: Tensor, B_t: Tensor, kept: bool) -> int:
-    """The precision's flag in lookup keys."""
+def _precision(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, are_codes_given: bool) -> int:
+    """The precision as methods are looked up by it."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
-    is_any = precision == "auto" and not kept and A.dtype == B_t.dtype == torch.bfloat16
-    return ANY if is_any else FP8_ONLY
+    if precision == "fp8" or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
+        return FP8_ONLY
+    return ANY_ONCE if are_codes_given else ANY
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
-    """The three passes. Saves operands, or codes and scales."""
+    """The three passes. Saves operands, or codes and scales.
+
+    ``codes_B``: of B_t, for the forward pass and for the input gradient, where they were made before.
+    """
 
     @staticmethod
     def forward(
@@ -120,71 +137,68 @@ class _Fp8GroupedMM(torch.autograd.Function):
         precision: int,
         keep_A: bool,
         keep_B: bool,
+        *codes_B: Tensor,
     ) -> Tensor:
-        of_A: Quantized = ()
-        of_B: Quantized = ()
-        kept_A: Quantized = (A,)
-        kept_B: Quantized = (B_t,)
+        codes_A: Sequence[Tensor] = NONE
+        ctx.given = len(codes_B)
+        if keep_B and not codes_B:
+            codes_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
         if keep_A:
-            of_A, kept_A = _halves(quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype))
-        if keep_B:
-            of_B, kept_B = _halves(quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype))
-        ctx.save_for_backward(offs, *kept_A, *kept_B)
-        ctx.float8_dtype, ctx.precision, ctx.keep_A, ctx.keep_B = float8_dtype, precision, keep_A, keep_B
+            codes_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
+        codes_B = codes_B or NONE
+        # with codes of it, B_t is read by methods of bfloat16 alone
+        held_B = None if codes_B[2] is not None and precision == FP8_ONLY else B_t
+        ctx.save_for_backward(None if keep_A else A, *codes_A[2:], held_B, *codes_B[2:], offs)
+        ctx.float8_dtype, ctx.precision, ctx.keep_A = float8_dtype, precision, keep_A
         ctx.dtypes = A.dtype, B_t.dtype
-        return _forward(A, B_t, offs, float8_dtype, precision, of_B, of_A)
+        return _forward(A, B_t, offs, float8_dtype, precision, *codes_A[:2], *codes_B[:2])
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        offs, *saved = ctx.saved_tensors
-        A, of_A = _unpacked(saved[: 1 + ctx.keep_A])
-        B_t, of_B = _unpacked(saved[1 + ctx.keep_A :])
-        grad, options = grad.contiguous(), (offs, ctx.float8_dtype, ctx.precision)
-        of_A_dtype, of_B_dtype = ctx.dtypes
-        wants_A, wants_B = ctx.needs_input_grad[:2]
+        A, q_A, scales_A, B_t, q_B, scales_B, offs = ctx.saved_tensors
+        options = offs, ctx.float8_dtype, ctx.precision
+        wants_A, wants_B, *others = ctx.needs_input_grad
+        dtype_A, dtype_B = ctx.dtypes
+        grad = grad.contiguous()
         grad_A = grad_B_t = None
-        rows, columns = _halves(())
+        codes: Sequence[Tensor | None] = NONE
         if ctx.keep_A and wants_A and wants_B:
-            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype))
+            codes = quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype, alignment=ALIGNMENT)
+        columns = codes[2:]
         if wants_A:
-            grad_A = _input_gradient(grad, B_t, *options, of_B, rows)
-            if of_A_dtype != grad_A.dtype:
-                grad_A = grad_A.to(of_A_dtype)
-        del rows, of_B  # codes that the other gradient would have beside its own
+            grad_A = _input_gradient(grad, B_t, *options, *codes[:2], q_B, scales_B)
+            if dtype_A != torch.bfloat16:
+                grad_A = grad_A.to(dtype_A)
+        del codes, q_B, scales_B  # what the other gradient would have beside its own
         if wants_B:
-            grad_B_t = _weight_gradient(grad, A, *options, columns, of_A).transpose(1, 2)  # strides as those of B_t
-            if of_B_dtype != grad_B_t.dtype:
-                grad_B_t = grad_B_t.to(of_B_dtype)
-        return grad_A, grad_B_t, None, None, None, None, None
+            grad_B = _weight_gradient(grad, A, *options, *columns, q_A, scales_A)
+            if dtype_B != torch.bfloat16:
+                grad_B = grad_B.to(dtype_B)
+            grad_B_t = grad_B.transpose(1, 2)  # strides (K*N, 1, K), as B_t has them
+        return grad_A, grad_B_t, *(None for _ in others)
 
 
 _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
 
-Quantized = Sequence[Tensor]
-"""Codes and scales of one operand of one GEMM; or nothing."""
-
-
-def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
-    """Codes and scales by rows, and by columns, of what was quantized in one read."""
-    return both_ways[:2], both_ways[2:]
-
-
-def _unpacked(saved: Quantized) -> tuple[Tensor | None, Quantized]:
-    """An operand as it was, or its codes and scales."""
-    return (saved[0], ()) if len(saved) == 1 else (None, saved)
-
 
 def checked_operands(
-    A: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, multiple: int
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    multiple: int,
+    *,
+    are_weights_read: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """A and B_t in the dtype of the autocast region around the call, if there is one.
+    """A and, if it is read, B_t in the dtype of the autocast region around the call, if there is one.
 
     Raises ValueError, naming the argument, for what no scaled grouped GEMM takes, such as other K and N than multiples.
     """
     if not A.is_meta and torch.is_autocast_enabled(A.device.type):  # no region is of device meta
         dtype = torch.get_autocast_dtype(A.device.type)
-        A, B_t = A.to(dtype), B_t.to(dtype)
+        A, B_t = A.to(dtype), B_t.to(dtype) if are_weights_read else B_t
     check_matrix("A", A)
     check_weights("B_t", B_t)
     if B_t.device != A.device:
@@ -204,7 +218,7 @@ def checked_operands(
     return A, B_t
 
 
-# The operators, one a pass
+# The operators, one a pass. The method is chosen inside: what is traced has no sizes yet
 
 
 def _run_forward(
@@ -213,12 +227,15 @@ def _run_forward(
     offs: Tensor,
     float8_dtype: torch.dtype | None,
     precision: int,
-    of_B: Quantized,
-    of_A: Quantized,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+    q_B: Tensor | None,
+    scales_B: Tensor | None,
 ) -> Tensor:
-    (M, K), (E, _, N), device = A.shape, B_t.shape, A.device
-    method = method_for("forward", M, N, K, E, precision, device)
-    return passes.forward(A, B_t, offs, method, fp8_dtype_for(device, float8_dtype), of_B, of_A)
+    (M, K), N, device = A.shape, B_t.shape[2], A.device
+    method = method_for("forward", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.forward(A, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_A, scales_A))
 
 
 def _run_input_gradient(
@@ -227,13 +244,17 @@ def _run_input_gradient(
     offs: Tensor,
     float8_dtype: torch.dtype | None,
     precision: int,
-    of_B: Quantized,
-    of_grad: Quantized,
+    q_grad: Tensor | None,
+    scales_grad: Tensor | None,
+    q_B: Tensor | None,
+    scales_B: Tensor | None,
 ) -> Tensor:
-    (M, N), device = grad.shape, grad.device
-    E, K = offs.shape[0], of_B[0].shape[2] if B_t is None else B_t.shape[1]
-    method = method_for("input-gradient", M, N, K, E, precision, device)
-    return passes.input_gradient(grad, B_t, offs, method, fp8_dtype_for(device, float8_dtype), of_B, of_grad)
+    (M, N), K, device = grad.shape, _columns_of_input_gradient(B_t, q_B), grad.device
+    method = method_for("input-gradient", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.input_gradient(
+        grad, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_grad, scales_grad)
+    )
 
 
 def _run_weight_gradient(
@@ -242,13 +263,35 @@ def _run_weight_gradient(
     offs: Tensor,
     float8_dtype: torch.dtype | None,
     precision: int,
-    of_grad: Quantized,
-    of_A: Quantized,
+    q_grad: Tensor | None,
+    scales_grad: Tensor | None,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
 ) -> Tensor:
-    (M, N), device = grad.shape, grad.device
-    E, K = offs.shape[0], (of_A[0] if A is None else A).shape[1]
-    method = method_for("weight-gradient", M, N, K, E, precision, device)
-    return passes.weight_gradient(grad, A, offs, method, fp8_dtype_for(device, float8_dtype), of_grad, of_A)
+    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
+    method = method_for("weight-gradient", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.weight_gradient(
+        grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A)
+    )
+
+
+def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:
+    return None if q is None or scales is None else (q, scales)
+
+
+def _columns_of_input_gradient(B_t: Tensor | None, q_B: Tensor | None) -> int:
+    """K, of what is there."""
+    if B_t is not None:
+        return B_t.shape[1]
+    assert q_B is not None
+    return q_B.shape[2]
+
+
+def _columns_of_weight_gradient(A: Tensor | None, q_A: Tensor | None) -> int:
+    found = q_A if A is None else A
+    assert found is not None
+    return found.shape[1]
 
 
 def _on_cpu(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -266,39 +309,38 @@ def _fake_forward(A: Tensor, B_t: Tensor, *rest: Any) -> Tensor:
     return A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
 
 
-def _fake_input_gradient(
-    grad: Tensor, B_t: Tensor | None, offs: Tensor, float8_dtype: Any, precision: int, of_B: Quantized, of_grad: Any
-) -> Tensor:
-    return grad.new_empty(grad.shape[0], of_B[0].shape[2] if B_t is None else B_t.shape[1], dtype=torch.bfloat16)
+def _fake_input_gradient(grad: Tensor, B_t: Tensor | None, *rest: Any) -> Tensor:
+    return grad.new_empty(grad.shape[0], _columns_of_input_gradient(B_t, rest[-2]), dtype=torch.bfloat16)
 
 
-def _fake_weight_gradient(
-    grad: Tensor, A: Tensor | None, offs: Tensor, float8_dtype: Any, precision: int, of_grad: Any, of_A: Quantized
-) -> Tensor:
-    K = (of_A[0] if A is None else A).shape[1]
-    return grad.new_empty(offs.shape[0], grad.shape[1], K, dtype=torch.bfloat16)
+def _fake_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
+    shape = offs.shape[0], grad.shape[1], _columns_of_weight_gradient(A, rest[-2])
+    return grad.new_empty(shape, dtype=torch.bfloat16)
 
 
-_REST = "Tensor offs, ScalarType? float8_dtype, int precision"
+def _define(name: str, operands: str, codes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+    schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, int precision, {codes}) -> Tensor"
+    return define(schema, run, _on_cpu(run), fake, makes_codes=True)
 
-_forward: Callable[..., Tensor] = define(
-    f"grouped_mm_forward(Tensor A, Tensor B_t, {_REST}, Tensor[] of_B, Tensor[] of_A) -> Tensor",
+
+_forward: Callable[..., Tensor] = _define(
+    "forward",
+    "Tensor A, Tensor B_t",
+    "Tensor? q_A, Tensor? scales_A, Tensor? q_B, Tensor? scales_B",
     _run_forward,
-    _on_cpu(_run_forward),
     _fake_forward,
-    makes_codes=True,
 )
-_input_gradient: Callable[..., Tensor] = define(
-    f"grouped_mm_input_gradient(Tensor grad, Tensor? B_t, {_REST}, Tensor[] of_B, Tensor[] of_grad) -> Tensor",
+_input_gradient: Callable[..., Tensor] = _define(
+    "input_gradient",
+    "Tensor grad, Tensor? B_t",
+    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_B, Tensor? scales_B",
     _run_input_gradient,
-    _on_cpu(_run_input_gradient),
     _fake_input_gradient,
-    makes_codes=True,
 )
-_weight_gradient: Callable[..., Tensor] = define(
-    f"grouped_mm_weight_gradient(Tensor grad, Tensor? A, {_REST}, Tensor[] of_grad, Tensor[] of_A) -> Tensor",
+_weight_gradient: Callable[..., Tensor] = _define(
+    "weight_gradient",
+    "Tensor grad, Tensor? A",
+    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
     _run_weight_gradient,
-    _on_cpu(_run_weight_gradient),
     _fake_weight_gradient,
-    makes_codes=True,
 )

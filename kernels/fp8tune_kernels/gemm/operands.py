@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 
 from fp8tune_kernels.inputs import dtype_named
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import Problem
 
 __all__ = ["check_operands", "random_operand", "random_scales"]
@@ -16,12 +18,15 @@ __all__ = ["check_operands", "random_operand", "random_scales"]
 SPREAD = 64.0
 """The standard deviation of random codes: a row of normal values is scaled until its largest is about 448."""
 
+WITHOUT_FP8 = ("sm_80", "sm_86", "sm_87")
+"""NVIDIA's arches for which Triton has no e4m3fn."""
+
 ADDRESS_BYTES = 16
 """Where memory begins that tensor descriptors and wide loads read."""
 
 
 def random_operand(problem: Problem, rows: int, columns: int, device: str, number: int = 0) -> torch.Tensor:
-    """``(rows, columns)``, row-major, of the problem's input dtype: FP8 codes or bfloat16. ``number``: which operand."""
+    """``(rows, columns)``, row-major, of the problem's input dtype: codes or bfloat16. ``number``: which operand."""
     dtype = dtype_named(problem.in_dtype)
     if torch.device(device).type == "meta":
         return torch.empty(rows, columns, dtype=dtype, device=device)
@@ -77,10 +82,22 @@ def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise ValueError unless both operands are of one dtype that a grouped GEMM multiplies, on one device."""
     if a.dtype not in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"a is {a.dtype}, wanted torch.bfloat16, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
+    if refusal := _refusal(a.dtype, running_arch(a.device)):
+        raise ValueError(f"a is {a.dtype}, {refusal}")
     if b.dtype != a.dtype:
         raise ValueError(f"b is {b.dtype}, wanted {a.dtype} as a")
     if b.device != a.device:
         raise ValueError(f"b is on {b.device}, wanted {a.device} as a")
+
+
+@functools.cache
+def _refusal(dtype: torch.dtype, arch: str) -> str | None:
+    """Why an arch does not multiply operands of a dtype."""
+    if dtype == torch.float8_e4m3fnuz and arch.startswith("sm_"):
+        return "an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn"
+    if dtype == torch.float8_e4m3fn and arch in WITHOUT_FP8:
+        return f"which Triton does not compile for {arch}: wanted torch.bfloat16"
+    return None
 
 
 def check_multiples(name: str, **sizes: int) -> None:
@@ -102,9 +119,8 @@ def check_scales(
         if a.dtype == torch.bfloat16:
             raise ValueError(f"{name} is a tensor, wanted None: bfloat16 has no scales")
         if scale.dtype != torch.float32 or scale.numel() != count or not scale.is_contiguous():
-            raise ValueError(
-                f"{name} is {scale.dtype} of shape {tuple(scale.shape)}, wanted {count} contiguous values of torch.float32"
-            )
+            given = f"{scale.dtype} of shape {tuple(scale.shape)} and strides {scale.stride()}"
+            raise ValueError(f"{name} is {given}, wanted {count} contiguous values of torch.float32")
         if scale.device != a.device:
             raise ValueError(f"{name} is on {scale.device}, wanted {a.device} as a")
 

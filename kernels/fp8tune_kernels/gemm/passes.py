@@ -8,7 +8,7 @@
     B_t      (E, K, N), strides (K*N, 1, K)
     offs     (E,), int32: the end row of each group, non-decreasing, at most M; groups of any size, also none
     codes    of an operand, quantized before, with their scales: of A by ``rowwise-2d`` in the forward pass and, like
-             grad, by ``colwise`` in the weight gradient, of grad by ``rowwise-2d`` in the input gradient, of B_t by
+             grad, by ``colwise`` with ALIGNMENT in the weight gradient, of grad by ``rowwise-2d`` in the input gradient, of B_t by
              ``colwise-3d`` and ``transpose-3d``
 
 All results are bfloat16. Rows past ``offs[-1]`` are zeros, and so is the weight gradient of a group without rows.
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows, token_groups
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.scaled_gemm import multiply
 from fp8tune_kernels.quantize import colwise, colwise_3d, colwise_dual, rowwise_2d, transpose_3d_atomic
 from fp8tune_kernels.runtime.lookup import running_arch
@@ -40,9 +41,6 @@ METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, ou
 
 Codes = Sequence[torch.Tensor]
 """Codes and scales."""
-
-ALIGNMENT = 1
-"""Of the groups of codes in the weight gradient."""
 
 _DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
 
@@ -97,7 +95,7 @@ def weight_gradient(
         return _contraction_of_bfloat16(grad, A, offs, method)
     if not codes_A and not codes_grad and A is not None and A.dtype == grad.dtype:
         key = bucket(grad.shape[0]), grad.shape[1], A.shape[1], offs.shape[0]
-        both = run(colwise_dual.SPEC, key, (grad, A, offs, float8_dtype, True))
+        both = run(colwise_dual.SPEC, key, (grad, A, offs, float8_dtype, True, ALIGNMENT))
         codes_grad, codes_A = both[:2], both[2:]
     else:  # A in float32 is quantized from float32
         codes_grad = codes_grad or _quantized_columns(grad, offs, float8_dtype)
@@ -114,7 +112,7 @@ def _quantized_rows(x: torch.Tensor, float8_dtype: torch.dtype) -> Codes:
 
 def _quantized_columns(x: torch.Tensor | None, offs: torch.Tensor, float8_dtype: torch.dtype) -> Codes:
     assert x is not None
-    return run(colwise.SPEC, (bucket(x.shape[0]), x.shape[1], offs.shape[0]), (x, offs, float8_dtype, True))
+    return run(colwise.SPEC, (bucket(x.shape[0]), x.shape[1], offs.shape[0]), (x, offs, float8_dtype, True, ALIGNMENT))
 
 
 def _quantized_weights(spec: KernelSpec, B_t: torch.Tensor | None, float8_dtype: torch.dtype) -> Codes:
@@ -184,18 +182,11 @@ def _contraction_of_codes(of_a: Codes, of_b: Codes, offs: torch.Tensor, method: 
     if not rows:
         return torch.zeros(offs.shape[0], q_a.shape[1], q_b.shape[1], dtype=torch.bfloat16, device=q_a.device)
     if method == FP8:
-        q_a, q_b = (_in_whole_lines(q) for q in (q_a, q_b))
         return _contract_rows(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT, rows)
     if q_a.is_cpu:
         return grouped_contraction.reference(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT)[0]
     inverse_a, inverse_b = torch._foreach_reciprocal([scales_a, scales_b])
     return multiply(q_a.t(), q_b, inverse_a, inverse_b, token_groups.padded_ends(offs, ALIGNMENT))
-
-
-def _in_whole_lines(q: torch.Tensor) -> torch.Tensor:
-    lines = torch.zeros(q.shape[1], q.stride(1), dtype=q.dtype, device=q.device).t()
-    lines[: len(q)] = q
-    return lines
 
 
 def _contract_rows(

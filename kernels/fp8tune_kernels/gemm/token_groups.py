@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import define
@@ -215,11 +216,6 @@ def zero_empty_groups(x: Tensor, offs: Tensor) -> None:
     """Write zeros into ``x``, (G, N, K), where a group has no row."""
     G, N, K = x.shape
     launch_kernel(zero_empty_groups_kernel, 16 * G, (x, offs), (N, K, G), (), ZEROS)
-
-
-def padded_rows(M: int, G: int, alignment: int) -> int:
-    """Rows that M rows in G groups need at most once each group is padded, and the rows of no group after them."""
-    return (M + alignment * G + alignment - 1) // alignment * alignment
 
 
 def pad(x: Tensor, offs: Tensor, alignment: int = 16) -> tuple[Tensor, Tensor]:

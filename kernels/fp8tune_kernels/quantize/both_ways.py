@@ -32,7 +32,7 @@ import triton.language as tl
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
 from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
-from fp8tune_kernels.quantize.panels import _pieces_of as blocks_of_rows
+from fp8tune_kernels.quantize.panels import _pieces_of
 from fp8tune_kernels.quantize.tiles import (
     Matrix,
     Options,
@@ -45,9 +45,11 @@ from fp8tune_kernels.quantize.tiles import (
     load_tile,
     of_any_layout,
     q_of_group,
+    scale_of_rows,
     store_edges,
     store_tile,
     top,
+    units_of,
 )
 from fp8tune_kernels.spec import DeviceLimits
 
@@ -73,6 +75,7 @@ class _Cursor(NamedTuple):
     begin: tl.tensor  # the turn that its maxima begin in
     start: tl.tensor
     end: tl.tensor
+    units: tl.tensor  # of the groups before it, where groups are aligned
 
 
 @triton.jit
@@ -81,8 +84,9 @@ def quantize_both_ways(
 ) -> None:
     """Turns until there are none left. Both tiles of a turn are asked for at once, so that one wait serves two.
 
-    Rows past the last group are quantized row by row like any other; column by column they become zeros. ``q_rows_ptr``
-    is (M, K), row-major, ``row_scales_ptr`` (M,), and ``work_ptr`` what :func:`work_for` gave.
+    Rows past the last group are quantized row by row like any other; column by column they become zeros, or nothing
+    where groups are aligned. ``q_rows_ptr`` is (M, K), row-major, ``row_scales_ptr`` (M,), and ``work_ptr`` what
+    :func:`work_for` gave.
     """
     across = tl.maximum(tl.cdiv(matrix.K, options.BLOCK_SIZE), 1)  # without a column, rows have scales all the same
     done_ptr = work_ptr + 1
@@ -92,20 +96,21 @@ def quantize_both_ways(
     rows = tl.arange(0, options.BLOCK_SIZE_ITER)
     lanes = tl.arange(0, options.BLOCK_SIZE)
     zero = tl.full([], 0, tl.int32)
-    new = _Cursor(zero, zero, zero, group_end(matrix, zero))
+    new = _Cursor(zero, zero, zero, group_end(matrix, zero), zero)
     old = new
 
     turn = tl.atomic_add(work_ptr, 1, sem="relaxed")
     while turn < turns:
         new = _advance(matrix, turn, 1, new, across, options.BLOCK_SIZE_ITER)
-        first, new_panel, is_new = _locate(turn - new.begin, new, across, options.BLOCK_SIZE_ITER)
+        first, new_panel, is_new = _locate(matrix, turn - new.begin, new, across, options.BLOCK_SIZE_ITER)
         new_tile = Tile(first, rows, new_panel * options.BLOCK_SIZE + lanes, new.start, new.end)
         new_x = load_tile(matrix, new_tile, tl.where(is_new, new.end, new.start), "evict_last")
 
         late = turn - options.LEAD
         old = _advance(matrix, late, 2, old, across, options.BLOCK_SIZE_ITER)
-        in_group = blocks_of_rows(old.start, old.end, options.BLOCK_SIZE_ITER) * across
-        first, old_panel, is_old = _locate(late - old.begin - in_group, old, across, options.BLOCK_SIZE_ITER)
+        in_group = _blocks_of_rows(matrix, old.group, old.start, old.end, options.BLOCK_SIZE_ITER) * across
+        turn_of_group = late - old.begin - in_group
+        first, old_panel, is_old = _locate(matrix, turn_of_group, old, across, options.BLOCK_SIZE_ITER)
         old_tile = Tile(first, rows, old_panel * options.BLOCK_SIZE + lanes, old.start, old.end)
         old_x = load_tile(matrix, old_tile, tl.where(is_old, old.end, old.start), "evict_first")
 
@@ -127,20 +132,21 @@ def quantize_both_ways(
             bits = tl.load(amax_ptr + old.group * matrix.K + columns, mask=inside, other=0, cache_modifier=".cg")
             amax = magnitude_to_float32(bits, matrix.x_ptr.dtype.element_ty)
             scale = scale_of(amax, options.FP8_MAX, options.POWER_OF_TWO)
-            inside &= old_tile.first == first_row(old.start)
+            inside &= old_tile.first == first_row(matrix, old.start)
             tl.store(matrix.scales_ptr + old.group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
             scale = of_any_layout(scale)
-            q_ptr = q_of_group(matrix, old.group)
+            q_ptr = q_of_group(matrix, old.group, old.units)
             if old.group < matrix.G:  # a branch, as no scale makes a zero of what padding rows may hold
-                q = quantize(old_x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+                q = quantize(old_x, scale_of_rows(matrix, old_tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
                 store_tile(matrix, q_ptr, old_tile, q, "evict_first")
-            else:
+            elif matrix.ALIGNMENT == 1:
                 zeros = tl.zeros((options.BLOCK_SIZE_ITER, options.BLOCK_SIZE), tl.uint8)
                 store_tile(matrix, q_ptr, old_tile, zeros.to(q_ptr.dtype.element_ty, bitcast=True), "evict_first")
             _cast_rows(old_x, matrix, q_rows_ptr, row_scales_ptr, row_amax_ptr, old_tile, old_panel == 0, options)
-            last = old_tile.first + options.BLOCK_SIZE_ITER
-            read_end = tl.where(old.group < matrix.G, old.end, old.start)
-            store_edges(matrix, q_ptr, old_tile, last, read_end, scale, options.FP8_MAX)
+            if matrix.ALIGNMENT == 1:
+                last = old_tile.first + options.BLOCK_SIZE_ITER
+                read_end = tl.where(old.group < matrix.G, old.end, old.start)
+                store_edges(matrix, q_ptr, old_tile, last, read_end, scale, options.FP8_MAX)
         turn = tl.atomic_add(work_ptr, 1, sem="relaxed")
 
 
@@ -169,14 +175,26 @@ def _cast_rows(
 
 
 @triton.jit
+def _blocks_of_rows(
+    matrix: Matrix, group: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+) -> tl.tensor:
+    """Blocks of BLOCK_SIZE_ITER rows of a group, at least one. The padding rows have row-wise codes, aligned or not."""
+    blocks = _pieces_of(matrix, group, start, end, BLOCK_SIZE_ITER)
+    if matrix.ALIGNMENT == 1:
+        return blocks
+    else:  # noqa: RET505
+        return tl.where(group < matrix.G, blocks, tl.maximum(tl.cdiv(end - start, BLOCK_SIZE_ITER), 1))
+
+
+@triton.jit
 def _turns(matrix: Matrix, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr) -> tl.tensor:
     """Turns until the casts of the last group end, but for LEAD; the padding rows count as a group."""
     total = 0
     for group in tl.range(0, matrix.G + 1, 128, num_stages=1):
         groups = group + tl.arange(0, 128)
         starts, ends = group_start(matrix, groups), group_end(matrix, groups)
-        blocks = blocks_of_rows(starts, ends, BLOCK_SIZE_ITER)
-        following = blocks_of_rows(ends, group_end(matrix, groups + 1), BLOCK_SIZE_ITER)
+        blocks = _blocks_of_rows(matrix, groups, starts, ends, BLOCK_SIZE_ITER)
+        following = _blocks_of_rows(matrix, groups + 1, ends, group_end(matrix, groups + 1), BLOCK_SIZE_ITER)
         blocks += tl.maximum(blocks - tl.where(groups < matrix.G, following, 0), 0)
         total += tl.sum(tl.where(groups <= matrix.G, blocks, 0))
     return total * across
@@ -192,27 +210,30 @@ def _advance(
     BLOCK_SIZE_ITER: tl.constexpr,
 ) -> _Cursor:
     """Move a cursor on from groups that were read READS times before a turn; no further than the padding rows."""
-    group, begin, start, end = at
-    pieces = blocks_of_rows(start, end, BLOCK_SIZE_ITER) * across
+    group, begin, start, end, units = at
+    pieces = _blocks_of_rows(matrix, group, start, end, BLOCK_SIZE_ITER) * across
     while (turn >= begin + READS * pieces) & (group < matrix.G):
         begin += pieces
+        if matrix.ALIGNMENT > 1:
+            units += units_of(matrix, start, end)
         group += 1
         start = end
         end = group_end(matrix, group)
         longer = pieces
-        pieces = blocks_of_rows(start, end, BLOCK_SIZE_ITER) * across
+        pieces = _blocks_of_rows(matrix, group, start, end, BLOCK_SIZE_ITER) * across
         begin += tl.maximum(longer - pieces, 0)
-    return _Cursor(group, begin, start, end)
+    return _Cursor(group, begin, start, end, units)
 
 
 @triton.jit
 def _locate(
-    piece: tl.tensor, at: _Cursor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+    matrix: Matrix, piece: tl.tensor, at: _Cursor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A piece of a group -> its first row, its block of columns, and whether the group has such a piece."""
-    exists = (piece >= 0) & (piece < blocks_of_rows(at.start, at.end, BLOCK_SIZE_ITER) * across)
+    blocks = _blocks_of_rows(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER)
+    exists = (piece >= 0) & (piece < blocks * across)
     piece = tl.where(exists, piece, 0)
-    return first_row(at.start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
+    return first_row(matrix, at.start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
 
 
 def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:

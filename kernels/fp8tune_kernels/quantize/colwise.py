@@ -9,6 +9,14 @@
     q       (M, K), strides (1, M rounded up to 16): the column-major operand of a scaled grouped GEMM
     scales  (G*K,), float32, group-major; a GEMM is given the reciprocals
 
+With an ``alignment`` the codes of each group begin at a multiple of it, and zeros follow up to the next:
+
+    q       (P, K), strides (1, P), P = padded_rows(M, G, alignment)        see :mod:`fp8tune_kernels.groups`
+    q[place[g] + m - start[g], k] = fp8(clamp(x[m, k] * scales[g*K + k]))   for m in group g
+    place[g + 1] = place[g] + max(1, ceil(size[g] / alignment)) * alignment
+
+What lies past the last group's multiple is not written. A grouped GEMM that contracts over rows then needs no masks.
+
 Both operands of a grouped GEMM's weight gradient, ``grad.t() @ A`` of each group, are quantized this way.
 """
 
@@ -21,12 +29,13 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.groups import padded_rows, taken_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import panels
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.panels import quantize_columns
-from fp8tune_kernels.quantize.tiles import Matrix, Options
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
+from fp8tune_kernels.quantize.tiles import Matrix, Options, stride_of_columns
+from fp8tune_kernels.runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
@@ -38,7 +47,7 @@ __all__ = ["SPEC", "quantize_colwise"]
 def colwise_kernel(
     x_ptr: tl.tensor,  # (M, K), row-major
     offs_ptr: tl.tensor,  # (G,)
-    q_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
+    q_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16); or, aligned, (P, K), strides (1, P)
     scales_ptr: tl.tensor,  # (G * K,), group-major
     work_ptr: tl.tensor,  # see fp8tune_kernels.quantize.panels
     M: tl.tensor,
@@ -46,6 +55,7 @@ def colwise_kernel(
     G: tl.tensor,
     FP8_MAX: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # of the groups in the codes
     BLOCK_SIZE: tl.constexpr,
     BLOCK_SIZE_ITER: tl.constexpr,
     LEAD: tl.constexpr,
@@ -54,7 +64,7 @@ def colwise_kernel(
 ) -> None:
     """Either form of :mod:`.panels`."""
     quantize_columns(
-        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, K, G, stride_of_columns(M, G, ALIGNMENT), 0, ALIGNMENT),
         work_ptr,
         tl.program_id(0),
         Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),
@@ -63,51 +73,87 @@ def colwise_kernel(
 
 
 def quantize_colwise(
-    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+    alignment: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each group of rows of ``x`` column by column; returns ``(q, scales)`` as the module and the package say.
 
-    Scratch, where the config is one of panels: ``4*G*K`` bytes and some counters.
+    ``alignment``: of the groups in ``q``, 1 or a power of two from 16 on. Scratch, where the config is one of panels:
+    ``4*G*K`` bytes and some counters.
     """
-    return _operator(x, offs, float8_dtype, power_of_two)
+    return _operator(x, offs, float8_dtype, power_of_two, alignment)
 
 
-def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """The same in plain torch, a group at a time; reads ``offs`` on the host."""
+def reference(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
+) -> Tensors:
+    """The same in plain torch, a group at a time; reads ``offs`` on the host. Zeros where a launch writes nothing."""
     K = x.shape[1]
-    q, scales = outputs(x, offs, float8_dtype, power_of_two)
-    start = 0
+    q, scales = outputs(x, offs, float8_dtype, power_of_two, alignment)
+    start, place = 0, 0
     for group, end in enumerate(offs.tolist()):
         rows = x[start:end]
         amax = rows.abs().amax(0).float() if len(rows) else rows.new_zeros(K, dtype=torch.float32)
         scale = reference_scale(amax, float8_dtype, power_of_two)
         scales[group * K : (group + 1) * K] = scale
-        q[start:end] = reference_cast(rows, scale, float8_dtype)
-        start = end
-    q[start:].zero_()
+        taken = taken_rows(len(rows), alignment)
+        q[place : place + len(rows)] = reference_cast(rows, scale, float8_dtype)
+        q[place + len(rows) : place + taken].zero_()
+        start, place = end, place + taken
+    q[place:].zero_()
     return q, scales
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, offs, float8_dtype, power_of_two)`` of a problem."""
-    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
-    return x, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
+    """``(x, offs, float8_dtype, power_of_two)`` of a problem, and its alignment, if its shape has one."""
+    return random_matrix(problem, problem.shape["M"], problem.shape["K"], device), *inputs_beside(problem, device)
 
 
-def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
+def inputs_beside(problem: Problem, device: str) -> Inputs:
+    """All inputs of a problem but its matrices."""
+    is_power_of_two = problem.scale_mode == "power-of-two"
+    alignment = [problem.shape["alignment"]] if "alignment" in problem.shape else []
+    return offsets(problem, device), dtype_named(problem.fp8_dtype), is_power_of_two, *alignment
+
+
+def outputs(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
+) -> Tensors:
     """Uninitialised ``q`` and ``scales``."""
-    M, K = x.shape
-    q = torch.empty_strided((M, K), (1, (M + 15) // 16 * 16), dtype=float8_dtype, device=x.device)
-    return q, torch.empty(offs.shape[0] * K, dtype=torch.float32, device=x.device)
+    (M, K), G = x.shape, offs.shape[0]
+    rows, stride = M, (M + 15) // 16 * 16
+    if alignment > 1:
+        rows = stride = padded_rows(M, G, alignment)
+    q = torch.empty_strided((rows, K), (1, stride), dtype=float8_dtype, device=x.device)
+    return q, torch.empty(G * K, dtype=torch.float32, device=x.device)
+
+
+def unwritten(inputs: Inputs, outputs: Tensors) -> None:
+    """Write zeros past the last group's multiple of the alignment."""
+    _, offs, _, _, alignment = (*inputs, 1)[:5]
+    clear_past_the_groups(outputs[0], offs, alignment)
+
+
+def clear_past_the_groups(q: torch.Tensor, offs: torch.Tensor, alignment: int) -> None:
+    """Write zeros there into one matrix of codes, without waiting for the device."""
+    if alignment > 1:
+        sizes = offs.diff(prepend=offs.new_zeros(1))
+        end = ((sizes + alignment - 1) // alignment).clamp(min=1).sum() * alignment
+        rows = torch.arange(len(q), device=q.device)
+        q.view(torch.uint8).masked_fill_((rows >= end)[:, None], 0)
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch; where panels are asked for, after one that zeroes what they count in."""
-    x, offs, float8_dtype, power_of_two = inputs
+    x, offs, float8_dtype, power_of_two, alignment = (*inputs, 1)[:5]
     (M, K), G = x.shape, offs.shape[0]
-    if programs := panels.programs(config, M, K, G, x.device):
+    if programs := panels.programs(config, len(outputs[0]), K, G, x.device, alignment):
         tensors = (x, offs, *outputs, panels.work_for(config, K, G, x))
-        constants = (FP8_MAX[float8_dtype], power_of_two)
+        constants = (FP8_MAX[float8_dtype], power_of_two, alignment)
         launch_kernel(colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
@@ -127,6 +173,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
+    unwritten=unwritten,
     interpreted={"M": 157, "K": 101, "G": 3},  # no block divides a dim; several groups stay several
     invalid=lambda config, shape, limits: panels.invalid(config, shape["K"], limits),
     edges=declared(
@@ -137,6 +184,8 @@ SPEC = KernelSpec(
         edge("empty groups, zeros", "zeros", routing="empty", M=37, K=48, G=3),
         edge("one column, tiny values", "tiny", routing="ragged", M=67, K=1, G=2),
         edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, K=129, G=2),
+        edge("aligned groups, NaN", "nan", routing="ragged", M=277, K=48, G=4, alignment=128),
+        edge("aligned groups of which some are empty, NaN", "nan", routing="empty", M=277, K=80, G=4, alignment=16),
     ),
     routed=True,
     uses_fp8=True,
@@ -144,13 +193,18 @@ SPEC = KernelSpec(
 )
 
 
-def arguments(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
+def arguments(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool, alignment: int = 1
+) -> Inputs:
     check_matrix("x", x)
     check_offsets(offs, x.device)
-    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+    check_alignment(alignment)
+    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two, alignment
 
 
-def key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
+def key(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int
+) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1], offs.shape[0]
 
 

@@ -47,7 +47,7 @@ def colwise_transpose_3d_kernel(
 ) -> None:
     """Turns of :mod:`.both_ways`: E groups of N rows, each transposed within its own N*K codes."""
     quantize_both_ways(
-        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
+        Matrix(w_ptr, None, q_transposed_ptr, scales_transposed_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1), 1),
         q_ptr,
         scales_ptr,
         work_ptr,

@@ -47,9 +47,12 @@ from fp8tune_kernels.quantize.tiles import (
     load_tile,
     of_any_layout,
     q_of_group,
+    scale_of_rows,
     store_edges,
     store_tile,
     top,
+    units_before,
+    units_of,
 )
 from fp8tune_kernels.spec import DeviceLimits
 
@@ -99,11 +102,14 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
     rows = tl.arange(0, options.BLOCK_SIZE_ITER)
     start, end = group_start(matrix, group), group_end(matrix, group)
     read_end = tl.where(group < matrix.G, end, start)  # the padding rows are not read: they become the code of 0
-    first = first_row(start)
+    first = first_row(matrix, start)
     tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)
 
     kept_tile = Tile(first, rows, columns, start, end)
     kept = load_tile(matrix, kept_tile, read_end, "")
+    units = 0
+    if matrix.ALIGNMENT > 1:
+        units = units_before(matrix, group)  # while the tile is on its way
     FOLDED: tl.constexpr = folded_rows(options.BLOCK_SIZE_ITER, options.BLOCK_SIZE, options.num_warps)
     largest = fold(kept, FOLDED)
     for number in tl.range(1, tl.where(group < matrix.G, tiles, 0), num_stages=num_stages):
@@ -116,15 +122,18 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
     tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
 
     scale = of_any_layout(scale)
-    q_ptr = q_of_group(matrix, group)
-    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+    q_ptr = q_of_group(matrix, group, units)
+    q = quantize(kept, scale_of_rows(matrix, kept_tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
     store_tile(matrix, q_ptr, kept_tile, q, "")
+    if matrix.ALIGNMENT > 1:
+        tiles = tl.cdiv(units_of(matrix, start, end) * matrix.ALIGNMENT, options.BLOCK_SIZE_ITER)
     for number in tl.range(1, tl.where(matrix.q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
         tile = Tile(first + (tiles - number) * options.BLOCK_SIZE_ITER, rows, columns, start, end)
         x = load_tile(matrix, tile, read_end, "")
-        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+        q = quantize(x, scale_of_rows(matrix, tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
         store_tile(matrix, q_ptr, tile, q, "")
-    store_edges(matrix, q_ptr, kept_tile, end, read_end, scale, options.FP8_MAX)
+    if matrix.ALIGNMENT == 1:
+        store_edges(matrix, q_ptr, kept_tile, end, read_end, scale, options.FP8_MAX)
 
 
 class _Cursor(NamedTuple):
@@ -134,6 +143,7 @@ class _Cursor(NamedTuple):
     base: tl.tensor  # the number of its first piece
     start: tl.tensor
     end: tl.tensor
+    units: tl.tensor  # of the groups before it, where groups are aligned
 
 
 @triton.jit
@@ -150,22 +160,22 @@ def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> No
     rows = tl.arange(0, options.BLOCK_SIZE_ITER)
     lanes = tl.arange(0, options.BLOCK_SIZE)
     zero = tl.full([], 0, tl.int32)
-    new = _Cursor(zero, zero, zero, group_end(matrix, zero))
+    new = _Cursor(zero, zero, zero, group_end(matrix, zero), zero)
     old = new
 
     ticket = tl.atomic_add(work_ptr, 1, sem="relaxed")
     while ticket < 2 * pieces:
         following = tl.atomic_add(work_ptr, 1, sem="relaxed")
         piece, is_maxima = _piece_of(ticket, pieces, lag)
-        at = _Cursor(zero, zero, zero, zero)
+        at = _Cursor(zero, zero, zero, zero, zero)
         if is_maxima:
             new = _advance(matrix, piece, new, panels, options.BLOCK_SIZE_ITER)
             at = new
         else:
             old = _advance(matrix, piece, old, panels, options.BLOCK_SIZE_ITER)
             at = old
-        group, base, start, end = at
-        panel, first, in_panel = _locate(piece - base, start, end, options.BLOCK_SIZE_ITER)
+        group, base, start, end, units = at
+        panel, first, in_panel = _locate(matrix, piece - base, at, options.BLOCK_SIZE_ITER)
         columns = panel * options.BLOCK_SIZE + lanes
         in_group = columns < tl.where(group < matrix.G, matrix.K, 0)
         tile = Tile(first, rows, columns, start, end)
@@ -185,12 +195,14 @@ def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> No
                 in_group,
                 options,
             )
-            inside = in_group & (first == first_row(start))
+            inside = in_group & (first == first_row(matrix, start))
             tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
-            q = quantize(x, of_any_layout(scale)[None, :], matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
-            store_tile(matrix, q_of_group(matrix, group), tile, q, "evict_first")
+            scale = scale_of_rows(matrix, tile, of_any_layout(scale))
+            q = quantize(x, scale, matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
+            store_tile(matrix, q_of_group(matrix, group, units), tile, q, "evict_first")
         ticket = following
-    _store_edges_of_panels(matrix, done_ptr, amax_ptr, panels, options)
+    if matrix.ALIGNMENT == 1:
+        _store_edges_of_panels(matrix, done_ptr, amax_ptr, panels, options)
 
 
 @triton.jit
@@ -233,14 +245,14 @@ def _store_edges_of_panels(
                 matrix,
                 done_ptr + item,
                 amax_ptr + group * matrix.K + columns,
-                _pieces_of(start, end, options.BLOCK_SIZE_ITER),
+                _pieces_of(matrix, group, start, end, options.BLOCK_SIZE_ITER),
                 group < matrix.G,
                 inside,
                 options,
             )
             read_end = tl.where(group < matrix.G, end, start)
-            q_ptr = q_of_group(matrix, group)
-            tile = Tile(first_row(start), columns, columns, start, end)  # edges have rows of their own
+            q_ptr = q_of_group(matrix, group, 0)
+            tile = Tile(first_row(matrix, start), columns, columns, start, end)  # edges have rows of their own
             store_edges(matrix, q_ptr, tile, end, read_end, scale, options.FP8_MAX)
 
 
@@ -255,9 +267,16 @@ def _piece_of(ticket: tl.tensor, pieces: tl.tensor, lag: tl.tensor) -> tuple[tl.
 
 
 @triton.jit
-def _pieces_of(start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr) -> tl.tensor:
-    """Pieces of one panel of a group: an empty group has one as well, which writes its scales."""
-    return tl.maximum(tl.cdiv(end - first_row(start), BLOCK_SIZE_ITER), 1)
+def _pieces_of(
+    matrix: Matrix, group: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+) -> tl.tensor:
+    """Pieces of one panel of a group: an empty group has one as well, which writes its scales. The padding rows have
+    none where groups are aligned: they have no codes."""
+    if matrix.ALIGNMENT == 1:
+        return tl.maximum(tl.cdiv(end - first_row(matrix, start), BLOCK_SIZE_ITER), 1)
+    else:  # noqa: RET505
+        pieces = tl.cdiv(units_of(matrix, start, end) * matrix.ALIGNMENT, BLOCK_SIZE_ITER)
+        return tl.where(group < matrix.G, pieces, 0)
 
 
 @triton.jit
@@ -266,7 +285,8 @@ def _pieces(matrix: Matrix, BLOCK_SIZE_ITER: tl.constexpr) -> tuple[tl.tensor, t
     total, longest = 0, 0
     for group in tl.range(0, matrix.G + 1, 128, num_stages=1):
         groups = group + tl.arange(0, 128)
-        pieces = _pieces_of(group_start(matrix, groups), group_end(matrix, groups), BLOCK_SIZE_ITER)
+        starts, ends = group_start(matrix, groups), group_end(matrix, groups)
+        pieces = _pieces_of(matrix, groups, starts, ends, BLOCK_SIZE_ITER)
         pieces = tl.where(groups <= matrix.G, pieces, 0)
         total += tl.sum(pieces)
         longest = tl.maximum(longest, tl.max(pieces))
@@ -278,30 +298,34 @@ def _advance(
     matrix: Matrix, piece: tl.tensor, at: _Cursor, panels: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> _Cursor:
     """Move a cursor on to the group that has a piece; no further than the padding rows."""
-    group, base, start, end = at
-    while (piece >= base + _pieces_of(start, end, BLOCK_SIZE_ITER) * panels) & (group < matrix.G):
-        base += _pieces_of(start, end, BLOCK_SIZE_ITER) * panels
+    group, base, start, end, units = at
+    while (piece >= base + _pieces_of(matrix, group, start, end, BLOCK_SIZE_ITER) * panels) & (group < matrix.G):
+        base += _pieces_of(matrix, group, start, end, BLOCK_SIZE_ITER) * panels
+        if matrix.ALIGNMENT > 1:
+            units += units_of(matrix, start, end)
         group += 1
         start = end
         end = group_end(matrix, group)
-    return _Cursor(group, base, start, end)
+    return _Cursor(group, base, start, end, units)
 
 
 @triton.jit
 def _locate(
-    piece: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
+    matrix: Matrix, piece: tl.tensor, at: _Cursor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A piece of a group -> its panel, its first row, and how many pieces the panel has."""
-    in_panel = _pieces_of(start, end, BLOCK_SIZE_ITER)
-    return piece // in_panel, first_row(start) + piece % in_panel * BLOCK_SIZE_ITER, in_panel
+    in_panel = _pieces_of(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER)
+    return piece // in_panel, first_row(matrix, at.start) + piece % in_panel * BLOCK_SIZE_ITER, in_panel
 
 
-def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device) -> int:
-    """Programs to launch: one a block of columns of every group and of the padding rows; of panels as many as a GPU
-    runs at once, but no more than there can be turns."""
+def programs(
+    config: Mapping[str, int], rows: int, columns: int, groups: int, device: torch.device, alignment: int = 1
+) -> int:
+    """Programs to launch: one a block of columns of every group and, where groups are not aligned, of the padding rows;
+    of panels as many as a GPU runs at once, but no more than there can be turns. ``rows``: those of the codes."""
     blocks = -(-columns // config["BLOCK_SIZE"])
     if not config["LEAD"]:
-        return blocks * (groups + 1)
+        return blocks * (groups + 1) if alignment == 1 else blocks * groups
     turns = 2 * blocks * (-(-rows // config["BLOCK_SIZE_ITER"]) + groups + 1)
     return min(turns, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device))
 

@@ -149,7 +149,7 @@ def rowwise_transposed_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: rows of q are columns in memory."""
     quantize_columns(
-        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, N, G, M, 0),
+        Matrix(x_ptr, offs_ptr, q_ptr, scales_ptr, M, N, G, M, 0, 1),
         work_ptr,
         tl.program_id(0),
         Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE, BLOCK_SIZE_ITER, LEAD, num_warps),

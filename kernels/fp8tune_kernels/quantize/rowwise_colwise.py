@@ -12,6 +12,8 @@
     q_columns       (M, K), strides (1, M rounded up to 16): the column-major operand of one that contracts over rows
     scales_columns  (G*K,), float32, group-major; a GEMM is given the reciprocals
 
+With an ``alignment`` q_columns is (P, K), as :mod:`.colwise` has it; rows have no alignment.
+
 Of A, the halves are for the forward pass of a grouped GEMM and its weight gradient; of the output's gradient, for the
 input's and the weights' gradient. Read once where L2 holds a group.
 """
@@ -27,7 +29,7 @@ import triton.language as tl
 from fp8tune_kernels.quantize import both_ways, colwise, panels, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.both_ways import quantize_both_ways
-from fp8tune_kernels.quantize.tiles import Matrix, Options
+from fp8tune_kernels.quantize.tiles import Matrix, Options, stride_of_columns
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts
@@ -41,7 +43,7 @@ def rowwise_colwise_kernel(
     offs_ptr: tl.tensor,  # (G,)
     q_rows_ptr: tl.tensor,  # (M, K), row-major
     row_scales_ptr: tl.tensor,  # (M, 1)
-    q_columns_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16)
+    q_columns_ptr: tl.tensor,  # (M, K), strides (1, M rounded up to 16); or, aligned, (P, K), strides (1, P)
     column_scales_ptr: tl.tensor,  # (G * K,), group-major
     work_ptr: tl.tensor,  # see fp8tune_kernels.quantize.both_ways
     M: tl.tensor,
@@ -49,6 +51,7 @@ def rowwise_colwise_kernel(
     G: tl.tensor,
     FP8_MAX: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # of the groups in the codes
     BLOCK_SIZE: tl.constexpr,
     BLOCK_SIZE_ITER: tl.constexpr,
     LEAD: tl.constexpr,
@@ -56,7 +59,9 @@ def rowwise_colwise_kernel(
 ) -> None:
     """Turns of :mod:`.both_ways`."""
     quantize_both_ways(
-        Matrix(x_ptr, offs_ptr, q_columns_ptr, column_scales_ptr, M, K, G, tl.cdiv(M, 16) * 16, 0),
+        Matrix(
+            x_ptr, offs_ptr, q_columns_ptr, column_scales_ptr, M, K, G, stride_of_columns(M, G, ALIGNMENT), 0, ALIGNMENT
+        ),
         q_rows_ptr,
         row_scales_ptr,
         work_ptr,
@@ -65,35 +70,53 @@ def rowwise_colwise_kernel(
 
 
 def quantize_rowwise_colwise(
-    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+    alignment: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize ``x`` row by row, and each group of its rows column by column.
 
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. Scratch: about ``4*(G*K + M)`` bytes.
+    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. ``alignment``: of the groups in ``q_columns``, 1 or a
+    power of two from 16 on. Scratch: about ``4*(G*K + M)`` bytes.
     """
-    return _operator(x, offs, float8_dtype, power_of_two)
+    return _operator(x, offs, float8_dtype, power_of_two, alignment)
 
 
-def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
+def reference(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
+) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host."""
     return (
         *rowwise_2d.reference(x, float8_dtype, power_of_two),
-        *colwise.reference(x, offs, float8_dtype, power_of_two),
+        *colwise.reference(x, offs, float8_dtype, power_of_two, alignment),
     )
 
 
-def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
+def outputs(
+    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
+) -> Tensors:
     """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
-    return (*rowwise_2d.outputs(x, float8_dtype, power_of_two), *colwise.outputs(x, offs, float8_dtype, power_of_two))
+    return (
+        *rowwise_2d.outputs(x, float8_dtype, power_of_two),
+        *colwise.outputs(x, offs, float8_dtype, power_of_two, alignment),
+    )
+
+
+def unwritten(inputs: Inputs, outputs: Tensors) -> None:
+    """Write zeros past the last group's multiple of the alignment."""
+    colwise.unwritten(inputs, outputs[2:])
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch, after one that zeroes what it counts in."""
-    x, offs, float8_dtype, power_of_two = inputs
+    x, offs, float8_dtype, power_of_two, alignment = (*inputs, 1)[:5]
     (M, K), G = x.shape, offs.shape[0]
     tensors = (x, offs, *outputs, both_ways.work_for(M, K, G, x.device))
-    constants = (FP8_MAX[float8_dtype], power_of_two)
-    programs = both_ways.programs(config, M, K, G, x.device)
+    constants = (FP8_MAX[float8_dtype], power_of_two, alignment)
+    programs = both_ways.programs(config, len(outputs[2]), K, G, x.device)
     launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
 
 
@@ -107,6 +130,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
+    unwritten=unwritten,
     interpreted=colwise.SPEC.interpreted,
     invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
     edges=colwise.SPEC.edges,

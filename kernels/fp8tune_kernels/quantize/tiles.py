@@ -2,6 +2,10 @@
 
 Rows belong to groups that may start anywhere. Tiles start at multiples of 16 rows all the same, and what two groups
 share of 16 rows is written byte by byte, so that all other stores are 16 bytes wide.
+
+With an ALIGNMENT the codes of each group begin at a multiple of it, whatever row the group begins at, and end in zeros
+up to the next: at least one multiple, also of an empty group. Tiles then start where their group does, and all stores
+are 16 bytes wide.
 """
 
 from __future__ import annotations
@@ -25,9 +29,13 @@ __all__ = [
     "load_tile",
     "of_any_layout",
     "q_of_group",
+    "scale_of_rows",
     "store_edges",
     "store_tile",
+    "stride_of_columns",
     "top",
+    "units_before",
+    "units_of",
 ]
 
 
@@ -43,6 +51,7 @@ class Matrix(NamedTuple):
     G: tl.tensor
     q_stride: tl.tensor
     q_group_stride: tl.tensor
+    ALIGNMENT: tl.constexpr  # of the groups in the codes; 1: codes lie as the rows do
 
 
 class Options(NamedTuple):
@@ -82,15 +91,47 @@ def group_end(matrix: Matrix, group: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def q_of_group(matrix: Matrix, group: tl.tensor) -> tl.tensor:
-    """Where the codes of a group are counted from."""
-    return matrix.q_ptr + group.to(tl.int64) * matrix.q_group_stride
+def stride_of_columns(M: tl.tensor, G: tl.tensor, ALIGNMENT: tl.constexpr) -> tl.tensor:
+    """From a column of the codes to the next: M rounded up to 16, or :func:`fp8tune_kernels.groups.padded_rows`."""
+    if ALIGNMENT == 1:
+        return tl.cdiv(M, 16) * 16
+    else:  # noqa: RET505
+        return tl.cdiv(M + G * ALIGNMENT, ALIGNMENT) * ALIGNMENT
 
 
 @triton.jit
-def first_row(start: tl.tensor) -> tl.tensor:
-    """Where the first tile of a group begins: the last multiple of 16 at or before its start."""
-    return start // 16 * 16
+def units_of(matrix: Matrix, start: tl.tensor, end: tl.tensor) -> tl.tensor:
+    """How often the alignment goes into the rows that the codes of a group take."""
+    return tl.maximum(tl.cdiv(end - start, matrix.ALIGNMENT), 1)
+
+
+@triton.jit
+def units_before(matrix: Matrix, group: tl.tensor) -> tl.tensor:
+    """The same of all groups before one."""
+    units = 0
+    for first in tl.range(0, group, 128, num_stages=1):
+        groups = first + tl.arange(0, 128)
+        each = units_of(matrix, group_start(matrix, groups), group_end(matrix, groups))
+        units += tl.sum(tl.where(groups < group, each, 0))
+    return units
+
+
+@triton.jit
+def q_of_group(matrix: Matrix, group: tl.tensor, units: tl.tensor) -> tl.tensor:
+    """Where the codes of a group are counted from; ``units``: those of :func:`units_before`."""
+    if matrix.ALIGNMENT == 1:
+        return matrix.q_ptr + group.to(tl.int64) * matrix.q_group_stride
+    else:  # noqa: RET505
+        return matrix.q_ptr + units * matrix.ALIGNMENT
+
+
+@triton.jit
+def first_row(matrix: Matrix, start: tl.tensor) -> tl.tensor:
+    """Where the first tile of a group begins: the last multiple of 16 at or before its start, or there if aligned."""
+    if matrix.ALIGNMENT == 1:
+        return start // 16 * 16
+    else:  # noqa: RET505
+        return start
 
 
 @triton.jit
@@ -110,15 +151,30 @@ def store_tile(matrix: Matrix, q_ptr: tl.tensor, tile: Tile, q: tl.tensor, EVICT
     """The whole chunks of 16 rows of a tile: a mask that is constant over each keeps the stores 16 bytes wide.
 
     ``q_ptr``: of its group. Nothing where q_stride is no multiple of 16; :func:`store_edges` writes what this leaves
-    out.
+    out. With an alignment all rows up to the next multiple, and nothing is left out.
     """
     first, rows, columns, start, end = tile
     chunks = rows // 16 * 16
-    whole = (chunks >= start - first) & (chunks + 16 <= tl.where(matrix.q_stride % 16 == 0, end - first, 0))
-    q_columns = q_ptr + first + columns.to(tl.int64)[None, :] * (matrix.q_stride // 16 * 16)
+    if matrix.ALIGNMENT == 1:
+        whole = (chunks >= start - first) & (chunks + 16 <= tl.where(matrix.q_stride % 16 == 0, end - first, 0))
+        place = first
+    else:
+        place = (first - start) // 16 * 16  # the compiler cannot know it for a multiple of 16
+        whole = chunks + 16 <= units_of(matrix, start, end) * matrix.ALIGNMENT - place
+    q_columns = q_ptr + place + columns.to(tl.int64)[None, :] * (matrix.q_stride // 16 * 16)
     tl.store(
         q_columns + rows[:, None], q, mask=whole[:, None] & (columns < matrix.K)[None, :], eviction_policy=EVICTION
     )
+
+
+@triton.jit
+def scale_of_rows(matrix: Matrix, tile: Tile, scale: tl.tensor) -> tl.tensor:
+    """The scales of a tile's columns, ``(1, columns)``; with an alignment 0 in rows past the group's last, which were
+    not read: a 0 times a scale that is NaN would be no 0."""
+    if matrix.ALIGNMENT == 1:
+        return scale[None, :]
+    else:  # noqa: RET505
+        return tl.where((tile.rows < tile.end - tile.first)[:, None], scale[None, :], 0.0)
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def transpose_3d_kernel(
 ) -> None:
     """Either form of :mod:`.panels`: E groups of N rows, each transposed within its own N*K codes."""
     quantize_columns(
-        Matrix(w_ptr, None, q_ptr, scales_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1)),
+        Matrix(w_ptr, None, q_ptr, scales_ptr, E * N, K, E, N, tl.cast(N, tl.int64) * (K - 1), 1),
         work_ptr,
         tl.program_id(0),
         Options(FP8_MAX, POWER_OF_TWO, BLOCK_SIZE_K, BLOCK_SIZE_N, LEAD, num_warps),

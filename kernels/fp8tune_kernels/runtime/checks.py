@@ -14,7 +14,7 @@ from fp8tune_kernels import interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.runtime.lookup import running_arch
 
-__all__ = ["check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
+__all__ = ["check_alignment", "check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
 
 IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
@@ -60,6 +60,12 @@ def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -
         raise ValueError(f"offs has strides {offs.stride()}, wanted (1,)")
     if offs.device != device:
         raise ValueError(f"offs is on {offs.device}, wanted {device} as {beside}")
+
+
+def check_alignment(alignment: int) -> None:
+    """Raise ValueError unless codes of groups can begin at multiples of ``alignment`` rows; 1 stands for any row."""
+    if alignment != 1 and (alignment < 16 or alignment & (alignment - 1)):
+        raise ValueError(f"alignment is {alignment}, wanted 1 or a power of two from 16 on")
 
 
 def check_ends(offs: torch.Tensor, rows: int) -> None:

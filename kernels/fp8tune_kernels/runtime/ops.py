@@ -24,7 +24,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
 
-_TYPES = {"torch.Tensor": "Tensor", "torch.dtype | None": "ScalarType?", "bool": "bool", "str": "str"}
+_TYPES = {"torch.Tensor": "Tensor", "torch.dtype | None": "ScalarType?", "bool": "bool", "int": "int", "str": "str"}
 """An annotation of a wrapper -> the type in the operator's schema."""
 
 
@@ -104,17 +104,20 @@ def register(
     def on_cpu(*arguments: Any) -> Tensors:
         inputs = prepare(*arguments)
         if spec.routed:
-            check_ends(inputs[-3], inputs[0].shape[group_dim])
+            *_, offs = (each for each in inputs if isinstance(each, torch.Tensor))
+            check_ends(offs, inputs[0].shape[group_dim])
         with torch.no_grad():  # autograd would follow the reference, and stumbles over its views
             return launch(*arguments) if interpreter.INTERPRETED else spec.reference(*inputs)
 
     def fake(*arguments: Any) -> Tensors:
         return outputs_for(*prepare(*arguments))
 
-    # the schema: quantize_x(Tensor x, bool power_of_two) -> (Tensor, Tensor); all by position, no defaults
+    # the schema: quantize_x(Tensor x, bool power_of_two, int alignment=1) -> (Tensor, Tensor); all by position, and a
+    # default for numbers alone, which came later than the operators
     annotations = dict(wrapper.__annotations__)
     returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
-    parameters = [f"{_TYPES[annotation]} {name}" for name, annotation in annotations.items()]
+    defaults = {name: f"={wrapper.__kwdefaults__[name]}" for name in annotations if annotations[name] == "int"}
+    parameters = [f"{_TYPES[annotation]} {name}{defaults.get(name, '')}" for name, annotation in annotations.items()]
     schema = f"{wrapper.__name__}({', '.join(parameters)}) -> ({', '.join(returned)})"
     operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True)
     return operator
