@@ -23,7 +23,8 @@ PACKAGE = "torchao.prototype.moe_training"
 
 def grouped_mm(module: str, name: str) -> GroupedMM:
     """A grouped GEMM of torchao. Raises MachineError where it is not installed."""
-    return of_torchao(f"{PACKAGE}.{module}", name)
+    multiply: GroupedMM = of_torchao(f"{PACKAGE}.{module}", name)
+    return multiply
 
 
 def padded(multiply: GroupedMM, offs: torch.Tensor, alignment: int) -> GroupedMM:

@@ -306,7 +306,7 @@ def grouped_row(row: grouped.Row) -> Object:
     """One problem of ``bench --op``: sizes in bytes, speedups above 1: bf16 is slower. An SQNR of null is exact or,
     beside a reason, nothing like the reference. ``steps`` are what was timed; ``fwd_bwd_us`` has the share of
     ``quantize_weights`` in the steps whose weights were quantized once. ``groups`` are sizes that were given.
-    ``methods``: what ``auto`` multiplies by in the forward pass, input gradient and weight gradient."""
+    ``methods``: what a contender multiplies by in the forward pass, input gradient and weight gradient."""
     operation = row.operation
     return {
         "row": operation.name,
@@ -323,7 +323,7 @@ def grouped_row(row: grouped.Row) -> Object:
         ],
         "fwd_bwd_us": {who: row.time_us(who, "fwd+bwd") for who in ("bf16", *operation.compared)},
         "speedups_fwd_bwd": {who: row.speedup("fwd+bwd", who) for who in operation.compared},
-        "methods": list(row.methods) if row.methods else None,
+        "methods": {who: list(methods) for who, methods in row.methods.items()} if row.methods else None,
         "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items() if timing.sqnr_db},
         "speedup_fwd": row.speedup("fwd"),
         "speedup_fwd_bwd": row.speedup("fwd+bwd"),

@@ -18,6 +18,7 @@ from fp8tune.bench.operation import (
     MICRO_BATCHES,
     TORCHAO,
 )
+from fp8tune.bench.operation_fp8 import AUTO
 from fp8tune.records import Published
 from fp8tune.render import contracts
 from fp8tune.render.bench import reasons
@@ -114,7 +115,7 @@ def _steps(rows: Sequence[Row]) -> Iterator[Column[Row]]:
     for who in (ours, *operation.once[:1]):
         yield right(f"peak {who}", _peak(who))
     if any(row.methods for row in rows):
-        yield left("auto takes", lambda row: "; ".join(_short(method) for method in row.methods or ()))
+        yield left("auto takes", lambda row: "; ".join(map(_short, (row.methods or {}).get(AUTO, ()))))
 
 
 def _short(method: str) -> str:
