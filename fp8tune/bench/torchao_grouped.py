@@ -36,7 +36,8 @@ def padded(multiply: GroupedMM, offs: torch.Tensor, alignment: int) -> GroupedMM
 
     def multiply_padded(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         padded_A, starts, ends = into(A, offs)
-        return out_of(multiply(padded_A, B_t, ends), offs, starts, len(A))
+        out: torch.Tensor = out_of(multiply(padded_A, B_t, ends), offs, starts, len(A))
+        return out
 
     return multiply_padded
 

@@ -1,4 +1,4 @@
-"""What the arms of `fp8tune bench --op` run, on a CPU: bf16 is torch's own grouped GEMM, quantizers are the references."""
+"""What the arms of `fp8tune bench --op` run, on a CPU: bf16 is torch's grouped GEMM, quantizers are the references."""
 
 from __future__ import annotations
 
