@@ -247,9 +247,12 @@ def operands_of(problem: Layer, torch_device: str) -> Operands:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
 
+    # a leaf that is no view: quantize_weights sends gradients to what a view is of
+    B_t = torch.empty_strided((G, K, N), (K * N, 1, K), dtype=torch.bfloat16, device=torch_device)
+    B_t.mT.normal_(generator=generator)
     _operands[problem] = Operands(
         A=normal(M, K).requires_grad_(),
-        B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
+        B_t=B_t.requires_grad_(),
         offs=torch.tensor(problem.ends, dtype=torch.int32, device=torch_device),
         grad=normal(M, N),
         pad=needs_padding(problem),
