@@ -15,7 +15,7 @@ import torch
 from fp8tune.measure import checking, edges
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime.checks import FP8_DTYPES
-from fp8tune_kernels.spec import CONTENTS, ROUTINGS, Edge, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import CONTENTS, ROUTINGS, Edge, NamedInts, Problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on infinities, in the interpreter
 
