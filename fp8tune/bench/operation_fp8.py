@@ -65,9 +65,7 @@ def _torchao(given: Operands) -> GroupedMM:
 
 
 def _transposed(B_t: torch.Tensor) -> Quantized:
-    from fp8tune_kernels.gemm import grouped_mm
-
-    codes, scales = grouped_mm.quantize_transposed(B_t)
+    codes, scales = kernels.quantize_transpose_3d_atomic(B_t)
     return codes, scales
 
 

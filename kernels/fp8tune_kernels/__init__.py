@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_rows import multiply_rows
+    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
 
 __all__ = [
+    "QuantizedWeights",
     "contract_rows",
     "fp8_grouped_mm",
     "multiply_rows",
@@ -45,6 +47,7 @@ __all__ = [
     "quantize_rowwise_colwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
+    "quantize_weights",
 ]
 
 _MODULES = {
@@ -53,6 +56,8 @@ _MODULES = {
     "fp8_grouped_mm": "gemm.grouped_mm",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
+    "QuantizedWeights": "gemm.quantized_weights",
+    "quantize_weights": "gemm.quantized_weights",
 }
 
 
