@@ -34,7 +34,7 @@ from fp8tune.records import Device, Problem, is_recorded
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import geomean
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import KERNELS, PASSES
 from fp8tune_kernels.spec import CHECKS
 
 SHAPES = "starting-line"
@@ -185,6 +185,8 @@ def planned(options: BenchOptions, backend: Backend) -> Plan:
             raise unknown("contender", rival, AGAINST)
     references = tuple(dict.fromkeys(options.kernels or KERNELS))
     for reference in references:
+        if reference in PASSES:
+            raise UsageError(f"{reference} is a pass of an operation: time it with fp8tune bench --op grouped-mm")
         check_reference(reference)
     rows = [row for name in options.shapes or (SHAPES,) for row in shapes.load(name).rows]
     arch = backend.device.arch

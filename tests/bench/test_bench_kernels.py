@@ -26,6 +26,7 @@ from fp8tune.bench.kernel_contenders import (
     HostCall,
     KernelContender,
     public_wrapper,
+    wrapper_arguments,
 )
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.bench.options import BenchOptions
@@ -122,8 +123,8 @@ class Refusing(KernelContender):
 def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -> None:
     spec = load_spec(kernel)
     inputs = spec.inputs(plan.problems(spec, [HOST_ROW])[0], "meta")
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    outputs = public_wrapper(spec)(*tensors)
+    outputs = public_wrapper(spec)(*wrapper_arguments(spec, inputs))
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
         assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts
 
-__all__ = ["AXES", "CONFIGS", "DEFAULT", "Work", "element_size", "estimate", "invalid"]
+__all__ = ["AXES", "CONFIGS", "DEFAULT", "WITHOUT_FP8", "Work", "element_size", "estimate", "invalid"]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (64, 128, 256),
@@ -39,9 +39,7 @@ AXES: dict[str, tuple[int, ...]] = {
 Blackwell's copy engine serves (TMA); 2 stores whole tiles by them too. PROGRAMS: of a multiprocessor."""
 
 _TILES = (
-    (64, 128, 4, 2),
     (64, 256, 4, 2),
-    (64, 256, 8, 1),
     (128, 128, 4, 2),
     (128, 128, 8, 1),
     (128, 256, 8, 1),
@@ -79,6 +77,9 @@ DEFAULT = NamedInts(
     num_stages=2,
 )
 """What any GPU takes, and what is launched where the table has nothing."""
+
+WITHOUT_FP8 = ("sm_80", "sm_86", "sm_87")
+"""NVIDIA's arches for which Triton compiles no e4m3fn."""
 
 MOST_SUMS = 128
 """Of a tile, in the registers of a thread."""
@@ -120,16 +121,17 @@ def element_size(shape: Mapping[str, int]) -> int:
 
 
 def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    return (
-        _unfit(config, work.element_size, limits)
-        or _idle(config, work, limits)
-        or _wasteful(NamedInts(config), work, limits)
-    )
+    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    unfit = _unfit(config, work.element_size, limits)
+    if unfit or config == DEFAULT:
+        return unfit
+    return _idle(config, work, limits) or _wasteful(NamedInts(config), work, limits)
 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
     """What of the device a config asks too much of."""
+    if element_size == 1 and limits.arch in WITHOUT_FP8:
+        return f"FP8: {limits.arch} has no tensor cores for it, and Triton compiles none"
     if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):
         return f"DESCRIPTORS={config['DESCRIPTORS']}: {limits.arch} has no copy engine for tiles"
     threads = config["num_warps"] * limits.warp_size

@@ -271,9 +271,7 @@ def _run_weight_gradient(
     (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
     method = method_for("weight-gradient", M, N, K, offs.shape[0], precision, device)
     float8_dtype = fp8_dtype_for(device, float8_dtype)
-    return passes.weight_gradient(
-        grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A)
-    )
+    return passes.weight_gradient(grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A))
 
 
 def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:

@@ -74,6 +74,7 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     constrain=constrain,
+    excluded=shared.excluded,
     invalid=shared.invalid,
     interpreted=shared.INTERPRETED,
     edges=shared.EDGES,

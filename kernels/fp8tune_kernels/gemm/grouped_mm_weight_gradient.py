@@ -72,6 +72,7 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
+    excluded=shared.excluded,
     invalid=shared.invalid,
     interpreted={**shared.INTERPRETED, "precision": ANY},
     edges=shared.EDGES,

@@ -76,6 +76,7 @@ def input_gradient(
     """``grad_A``, (M, K). B_t is not read where its codes are given and the method multiplies in FP8."""
     if method in (BF16_TORCH, BF16):
         return _rows_of_bfloat16(grad, None if B_t is None else B_t.transpose(1, 2), offs, method)
+    # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small
     codes = codes or _quantized_weights(transpose_3d_atomic.SPEC, B_t, float8_dtype)
     return _rows_of_codes(codes_grad or _quantized_rows(grad, float8_dtype), codes, offs, method)
 
