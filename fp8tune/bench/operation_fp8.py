@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import fp8tune_kernels as kernels  # imports torch and Triton when a kernel is first named
 from fp8tune.bench import torchao_grouped
+from fp8tune.bench.counterparts import aligned_ends
 from fp8tune.bench.operation import (
     BF16,
     BF16_OF_OURS,
@@ -105,21 +106,12 @@ def _contraction(given: Operands) -> Call:
 
 
 def _contraction_of_torch(given: Operands) -> Call:
+    from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
     from fp8tune_kernels.gemm.scaled_gemm import multiply
 
     q_grad, scales_grad, q_A, scales_A = _aligned(given)
     inverse = scales_grad.reciprocal(), scales_A.reciprocal()
-    return partial(multiply, q_grad.t(), q_A, *inverse, _aligned_ends(given.offs))
-
-
-def _aligned_ends(offs: torch.Tensor) -> torch.Tensor:
-    """Where groups end among aligned codes; each has one piece at least."""
-    import torch
-
-    from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-
-    pieces = (offs.diff(prepend=offs.new_zeros(1)) + ALIGNMENT - 1) // ALIGNMENT
-    return (pieces.clamp(min=1) * ALIGNMENT).cumsum(0, dtype=torch.int32)
+    return partial(multiply, q_grad.t(), q_A, *inverse, aligned_ends(given.offs, ALIGNMENT))
 
 
 # GEMMs of bfloat16 on operands as they are

@@ -27,6 +27,7 @@ def cells(line: str) -> list[str]:
 def tables(said: str) -> dict[str, list[list[str]]]:
     """Of markdown: title -> header and rows."""
     found: dict[str, list[list[str]]] = {}
+    title = ""
     for block in said.split("\n\n"):
         lines = [line for line in block.splitlines() if line.startswith("|")]
         if lines:
