@@ -30,11 +30,13 @@ class Nothing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Save what the op saves."""
         ctx.save_for_backward(A, B_t, offs)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the right shapes."""
         A, B_t, _ = ctx.saved_tensors
         return A, B_t, None, None
 
