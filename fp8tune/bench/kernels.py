@@ -25,7 +25,7 @@ from fp8tune.bench.kernel_contenders import (
 from fp8tune.bench.options import AGAINST, BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s
-from fp8tune.errors import unknown
+from fp8tune.errors import UsageError, unknown
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.trial import GEMM_SIZE
 from fp8tune.plan import problems as plan
