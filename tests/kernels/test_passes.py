@@ -1,4 +1,4 @@
-"""The three passes of a step by each method: the same bytes where products and sums are exact, near float64 elsewhere."""
+"""The three passes of a step by each method: the same bytes where sums are exact, near float64 elsewhere."""
 
 from __future__ import annotations
 

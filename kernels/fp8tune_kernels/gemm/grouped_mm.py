@@ -28,7 +28,7 @@ They hold where L2 (about 32 MiB on an H100) has a whole group or expert: 4 MiB 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,8 +56,10 @@ GEMM_MULTIPLE = 16
 
 PRECISIONS = ("fp8", "auto")
 
-NONE = (None, None, None, None)
-"""Instead of codes and scales, by rows and by columns."""
+Quantized = tuple[Tensor | None, ...]
+"""Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
+
+NONE: Quantized = (None, None, None, None)
 
 
 def fp8_grouped_mm(
@@ -139,19 +141,18 @@ class _Fp8GroupedMM(torch.autograd.Function):
         keep_B: bool,
         *codes_B: Tensor,
     ) -> Tensor:
-        codes_A: Sequence[Tensor] = NONE
-        ctx.given = len(codes_B)
+        of_A: Quantized = NONE
+        of_B: Quantized = codes_B or NONE
         if keep_B and not codes_B:
-            codes_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+            of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
         if keep_A:
-            codes_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
-        codes_B = codes_B or NONE
-        # with codes of it, B_t is read by methods of bfloat16 alone
-        held_B = None if codes_B[2] is not None and precision == FP8_ONLY else B_t
-        ctx.save_for_backward(None if keep_A else A, *codes_A[2:], held_B, *codes_B[2:], offs)
+            of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
+        # where there are codes of it, methods of bfloat16 alone read B_t
+        held_B = None if of_B[2] is not None and precision == FP8_ONLY else B_t
+        ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
         ctx.float8_dtype, ctx.precision, ctx.keep_A = float8_dtype, precision, keep_A
         ctx.dtypes = A.dtype, B_t.dtype
-        return _forward(A, B_t, offs, float8_dtype, precision, *codes_A[:2], *codes_B[:2])
+        return _forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
@@ -162,7 +163,7 @@ class _Fp8GroupedMM(torch.autograd.Function):
         dtype_A, dtype_B = ctx.dtypes
         grad = grad.contiguous()
         grad_A = grad_B_t = None
-        codes: Sequence[Tensor | None] = NONE
+        codes: Quantized = NONE
         if ctx.keep_A and wants_A and wants_B:
             codes = quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype, alignment=ALIGNMENT)
         columns = codes[2:]

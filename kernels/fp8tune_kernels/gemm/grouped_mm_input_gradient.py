@@ -79,6 +79,7 @@ SPEC = KernelSpec(
     interpreted=shared.INTERPRETED,
     edges=shared.EDGES,
     routed=True,
+    layout_sizes={"N": 272, "K": 400, "G": 8},
     uses_fp8=True,
     check="exact-inputs",
     bytes_moved=bytes_moved,

@@ -77,6 +77,7 @@ SPEC = KernelSpec(
     interpreted={**shared.INTERPRETED, "precision": ANY},
     edges=shared.EDGES,
     routed=True,
+    layout_sizes={"N": 272, "K": 400, "G": 8},
     uses_fp8=True,
     check="exact-inputs",
     bytes_moved=bytes_moved,

@@ -8,8 +8,8 @@
     B_t      (E, K, N), strides (K*N, 1, K)
     offs     (E,), int32: the end row of each group, non-decreasing, at most M; groups of any size, also none
     codes    of an operand, quantized before, with their scales: of A by ``rowwise-2d`` in the forward pass and, like
-             grad, by ``colwise`` with ALIGNMENT in the weight gradient, of grad by ``rowwise-2d`` in the input gradient, of B_t by
-             ``colwise-3d`` and ``transpose-3d``
+             grad, by ``colwise`` with ALIGNMENT in the weight gradient, of grad by ``rowwise-2d`` in the input
+             gradient, of B_t by ``colwise-3d`` and ``transpose-3d``
 
 All results are bfloat16. Rows past ``offs[-1]`` are zeros, and so is the weight gradient of a group without rows.
 
@@ -19,10 +19,9 @@ dispatcher: kernels are launched one after the other. On a CPU it is the referen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from fp8tune_kernels.catalog import METHODS
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows, token_groups
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.scaled_gemm import multiply
@@ -34,12 +33,10 @@ from fp8tune_kernels.spec import DTYPES, KernelSpec, bucket
 __all__ = ["BF16", "BF16_TORCH", "FP8", "FP8_TORCH", "METHODS", "forward", "input_gradient", "weight_gradient"]
 
 BF16_TORCH, BF16, FP8_TORCH, FP8 = range(4)
-"""A method: what the operands are, and whose GEMM multiplies them; ours unless it says torch's."""
+"""A method: what the operands are, and whose GEMM multiplies them; ours unless it says torch's. Its name is in
+:data:`METHODS`."""
 
-METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, our GEMM")
-"""Their names in tables and messages."""
-
-Codes = Sequence[torch.Tensor]
+Codes = tuple[torch.Tensor, torch.Tensor]
 """Codes and scales."""
 
 _DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
@@ -96,8 +93,9 @@ def weight_gradient(
         return _contraction_of_bfloat16(grad, A, offs, method)
     if not codes_A and not codes_grad and A is not None and A.dtype == grad.dtype:
         key = bucket(grad.shape[0]), grad.shape[1], A.shape[1], offs.shape[0]
-        both = run(colwise_dual.SPEC, key, (grad, A, offs, float8_dtype, True, ALIGNMENT))
-        codes_grad, codes_A = both[:2], both[2:]
+        inputs = grad, A, offs, float8_dtype, True, ALIGNMENT
+        q_grad, scales_grad, q_A, scales_A = run(colwise_dual.SPEC, key, inputs)
+        codes_grad, codes_A = (q_grad, scales_grad), (q_A, scales_A)
     else:  # A in float32 is quantized from float32
         codes_grad = codes_grad or _quantized_columns(grad, offs, float8_dtype)
         codes_A = codes_A or _quantized_columns(A, offs, float8_dtype)
@@ -108,17 +106,21 @@ def weight_gradient(
 
 
 def _quantized_rows(x: torch.Tensor, float8_dtype: torch.dtype) -> Codes:
-    return run(rowwise_2d.SPEC, (bucket(x.shape[0]), x.shape[1]), (x, float8_dtype, True))
+    q, scales = run(rowwise_2d.SPEC, (bucket(x.shape[0]), x.shape[1]), (x, float8_dtype, True))
+    return q, scales
 
 
 def _quantized_columns(x: torch.Tensor | None, offs: torch.Tensor, float8_dtype: torch.dtype) -> Codes:
     assert x is not None
-    return run(colwise.SPEC, (bucket(x.shape[0]), x.shape[1], offs.shape[0]), (x, offs, float8_dtype, True, ALIGNMENT))
+    key = bucket(x.shape[0]), x.shape[1], offs.shape[0]
+    q, scales = run(colwise.SPEC, key, (x, offs, float8_dtype, True, ALIGNMENT))
+    return q, scales
 
 
 def _quantized_weights(spec: KernelSpec, B_t: torch.Tensor | None, float8_dtype: torch.dtype) -> Codes:
     assert B_t is not None
-    return run(spec, tuple(B_t.shape), (B_t, float8_dtype, True))
+    q, scales = run(spec, tuple(B_t.shape), (B_t, float8_dtype, True))
+    return q, scales
 
 
 # The GEMMs
