@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
-from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
@@ -227,6 +227,7 @@ SPEC = KernelSpec(
         edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
         edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
         edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
+        edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=144, G=5),
     ),
     routed=True,
     layout_sizes={"N": 272, "K": 400, "G": 8},
