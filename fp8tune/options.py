@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
 
 DATABASE = "fp8tune.db"
 """In this folder: written, and read first, unless ``--db`` names another."""
@@ -100,13 +100,18 @@ def database_option(shown: str, help: str = "") -> Option:
     return Option("--db", help, shown, check=database)
 
 
+def _numbered(names: Sequence[str]) -> str:
+    return "; ".join(f"{number} {name}" for number, name in enumerate(names))
+
+
 Kernels = Annotated[
     tuple[str, ...],
     Option(
         "--kernel",
-        f"One of {', '.join(KERNELS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere, or of a "
-        "recorded kernel: then @RECORDING.json may follow. Repeatable.",
-        "all",
+        f"One of {', '.join(KERNELS)}; a pass of grouped-mm, {', '.join(PASSES)}, whose METHOD is "
+        f"{_numbered(METHODS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere, or of a recorded kernel: "
+        "then @RECORDING.json may follow. Repeatable.",
+        "all kernels",
     ),
 ]
 """Names of kernels or specs; empty: all."""

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from fp8tune.bench.checking import Checked
 from fp8tune.bench.warming import tune_in_short_blocks
@@ -23,6 +23,7 @@ from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.stats import median
 
 R = TypeVar("R")
+Asked = ParamSpec("Asked")
 
 ROUNDS = 3
 """A cell is the median of so many blocks. On an H100 about one block in a thousand takes several times as long as the
@@ -128,11 +129,11 @@ class Cells:
         except (WorkerDied, RemoteError) as error:  # also one that hung; the next call starts another
             return Timing(reason=_said(outcome_of(error).reason))
 
-    def peak_bytes(self, function: Callable[[str, Problem], int], name: str, problem: Problem) -> int | None:
-        """What a function says that a contender allocates; None where it fails or no kernels run."""
+    def ask(self, function: Callable[Asked, R], *args: Asked.args, **kwargs: Asked.kwargs) -> R | None:
+        """What a function says in the worker of what has a cell of its own; None where it fails or no kernels run."""
         try:
-            return self._worker.run(function, name, problem)
-        except (WorkerDied, RemoteError, Fp8tuneError):  # the step's own cell has the reason
+            return self._worker.run(function, *args, **kwargs)
+        except (WorkerDied, RemoteError, Fp8tuneError):  # the cell has the reason
             return None
 
 

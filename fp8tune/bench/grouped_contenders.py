@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fp8tune.bench.cells import Contender, Timing
-from fp8tune.bench.operation import BF16, BOTH, FORWARD, GEMMS, GRAPH, OPERATIONS, Call, Operands, Operation, elements
+from fp8tune.bench.layers import Layer
+from fp8tune.bench.operation import (
+    BF16,
+    BOTH,
+    FORWARD,
+    FP8,
+    GEMMS,
+    GRAPH,
+    QUANTIZE_WEIGHTS,
+    Call,
+    Operands,
+    Operation,
+    elements,
+)
+from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE
+from fp8tune.bench.operations import OPERATIONS
 from fp8tune.measure import memory
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.records import Problem
-from fp8tune_kernels.groups import group_ends
 
 if TYPE_CHECKING:
     import torch
 
 PADDING = {"pad A": "A", "unpad out": "out", "pad grad": "grad", "unpad grad_A": "grad_A"}
-"""Parts of a step whose groups are not all positive multiples of what its operation wants -> what they copy."""
+"""Parts of a step that pads -> what they copy."""
 FORWARD_PADDING = ("pad A", "unpad out")
 
 LEAST_SQNR_DB = 20.0
 """FP8 and MXFP8 give about 28 dB on normal values, bf16 over 45, unrelated values 0 or less."""
 RESULTS = ("out", "grad_A", "grad_B")
+
+LONG_US = 2000.0
+"""A block has five samples of a launch that takes longer, after some that are thrown away. Four flushed launches say as
+much in a third of the time: of the steps of the set ``models`` most take longer."""
 
 
 def operation_of(problem: Problem) -> Operation:
@@ -31,32 +51,48 @@ def operation_of(problem: Problem) -> Operation:
     return OPERATIONS[problem.kernel]
 
 
-def needs_padding(problem: Problem) -> bool:
-    """True if a group is empty or no multiple of so many rows: no GEMM of the recipe contracts over it as it is."""
-    ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
-    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return any(size <= 0 or size % operation_of(problem).multiple for size in sizes)
+def needs_padding(layer: Layer) -> bool:
+    """True if a group is empty or no multiple of so many rows: torch's GEMMs do not contract over it as it is."""
+    return any(size <= 0 or size % operation_of(layer).multiple for size in layer.group_sizes)
 
 
-def parts_of(problem: Problem) -> tuple[str, ...]:
-    """The parts of our step on a problem."""
-    parts = tuple(operation_of(problem).parts)
-    return (*parts, *PADDING) if needs_padding(problem) else parts
+def is_padded(layer: Layer) -> bool:
+    """True if our step pads its groups."""
+    return operation_of(layer).pads and needs_padding(layer)
+
+
+def parts_of(layer: Layer) -> tuple[str, ...]:
+    """The parts of our step on a layer."""
+    parts = tuple(operation_of(layer).parts)
+    return (*parts, *PADDING) if is_padded(layer) else parts
+
+
+def timed_parts(layer: Layer) -> tuple[str, ...]:
+    """Those, and the other GEMMs."""
+    parts = parts_of(layer)
+    return (*parts, *(part for part in operation_of(layer).all_parts if part not in parts))
 
 
 @dataclass(frozen=True)
 class Step(Contender):
-    """A contender's forward pass, forward and backward, or these in a CUDA graph."""
+    """A contender's forward pass, forward and backward, or these in a CUDA graph; or what quantizes weights once."""
 
+    problem: Layer
     step: str
+    long_us: ClassVar[float] = LONG_US
 
     @property
     def work(self) -> Work:
         """The bytes of the parts; bf16 has GEMMs alone, of values twice as wide."""
+        operation = operation_of(self.problem)
         parts = GEMMS if self.name == BF16 else parts_of(self.problem)
-        forward = (*operation_of(self.problem).forward_parts, *FORWARD_PADDING)
-        timed = [part for part in parts if self.step != FORWARD or part in forward]
-        least_bytes = sum(part_bytes(part, self.problem) for part in timed) * (2 if self.name == BF16 else 1)
+        if self.step == FORWARD:
+            parts = tuple(part for part in parts if part in (*operation.forward_parts, *FORWARD_PADDING))
+        elif self.step == QUANTIZE_WEIGHTS:
+            parts = operation.weight_casts
+        elif self.name in operation.once:
+            parts = tuple(part for part in parts if part not in operation.weight_casts)
+        least_bytes = sum(part_bytes(part, self.problem) for part in parts) * (2 if self.name == BF16 else 1)
         return Work(f"{self.name} {self.step} {self.problem}", least_bytes)
 
     def build(self, torch_device: str) -> None:
@@ -69,16 +105,19 @@ class Step(Contender):
 
     def check(self) -> Timing:
         """See :func:`accuracy_of`."""
-        memory.give_back()  # no result of another contender is left where this one's will be
+        import torch
+
+        torch.cuda.empty_cache()  # no result of another contender is left where this one's will be
         return accuracy_of(operation_of(self.problem), self.name, _operands[self.problem])
 
 
 @dataclass(frozen=True)
 class PartOfStep(Arm):
-    """One of :func:`parts_of` a problem."""
+    """One of :func:`timed_parts` of a layer."""
 
     part: str
-    problem: Problem
+    problem: Layer
+    long_us: ClassVar[float] = LONG_US
 
     @property
     def work(self) -> Work:
@@ -98,7 +137,7 @@ def part_bytes(part: str, problem: Problem) -> int:
     """The least bytes of a part; padding reads and writes bfloat16."""
     if part in PADDING:
         return 4 * elements(PADDING[part], problem.shape)
-    return operation_of(problem).parts[part].least_bytes(problem.shape)
+    return operation_of(problem).all_parts[part].least_bytes(problem.shape)
 
 
 def accuracy_of(operation: Operation, contender: str, given: Operands) -> Timing:
@@ -111,8 +150,8 @@ def accuracy_of(operation: Operation, contender: str, given: Operands) -> Timing
 
     out = operation.multiplication(contender, given)(given.A, given.B_t, given.offs)
     grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
-    worst = dict.fromkeys(RESULTS, math.inf)
-    with torch.no_grad():
+    sums = []  # looked at once in the end: each look waits for the device
+    with torch.no_grad(), _tensor_cores():
         for group, (start, end) in enumerate(itertools.pairwise([0, *given.offs.tolist()])):
             if end <= start:
                 continue
@@ -120,40 +159,82 @@ def accuracy_of(operation: Operation, contender: str, given: Operands) -> Timing
             A, grad, B = (x.float() for x in (given.A[rows], given.grad[rows], given.B_t[group]))
             right = (A @ B, grad @ B.t(), A.t() @ grad)
             got = (out[rows], grad_A[rows], grad_B[group])
-            for name, wanted, found in zip(RESULTS, right, got, strict=True):
-                worst[name] = min(worst[name], sqnr_db(found, wanted))
+            sums.append(torch.stack([_signal_and_noise(*pair) for pair in zip(got, right, strict=True)]))
+    found = torch.stack(sums).tolist() if sums else []
+    worst = {name: min((_db(*group[i]) for group in found), default=math.inf) for i, name in enumerate(RESULTS)}
     name, least = min(worst.items(), key=lambda item: item[1])
     said = f"wrong: {name} has an SQNR of {least:.1f} dB, wanted {LEAST_SQNR_DB:.0f}"
     return Timing(reason="" if least >= LEAST_SQNR_DB else said, sqnr_db=worst)
 
 
+@contextmanager
+def _tensor_cores() -> Iterator[None]:
+    """Products of float32 as TF32, which holds every bfloat16: the same sums in a tenth of the time."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def sqnr_db(got: torch.Tensor, right: torch.Tensor) -> float:
-    """``10 * log10(sum of right^2 / sum of (got - right)^2)``, in float64."""
-    signal = float(right.double().square().sum())
-    noise = float((got.float() - right).double().square().sum())
+    """``10 * log10(sum of right^2 / sum of (got - right)^2)``, summed in float64."""
+    return _db(*_signal_and_noise(got, right).tolist())
+
+
+def _signal_and_noise(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    noise = got.float() - right
+    return torch.stack([x.square().sum(dtype=torch.float64) for x in (right, noise)])
+
+
+def _db(signal: float, noise: float) -> float:
     if math.isnan(noise):
         return -math.inf
     return 10 * math.log10(signal / noise) if signal and noise else math.inf if not noise else -math.inf
 
 
-def peak_memory(contender: str, problem: Problem) -> int:
-    """Bytes that forward and backward allocate at their peak, beyond operands. Raises what they raise."""
+def peak_memory(contender: str, problem: Layer) -> int:
+    """Bytes that forward and backward allocate at their peak, beyond operands; those of quantized weights count.
+
+    Raises what they raise.
+    """
     import torch
 
-    call = step_call(operation_of(problem), contender, BOTH, operands_of(problem, "cuda"))
+    given = operands_of(problem, "cuda")
+    before = torch.cuda.memory_allocated()
+    call = step_call(operation_of(problem), contender, BOTH, given)
+    made = torch.cuda.memory_allocated() - before
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()
-    return torch.cuda.max_memory_allocated() - before
+    return made + torch.cuda.max_memory_allocated() - before
 
 
-_operands: dict[Problem, Operands] = {}
+def chosen_methods(layer: Layer) -> dict[str, tuple[str, ...]]:
+    """What contenders multiply by in the forward pass, the input gradient and the weight gradient on this device."""
+    from fp8tune_kernels.gemm import methods, passes
+
+    device = operands_of(layer, "cuda").A.device
+    M, N, K, G = (layer.shape[dim] for dim in "MNKG")
+    precisions = {FP8: methods.FP8_ONLY, AUTO: methods.ANY, AUTO_ONCE: methods.ANY_ONCE}
+    return {
+        who: tuple(passes.METHODS[methods.method_for(name, M, N, K, G, precision, device)] for name in methods.PASSES)
+        for who, precision in precisions.items()
+    }
+
+
+_operands: dict[Layer, Operands] = {}
 """In the worker, of the problem in hand: a large one fills much of a GPU."""
 
 
-def operands_of(problem: Problem, torch_device: str) -> Operands:
+def operands_of(problem: Layer, torch_device: str) -> Operands:
     """Seeded random operands, kept until another problem's are made."""
     if problem in _operands:
         return _operands[problem]
@@ -166,11 +247,13 @@ def operands_of(problem: Problem, torch_device: str) -> Operands:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
 
-    ends = group_ends(problem.routing, M, G, problem.seed)
+    # a leaf that is no view: quantize_weights sends gradients to what a view is of
+    B_t = torch.empty_strided((G, K, N), (K * N, 1, K), dtype=torch.bfloat16, device=torch_device)
+    B_t.mT.normal_(generator=generator)
     _operands[problem] = Operands(
         A=normal(M, K).requires_grad_(),
-        B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
-        offs=torch.tensor(ends, dtype=torch.int32, device=torch_device),
+        B_t=B_t.requires_grad_(),
+        offs=torch.tensor(problem.ends, dtype=torch.int32, device=torch_device),
         grad=normal(M, N),
         pad=needs_padding(problem),
     )
@@ -181,6 +264,9 @@ def step_call(operation: Operation, contender: str, step: str, given: Operands) 
     """What runs a step. Raises MachineError where the contender cannot take the operands."""
     import torch
 
+    if step == QUANTIZE_WEIGHTS:
+        assert operation.quantize_weights is not None
+        return operation.quantize_weights(given)
     multiply = operation.multiplication(contender, given)
     if step == FORWARD:
         A, B_t = given.A.detach(), given.B_t.detach()
@@ -211,7 +297,7 @@ def _captured(call: Call) -> Call:
 
 
 def part_call(operation: Operation, part: str, given: Operands) -> Call:
-    """What runs one of :func:`parts_of`, on operands padded as the step pads them."""
+    """What runs one of :func:`timed_parts`, on operands padded as the step pads them."""
     from fp8tune_kernels.gemm import token_groups
 
     multiple, offs = operation.multiple, given.offs
@@ -219,10 +305,10 @@ def part_call(operation: Operation, part: str, given: Operands) -> Call:
     if part in ("pad A", "pad grad"):
         return lambda: token_groups.pad(A if part == "pad A" else grad, offs, multiple)
     padded = replace(given, A=A, B_t=given.B_t.detach())  # no gradient is asked of it
-    if given.pad:
+    if given.pad and operation.pads:
         padded_A, ends = token_groups.pad(A, offs, multiple)
         padded = replace(padded, A=padded_A, grad=token_groups.pad(grad, offs, multiple)[0], offs=ends)
     if part in PADDING:
         taken_out = padded.grad if part == "unpad out" else padded.A  # out is as large as grad
         return lambda: token_groups.unpad(taken_out, offs, len(A), multiple)
-    return operation.parts[part].prepare(padded)
+    return operation.all_parts[part].prepare(padded)

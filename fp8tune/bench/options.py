@@ -34,9 +34,21 @@ class BenchOptions:
         Option("--shapes", "A shape set or a path.toml. Repeatable.", "starting-line, or grouped-mm"),
     ] = ()
     routing: Routing = "jagged"
+    groups: Annotated[
+        str | None,
+        Option(
+            "--groups",
+            "With --op: a file with the rows of each group, a number a line, as a router gave them. Rows of the shape "
+            "sets with as many experts are timed, M being their sum; --routing is not looked at.",
+        ),
+    ] = None
     seed: Seed = 0
     against: Annotated[tuple[str, ...], Option("--against", "torch.compile or torchao. Repeatable.", "both")] = ()
-    alone: Annotated[bool, Option("--alone", "Only our kernels and the ceiling.")] = False
+    alone: Annotated[bool, Option("--alone", "Only our kernels and the ceiling; with --op no torchao.")] = False
+    variants: Annotated[
+        bool,
+        Option("--variants", "With --op: also our step in a CUDA graph, and with codes kept for the backward pass."),
+    ] = False
     timer: Timer = None
     time_budget_s: TimeBudget = None
     format: Annotated[OutputFormat, Option("--format", "table, markdown or json.")] = OutputFormat.TABLE
@@ -44,6 +56,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.op is not None and (self.kernels or "torch.compile" in self.against):
             raise UsageError("--op is timed as a whole, beside bf16 and torchao: leave out --kernel and torch.compile")
+        if self.op is None and (self.groups is not None or self.variants):
+            raise UsageError("--groups and --variants go with a whole operation: add --op grouped-mm")
 
     @property
     def rivals(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from fp8tune.store import database, logs
 from fp8tune.store.database import ForeignLogError
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import NAMES
 
 TORCH_SINCE = (2, 11)
 TRITON_SINCE, TRITON_BEFORE = (3, 6), (3, 10)
@@ -260,7 +260,7 @@ def check_sources(timed: Mapping[str, Collection[str]], hashes: Mapping[str, str
 @functools.cache  # no code changes under a running process
 def current_hashes() -> Mapping[str, str]:
     """Kernel -> the hash of its timed code as installed."""
-    return {kernel: source.source_hash(kernel, source.installed(kernel)) for kernel in KERNELS}
+    return {kernel: source.source_hash(kernel, source.installed(kernel)) for kernel in NAMES}
 
 
 def _failed(error: Fp8tuneError, fix: str = "") -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fp8tune.measure import kept
 from fp8tune.plan.problems import seed_text
@@ -49,6 +50,8 @@ class Arm(ABC):
     """Which of the schedule's workers launches it."""
     duplicate: bool = False
     """The same under a second name: the A/A control."""
+    long_us: ClassVar[float | None] = None
+    """A block of a launch that takes longer is four flushed launches: :func:`fp8tune.measure.timing.block`."""
 
     @property
     @abstractmethod

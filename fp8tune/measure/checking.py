@@ -1,5 +1,8 @@
 """Is every output right? A problem's tensors, and the checks of them before and after the clock.
 
+A launch writes into the outputs it is given, or returns its own. Those are checked for their shapes and dtypes too, and
+what the launch before returned is spoiled before it is freed: new memory is likely to be that.
+
 A check finds outputs that differ from the reference (:mod:`fp8tune.measure.comparing` says what differs), bytes written
 beside outputs, and inputs that were written. Before each launch that is checked, outputs hold what cannot be right
 (every bit the complement or NaN, then large values, which an atomic maximum would keep), new memory is filled, and
@@ -75,6 +78,13 @@ class Tensors:
     without_race: set[NamedInts] = field(default_factory=set)
     """Configs that were launched many times in a row in this process."""
     best_us: float = math.inf
+    returned: tuple[Any, ...] | None = None
+    """The outputs that the last launch returned; None where it wrote into those it was given."""
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """Where the last launch left its outputs."""
+        return self.outputs if self.returned is None else self.returned
 
     @property
     def too_slow_us(self) -> float:
@@ -103,7 +113,10 @@ class Tensors:
 
     def launch(self, config: NamedInts) -> None:
         """Enqueue the kernel with this config on the current stream, on outputs that are prepared."""
-        self.spec.launch(config, self.inputs, self.outputs)
+        self.returned = None  # freed before the launch, as callers do
+        returned = self.spec.launch(config, self.inputs, self.outputs)
+        if isinstance(returned, tuple):  # a function that is called for what it writes may return anything else
+            self.returned = returned
 
     def prepare(self, config: NamedInts) -> None:
         """Enqueue what the kernel wants done before each launch."""
@@ -169,9 +182,11 @@ class Tensors:
         """What is wrong since :meth:`poison`, or None. Inputs that were written are as they were afterwards."""
         if self.watch is not None and (written := self.watch.written()):
             return f"{written} on {self._place}"
-        for index, output in enumerate(self.outputs):
+        if strange := self._strange():
+            return f"{strange} on {self._place}"
+        for index, (output, given) in enumerate(zip(self.written, self.outputs, strict=True)):
             wrong = self._rule.difference(output, self.expected[index]) if self.expected else None
-            if wrong := wrong or guards.overwritten(output):
+            if wrong := wrong or guards.overwritten(given):
                 if not getattr(self.spec, "agrees", False):
                     return f"output {index}: {wrong} on {self._place}"
                 same = sum(map(fingerprint, self.outputs)) % 10**9  # configs that agree with each other have one number
@@ -179,17 +194,38 @@ class Tensors:
         return None
 
     def _spoil(self, number: int) -> None:
-        for index, output in enumerate(self.outputs):
+        if self.returned is not None and self._strange() is None:
+            self._spoil_each(self.returned, number)
+        self.returned = None
+        self._spoil_each(self.outputs, number)
+
+    def _spoil_each(self, outputs: Sequence[Any], number: int) -> None:
+        for index, output in enumerate(outputs):
             if self.expected:
                 self._rule.spoil(output, self.expected[index], number)
             else:
                 fill_large(output)
 
+    def _strange(self) -> str | None:
+        """What a launch returned that cannot be its outputs; None where there is nothing of that kind."""
+        if self.returned is None:
+            return None
+        if len(self.returned) != len(self.outputs):
+            return f"the launch returned {len(self.returned)} outputs, wanted {len(self.outputs)}"
+        for index, (output, like) in enumerate(zip(self.returned, self.outputs, strict=True)):
+            if not _is_tensor(output):
+                return f"output {index}: the launch returned {type(output).__name__}, wanted a tensor"
+            if _form(output) != _form(like):
+                return f"output {index}: the launch returned {_form_text(output)}, wanted {_form_text(like)}"
+        return None
+
     def _differs(self) -> Any:
         """Whether any output is wrong, as a tensor on the device."""
         import torch
 
-        pairs = zip(self.outputs, self.expected, strict=True)
+        if self._strange() is not None:
+            return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
+        pairs = zip(self.written, self.expected, strict=True)
         return torch.stack([self._rule.differs(output, expected) for output, expected in pairs]).any()
 
     @cached_property
@@ -235,6 +271,16 @@ def _same_form(spec: KernelSpec, outputs: tuple[Any, ...], expected: tuple[Any, 
     forms = [[form(each) for each in tensors] for tensors in (outputs, expected)]
     if forms[0] != forms[1]:
         raise ValueError(f"the spec's outputs are {forms[0]}, its reference gives {forms[1]}")
+
+
+def _form(output: Any) -> tuple[object, ...]:
+    """What a returned output shares with the one that was given; strides of single elements say nothing."""
+    strides = [stride for stride, size in zip(output.stride(), output.shape, strict=True) if size > 1]
+    return output.dtype, output.device, tuple(output.shape), tuple(strides) if output.numel() else ()
+
+
+def _form_text(output: Any) -> str:
+    return f"{output.dtype} of shape {tuple(output.shape)} and strides {output.stride()} on {output.device}"
 
 
 @dataclass

@@ -8,6 +8,7 @@ however many kernels a launch has. A stand-in driver names the target.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import sys
 import time
@@ -15,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from fp8tune.compiled import facts
 from fp8tune.errors import in_spec
@@ -167,6 +168,8 @@ class _recording:  # noqa: N801 - a context manager, used as a word
         import triton
         from triton.runtime.jit import JITFunction
 
+        self._lookups = _lookups_of(self._arch)
+        self._lookups.__enter__()
         self._driver = triton.runtime.driver
         self._driver.set_active(_target_driver(self._arch))
         self._run = JITFunction.run
@@ -186,6 +189,16 @@ class _recording:  # noqa: N801 - a context manager, used as a word
         from triton.runtime.jit import JITFunction
 
         JITFunction.run = self._run
+        self._lookups.__exit__(None, None, None)
+
+
+def _lookups_of(arch: str) -> contextlib.AbstractContextManager[None]:
+    """A launch that looks configs up finds those of ``arch``. The lookup is imported now: ``compare`` has two trees."""
+    try:
+        of: Any = importlib.import_module("fp8tune_kernels.runtime.lookup").compiling_for
+    except (ModuleNotFoundError, AttributeError):  # a tree from before it: no launch there looks anything up
+        return contextlib.nullcontext()
+    return cast(contextlib.AbstractContextManager[None], of(arch))
 
 
 @cache

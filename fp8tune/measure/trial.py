@@ -112,7 +112,7 @@ def launch(arm: Arm, torch_device: str) -> Outcome:
 
 def block(arm: Arm, torch_device: str) -> Outcome:
     """Time an arm."""
-    return _guarded(lambda: timed(arm.launcher(torch_device)))
+    return _guarded(lambda: timed(arm.launcher(torch_device), arm.long_us))
 
 
 def checked_block(

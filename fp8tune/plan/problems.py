@@ -80,13 +80,13 @@ def problems(
     """The kernel's problems in a shape set, in its order and without duplicates; each once for every input layout and
     dtype. A kernel that was recorded has the problems of its recording.
 
-    ``in_dtype`` None is all that the kernel declares; ``scale_mode`` None is the first. A kernel without groups, FP8
-    or scale modes ignores what is said of them. Raises UsageError for an unknown name, and where the rows hold no
-    problem for this kernel.
+    ``in_dtype`` None is all that the kernel declares, but for FP8 formats of other hardware where it declares
+    ``fp8_dtype`` too; ``scale_mode`` None is the first. A kernel without groups, FP8 or scale modes ignores what is
+    said of them. Raises UsageError for an unknown name, and where the rows hold no problem for this kernel.
     """
     if spec.recorded:
         return [replace(problem, seed=seed) for problem in spec.recorded]
-    in_dtypes = spec.in_dtypes if in_dtype is None else (in_dtype,)
+    in_dtypes = _of_the_arch(spec.in_dtypes, fp8_dtype) if in_dtype is None else (in_dtype,)
     mode = (scale_mode or spec.scale_modes[0]) if spec.scale_modes else ""
     for what, name, names in (
         ("routing", routing, ROUTINGS),
@@ -112,6 +112,13 @@ def problems(
     for problem in found:
         check_size(spec, problem)
     return list(found)
+
+
+def _of_the_arch(in_dtypes: tuple[str, ...], fp8_dtype: str) -> tuple[str, ...]:
+    """Without the e4m3 formats of other arches, where ``fp8_dtype`` is among them: no arch multiplies both."""
+    if fp8_dtype not in in_dtypes:
+        return in_dtypes
+    return tuple(name for name in in_dtypes if name == fp8_dtype or not name.startswith("float8_e4m3"))
 
 
 def check_shape(spec: KernelSpec, problem: Problem) -> None:
@@ -174,7 +181,8 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
 
     The declared default comes first, then the product of ``axes`` in declaration order; of a spec that lists its
     configs those, and each with every value of an axis that was widened. The default is never pruned, because users get
-    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes nothing else.
+    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes only what is no answer
+    to the problem (``spec.excluded``).
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
     asked: Sequence[NamedInts] = ()
@@ -183,11 +191,13 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
         grid = [*spec.configs, *asked]
     else:
         grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
-    found = dict.fromkeys([default, *grid], "")
+    found, sizes = dict.fromkeys([default, *grid], ""), problem.shape if spec.recorded else spec.sizes(problem)
     for config in found:
-        if spec.recorded or (limits is not None and config != spec.default):
+        if config != spec.default and (reason := spec.excluded(config, problem.shape)):
+            found[config] = reason
+        elif spec.recorded or (limits is not None and config != spec.default):
             # what a recorded kernel prunes it prunes everywhere: no limits are looked at
-            found[config] = spec.invalid(config, problem.shape, cast(DeviceLimits, limits)) or ""
+            found[config] = spec.invalid(config, sizes, cast(DeviceLimits, limits)) or ""
         if isinstance(spec, RecordedSpec) and not found[config] and config not in asked:
             found[config] = spec.unlisted(config, problem) or ""
     return found

@@ -3,7 +3,8 @@
 A file holds ``[[rows]]`` entries. Each names dims, as the kernels know them; a dim is an integer or a list of them. The
 lists of an entry multiply out, in the order written, ``M, K, N, E`` before all others. In the sets of fp8tune ``M`` is
 tokens on this device, ``K`` the model dim, ``E`` experts held here (and groups of tokens), and ``N``, where the source
-has one, the expert hidden dim. Kernels derive problems from a row by ``KernelSpec.problems``.
+has one, the expert hidden dim. Kernels derive problems from a row by ``KernelSpec.problems``. An entry may have a
+``name``, a text that tables print beside its rows.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import itertools
 import keyword
 import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts
-from fp8tune.text import NAME
+from fp8tune.text import NAME, visible
 
 DIMS = ("M", "K", "N", "E")
 """Dims that multiply out first, in this order, wherever an entry has them."""
 
 LARGEST_DIM = 2**31 - 1
 """Group ends (``offs``) are int32."""
+
+NAME_KEY = "name"
+"""Of an entry: no dim, but what its rows are of."""
+
+LONGEST_NAME = 60
+"""Characters of a name: it is a column of tables."""
 
 MOST_ROWS = 10_000
 """A file of more rows is a mistake: lists multiply out."""
@@ -35,6 +43,8 @@ class ShapeSet:
 
     name: str
     rows: tuple[NamedInts, ...]
+    names: Mapping[NamedInts, str] = field(default_factory=dict)
+    """Of the rows whose entry has a name."""
 
 
 def sweeps_dir() -> Path:
@@ -60,10 +70,12 @@ def load(reference: str) -> ShapeSet:
         path = sweeps_dir() / f"{reference}.toml"
     else:
         raise unknown("shape set", reference, list_sets())
-    return ShapeSet(path.stem, _rows(path))
+    names = _rows(path)
+    return ShapeSet(path.stem, tuple(row for row, _ in names), {row: name for row, name in names if name})
 
 
-def _rows(path: Path) -> tuple[NamedInts, ...]:
+def _rows(path: Path) -> list[tuple[NamedInts, str]]:
+    """Each row with the name of its entry, empty for none."""
     where = f"shape file {str(path)!r}"
     document = _read(path)
     if strange := sorted(set(document) - {"rows"}):
@@ -71,12 +83,13 @@ def _rows(path: Path) -> tuple[NamedInts, ...]:
     entries = document.get("rows")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{where} has no [[rows]] entry: add one, such as M = 16640, K = 5120, N = 8192, E = 8")
-    axes = [_axes(entry, f"{where}, entry {number}") for number, entry in enumerate(entries, start=1)]
-    count = sum(math.prod(len(sizes) for sizes in entry.values()) for entry in axes)
+    numbered = [(entry, f"{where}, entry {number}") for number, entry in enumerate(entries, start=1)]
+    axes = [(_axes(entry, where), _name(entry, where)) for entry, where in numbered]
+    count = sum(math.prod(len(sizes) for sizes in entry.values()) for entry, _ in axes)
     if count > MOST_ROWS:
         raise UsageError(f"{where} multiplies out to {count} rows: keep it to {MOST_ROWS}")
-    multiplied = ((entry, sizes) for entry in axes for sizes in itertools.product(*entry.values()))
-    return tuple(NamedInts(list(zip(entry, sizes, strict=True))) for entry, sizes in multiplied)
+    multiplied = ((entry, sizes, name) for entry, name in axes for sizes in itertools.product(*entry.values()))
+    return [(NamedInts(list(zip(entry, sizes, strict=True))), name) for entry, sizes, name in multiplied]
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -95,10 +108,20 @@ def _axes(entry: object, where: str) -> dict[str, tuple[int, ...]]:
     for dim in entry:
         if not NAME.fullmatch(dim) or keyword.iskeyword(dim):
             raise UsageError(f"{where}: the dim {dim!r:.80} is refused: use a name that Python takes, such as n_rows")
-    if not entry:
+    dims = [dim for dim in DIMS if dim in entry] + [dim for dim in entry if dim not in (*DIMS, NAME_KEY)]
+    if not dims:
         raise UsageError(f"{where}: is empty: give it dims, such as M = 16640")
-    dims = [dim for dim in DIMS if dim in entry] + [dim for dim in entry if dim not in DIMS]
     return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in dims}
+
+
+def _name(entry: dict[str, object], where: str) -> str:
+    """The name of an entry, empty for none. Raises UsageError, its line starting with ``where``."""
+    name = entry.get(NAME_KEY, "")
+    if not isinstance(name, str) or (NAME_KEY in entry and not name.strip()):
+        raise UsageError(f"{where}: {NAME_KEY} must be a text, such as name = 'Mixtral-8x7B down'")
+    if len(name) > LONGEST_NAME or visible(name) != name:
+        raise UsageError(f"{where}: {NAME_KEY} must be one line of at most {LONGEST_NAME} characters")
+    return name
 
 
 def _sizes(value: object, where: str) -> tuple[int, ...]:

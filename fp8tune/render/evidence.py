@@ -103,10 +103,11 @@ def print_published(rows: Sequence[Published], output_format: str) -> None:
         objects = map(contracts.published, rows)
         print_csv([{k: value for k, value in each.items() if k not in ("row", "operation")} for each in objects])
     else:
-        print_report(rows, contracts.published, _published(rows), output_format)
+        print_report(rows, contracts.published, published_tables(rows), output_format)
 
 
-def _published(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
+def published_tables(rows: Sequence[Published]) -> Iterator[Report[Published] | str]:
+    """The rows of whole operations, then why some cannot be."""
     columns: list[Column[Published]] = [
         left("shape", lambda row: str(row.shape)),
         left("note", lambda row: row.note),

@@ -8,6 +8,7 @@ from typing import Annotated
 from fp8tune.errors import UsageError
 from fp8tune.options import (
     Kernels,
+    OperationName,
     Option,
     Routing,
     ScaleMode,
@@ -26,6 +27,14 @@ class Options:
     """The options of ``sweep``. Raises UsageError for a trial timeout under a second."""
 
     kernels: Kernels = tuple(KERNELS)
+    op: Annotated[
+        OperationName | None,
+        Option(
+            "--op",
+            "grouped-mm: the methods of its passes, instead of kernels. Kernels are launched with the installed table: "
+            "sweep and export them first.",
+        ),
+    ] = None
     shapes: Shapes = ("llama4",)
     routing: Routing = "jagged"
     recording: Annotated[

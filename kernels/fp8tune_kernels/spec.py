@@ -34,6 +34,13 @@ DTYPES = (
 DTYPE_FLAG = "in_dtype"
 """The name in a lookup key that is no size but tells the input dtypes apart: a place in :data:`DTYPES`."""
 
+PRECISION_FLAG = "precision"
+"""The name in a lookup key that is no size but tells apart what may multiply: see
+:mod:`fp8tune_kernels.gemm.methods`."""
+
+FLAGS = frozenset({LAYOUT_FLAG, DTYPE_FLAG, PRECISION_FLAG})
+"""The names in lookup keys whose values are no sizes: two keys with different ones are never near each other."""
+
 SCALE_MODES = ("power-of-two", "exact")
 """Scale modes of FP8 with one float32 scale a row or column; see :attr:`Problem.scale_mode`."""
 
@@ -197,7 +204,8 @@ class KernelSpec:
     """The config that is always in the sweep, and that is launched where the table has nothing."""
     key: tuple[str, ...]
     """Names the exported table is looked up by: shape dims, ``<dim>_bucket`` (see :func:`bucket`),
-    :data:`LAYOUT_FLAG` or :data:`DTYPE_FLAG`. Never the exact M: it changes every step."""
+    :data:`LAYOUT_FLAG` or :data:`DTYPE_FLAG`; those of :data:`FLAGS` are no sizes. Never the exact M: it changes every
+    step."""
     problems: Callable[[Mapping[str, int]], Iterator[NamedInts]]
     """One row of a shape set (dims of any names; in those of fp8tune ``M``, ``K``, ``N``, ``E``) -> the shapes of this
     kernel in it; duplicates are dropped. Where a row may lack a dim, yield what needs none first, and let the KeyError
@@ -207,14 +215,22 @@ class KernelSpec:
     Must work on device ``meta`` (shapes and strides only)."""
     outputs: Callable[..., tuple[Any, ...]]
     """(*inputs) -> freshly allocated, uninitialised output tensors. Must work on ``meta`` inputs."""
-    launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
-    """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs."""
+    launch: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...] | None]
+    """(config, inputs, outputs): launches the kernel(s) with exactly this config; writes every element of outputs, or
+    returns a tuple of outputs of its own, which are then checked instead."""
     reference: Callable[..., tuple[Any, ...]]
     """(*inputs) -> the outputs in plain torch, which every config must give: see ``check``."""
     invalid: Callable[[Mapping[str, int], Mapping[str, int], DeviceLimits], str | None] = field(
         default=lambda config, shape, limits: None
     )
-    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None."""
+    """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None. ``shape``: see
+    :meth:`sizes`."""
+    excluded: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = field(default=lambda config, shape: None)
+    """(config, shape) -> why this config is no answer to the problem on any hardware, or None. Never asked of the
+    default."""
+    layout_sizes: Mapping[str, int] = field(default_factory=dict)
+    """dim -> its largest size on the problems that check group layouts, where it would be large and changes no binary.
+    Problems that then agree are checked once for all that are timed."""
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
     """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None
@@ -254,9 +270,9 @@ class KernelSpec:
     flops: Callable[[Mapping[str, int]], int] | None = None
     """shape -> floating-point operations (a multiply and an add are two), of a kernel that may be bound by them."""
     bytes_moved: Callable[[Mapping[str, int]], int] = None  # type: ignore[assignment]  # see __post_init__
-    """shape -> the least bytes any implementation moves: inputs read once, outputs written once. Where it is not
-    given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out where
-    ``in_dtypes`` has several."""
+    """shape (see :meth:`sizes`) -> the least bytes any implementation moves: inputs read once, outputs written once.
+    Where it is not given, derived from ``inputs`` and ``outputs`` on ``meta``, see :func:`_bytes_moved`: leave it out
+    where ``in_dtypes`` has several and the lookup key does not name the dtype."""
 
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
@@ -268,7 +284,13 @@ class KernelSpec:
         """``bytes_moved`` of a problem: with its dtype, where the spec does not say how many."""
         if isinstance(inspect.unwrap(self.bytes_moved), _Derived):
             return self.bytes_moved(_plain(self, problem.shape, problem.in_dtype))  # type: ignore[arg-type]
-        return self.bytes_moved(problem.shape)
+        return self.bytes_moved(self.sizes(problem))
+
+    def sizes(self, problem: Problem) -> NamedInts:
+        """The shape of a problem; where the lookup key names the input dtype, with :data:`DTYPE_FLAG`."""
+        if DTYPE_FLAG not in self.key or problem.in_dtype not in DTYPES:
+            return problem.shape
+        return NamedInts({**problem.shape, DTYPE_FLAG: DTYPES.index(problem.in_dtype)})
 
     @property
     def check_text(self) -> str:

@@ -13,6 +13,8 @@ from test_grouped_mm import E, K, Layer, M, N, layer, run
 from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import fp8_grouped_mm
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -22,27 +24,17 @@ KEPT = (("A",), ("B_t",), ("A", "B_t"))
 Call = Callable[..., torch.Tensor]
 
 
-def assert_same(
-    given: Layer, keep_fp8: tuple[str, ...], pad: bool, change: Callable[[Call], Call] = lambda f: f
-) -> None:
+def assert_same(given: Layer, keep_fp8: tuple[str, ...], change: Callable[[Call], Call] = lambda f: f) -> None:
     """Output and both gradients, bit for bit."""
-    kept = change(partial(fp8_grouped_mm, pad_token_groups=pad, keep_fp8=keep_fp8))
-    default = partial(fp8_grouped_mm, pad_token_groups=pad)
-    for result, right in zip(run(kept, given), run(default, given), strict=True):
+    kept = change(partial(fp8_grouped_mm, keep_fp8=keep_fp8))
+    for result, right in zip(run(kept, given), run(fp8_grouped_mm, given), strict=True):
         assert torch.equal(result, right)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("keep_fp8", KEPT)
 def test_results_are_those_of_the_default_path(keep_fp8: tuple[str, ...], routing: str, device: str) -> None:
-    assert_same(layer(routing, device), keep_fp8, pad=True)
-
-
-@pytest.mark.parametrize("keep_fp8", KEPT)
-def test_without_padding(keep_fp8: tuple[str, ...], device: str) -> None:
-    given = layer("balanced", device)
-    given.offs.copy_(torch.tensor([16, 32, 144, 176]))
-    assert_same(given, keep_fp8, pad=False)
+    assert_same(layer(routing, device), keep_fp8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -50,23 +42,22 @@ def test_without_padding(keep_fp8: tuple[str, ...], device: str) -> None:
 def test_operands_of_another_dtype_than_the_gradient(
     keep_fp8: tuple[str, ...], dtype: torch.dtype, device: str
 ) -> None:
-    assert_same(layer("ragged", device, dtype), keep_fp8, pad=True)
+    assert_same(layer("ragged", device, dtype), keep_fp8)
 
 
 @pytest.mark.parametrize("keep_fp8", KEPT)
 def test_no_tokens_at_all(keep_fp8: tuple[str, ...], device: str) -> None:
     given = layer("balanced", device)
     none = Layer(given.A[:0], given.weights, torch.zeros_like(given.offs), given.grad[:0])
-    assert_same(none, keep_fp8, pad=True)
+    assert_same(none, keep_fp8)
 
 
-@pytest.mark.parametrize("pad", [True, False])
-def test_torch_compile_traces_it_whole(pad: bool, device: str) -> None:
+def test_torch_compile_traces_it_whole(device: str) -> None:
     def whole(call: Call) -> Call:
         return torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
 
     for keep_fp8 in KEPT:
-        assert_same(layer("balanced", device), keep_fp8, pad, whole)
+        assert_same(layer("balanced", device), keep_fp8, whole)
 
 
 @pytest.mark.parametrize("keep_fp8", KEPT)
@@ -74,13 +65,13 @@ def test_activation_checkpointing_recomputes_it(keep_fp8: tuple[str, ...], devic
     def recomputed(call: Call) -> Call:
         return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
 
-    assert_same(layer("empty", device), keep_fp8, True, recomputed)
+    assert_same(layer("empty", device), keep_fp8, recomputed)
 
 
 def test_under_autocast_operands_are_cast_first(device: str) -> None:
     given = layer("ragged", device, torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16):
-        assert_same(given, ("A", "B_t"), pad=True)
+        assert_same(given, ("A", "B_t"))
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
@@ -90,7 +81,7 @@ def test_one_gradient_alone(keep_fp8: tuple[str, ...], wanted: tuple[bool, bool]
     found = []
     for keep in (keep_fp8, ()):
         operands = [given.A.clone().requires_grad_(wanted[0]), given.weights.clone().requires_grad_(wanted[1])]
-        out = fp8_grouped_mm(operands[0], operands[1].transpose(1, 2), given.offs, pad_token_groups=True, keep_fp8=keep)
+        out = fp8_grouped_mm(operands[0], operands[1].transpose(1, 2), given.offs, keep_fp8=keep)
         out.backward(given.grad)
         assert [operand.grad is not None for operand in operands] == list(wanted)
         found.append([out, *(operand.grad for operand in operands if operand.grad is not None)])
@@ -124,19 +115,12 @@ def saved_bytes(given: Layer, **options: object) -> dict[torch.dtype, int]:
 def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str) -> None:
     given, scales = layer("balanced", device), 4 * E * K
     offs = {torch.int32: 4 * E}
-    A, B, half_A, half_B = 2 * M * K, 2 * E * N * K, M * K, E * N * K
+    A, B, half_A, half_B = 2 * M * K, 2 * E * N * K, padded_rows(M, E, ALIGNMENT) * K, E * N * K
     assert saved_bytes(given) == {torch.bfloat16: A + B, **offs}
     codes = torch.float8_e4m3fn
     assert saved_bytes(given, keep_fp8=("A",)) == {torch.bfloat16: B, codes: half_A, torch.float32: scales, **offs}
     assert saved_bytes(given, keep_fp8=("B_t",)) == {torch.bfloat16: A, codes: half_B, torch.float32: scales, **offs}
     assert saved_bytes(given, keep_fp8=("A", "B_t")) == {codes: half_A + half_B, torch.float32: 2 * scales, **offs}
-
-
-def test_of_padded_rows_the_codes_are_saved_alone(device: str) -> None:
-    given = layer("ragged", device)
-    rows = M + 16 * E
-    assert saved_bytes(given, keep_fp8=("A", "B_t"), pad_token_groups=True)[torch.float8_e4m3fn] == K * (rows + E * N)
-    assert torch.bfloat16 not in saved_bytes(given, keep_fp8=("A", "B_t"), pad_token_groups=True)
 
 
 def test_nothing_is_quantized_both_ways_that_no_gradient_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +145,7 @@ def test_nothing_is_quantized_both_ways_that_no_gradient_asks_for(device: str, m
     assert called == ["quantize_rowwise_colwise"]
     called.clear()
     fp8_grouped_mm(A, weights.transpose(1, 2), given.offs, keep_fp8=keep_fp8).backward(given.grad)
-    assert called == ["quantize_rowwise_colwise", "quantize_colwise_transpose_3d", "quantize_rowwise_colwise"]
+    assert called == ["quantize_colwise_transpose_3d", "quantize_rowwise_colwise", "quantize_rowwise_colwise"]
 
 
 def test_an_operand_that_is_none_is_refused(device: str) -> None:

@@ -12,10 +12,10 @@
 It is the weight gradient of a grouped GEMM: a is the gradient of its output. N and K are multiples of 16.
 
 Groups of codes begin at multiples of ALIGNMENT rows: each is followed by zeros up to the next multiple, and has at
-least one such piece (:func:`fp8tune_kernels.gemm.grouped_tiles.padded_extents`). The kernel that writes the codes writes
-the zeros; tokens are not padded. If pieces of BLOCK_SIZE_K divide the alignment, none holds rows of two groups. Else,
-as with alignment 1 and with bfloat16, the last piece of a group is masked, which costs registers: on an H200 1.3 to
-1.6 times the time.
+least one such piece (:func:`fp8tune_kernels.gemm.grouped_tiles.padded_extents`). The kernel that writes the codes
+writes the zeros; tokens are not padded. If pieces of BLOCK_SIZE_K divide the alignment, none holds rows of two groups.
+Else, as with alignment 1 and with bfloat16, the last piece of a group is masked, which costs registers: on an H200 1.3
+to 1.6 times the time.
 
 Sums are those of :mod:`.grouped_rows`.
 """
@@ -28,11 +28,12 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.gemm import grouped_tiles
-from fp8tune_kernels.gemm.grouped_rows import AXES
-from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, reciprocal
+from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
+from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import (
+    are_multiples,
     check_addresses,
     check_dtypes,
     check_multiples,
@@ -42,7 +43,6 @@ from fp8tune_kernels.gemm.operands import (
 )
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets
-from fp8tune_kernels.interpreter import INTERPRETED
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_ends, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.lookup import config_for
@@ -80,6 +80,8 @@ def grouped_contraction_kernel(
     BY_ROWS: tl.constexpr = scale_a_ptr is None  # bfloat16 lies as it is
     # a group of codes that begins anywhere is out of reach: descriptors read from multiples of 16 bytes
     READS: tl.constexpr = DESCRIPTORS > 0 and (BY_ROWS or ALIGNED % 16 == 0)
+    if not BY_ROWS and ALIGNED % 16 == 0:
+        M = M // 16 * 16  # as it is already: so the compiler knows that loads may be wide
     if READS:
         if BY_ROWS:
             a = tl.make_tensor_descriptor(a_ptr, [M, N], [N, 1], [BLOCK_SIZE_K, BLOCK_SIZE_M])
@@ -93,53 +95,64 @@ def grouped_contraction_kernel(
         )
     groups = padded_extents(offs_ptr, M, G, GROUPS, ALIGNED)
     down, across = tl.cdiv(N, BLOCK_SIZE_M), tl.cdiv(K, BLOCK_SIZE_N)
+    IS_WHOLE: tl.constexpr = ALIGNED % BLOCK_SIZE_K == 0  # rows that follow a group's own are zeros
     for tile in tl.range(tl.program_id(0), G * down * across, tl.num_programs(0)):
         group = tile // (down * across)
         is_mine = groups.group == group
         start, end = one_of(groups.start, is_mine), one_of(groups.end, is_mine)
+        if not BY_ROWS and ALIGNED % 16 == 0:
+            start = start // 16 * 16
         row_tile, column_tile = in_bands(tile % (down * across), down, across, BAND)
         row, column = row_tile * BLOCK_SIZE_M, column_tile * BLOCK_SIZE_N
         rows, columns = row + tl.arange(0, BLOCK_SIZE_M), column + tl.arange(0, BLOCK_SIZE_N)
 
         total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
-        IS_WHOLE: tl.constexpr = ALIGNED % BLOCK_SIZE_K == 0  # rows that follow a group's own are zeros
         whole = tl.cdiv(end - start, BLOCK_SIZE_K) if IS_WHOLE else (end - start) // BLOCK_SIZE_K
         for step in tl.range(0, whole):
             at = start + step * BLOCK_SIZE_K
-            if READS:
-                if BY_ROWS:
-                    a_piece, b_piece = a.load([at, row]).T, b.load([at, column])
-                else:
-                    a_piece, b_piece = a.load([row, at]), b.load([column, at]).T
+            if READS and BY_ROWS:
+                a_piece, b_piece = a.load([at, row]).T, b.load([at, column])
+            elif READS:
+                a_piece, b_piece = a.load([row, at]), b.load([column, at]).T
             else:
                 depth = at + tl.arange(0, BLOCK_SIZE_K)
-                if BY_ROWS:
-                    a_piece = piece(a_ptr, N, depth, rows, end, N).T
-                    b_piece = piece(b_ptr, K, depth, columns, end, K)
-                else:
-                    a_piece = piece(a_ptr, M, rows, depth, N, M)
-                    b_piece = piece(b_ptr, M, columns, depth, K, M).T
+                depth_end = end if BY_ROWS else M
+                a_piece, b_piece = _pieces(a_ptr, b_ptr, rows, columns, depth, depth_end, M, N, K, BY_ROWS)
             total = tl.dot(a_piece, b_piece, total)
-        if not IS_WHOLE:
-            if start + whole * BLOCK_SIZE_K < end:
-                depth = start + whole * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
-                if BY_ROWS:
-                    a_piece = piece(a_ptr, N, depth, rows, end, N).T
-                    b_piece = piece(b_ptr, K, depth, columns, end, K)
-                else:
-                    a_piece = piece(a_ptr, M, rows, depth, N, end)
-                    b_piece = piece(b_ptr, M, columns, depth, K, end).T
-                total = tl.dot(a_piece, b_piece, total)
+        if not IS_WHOLE and start + whole * BLOCK_SIZE_K < end:
+            depth = start + whole * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
+            a_piece, b_piece = _pieces(a_ptr, b_ptr, rows, columns, depth, end, M, N, K, BY_ROWS)
+            total = tl.dot(a_piece, b_piece, total)
         if not BY_ROWS:
-            scale_a = tl.load(scale_a_ptr + group * N + rows, mask=rows < N, other=1.0)
-            scale_b = tl.load(scale_b_ptr + group * K + columns, mask=columns < K, other=1.0)
-            total = total * reciprocal(scale_a)[:, None] * reciprocal(scale_b)[None, :]
+            total = scaled(total, scale_a_ptr + group * N, rows, N, scale_b_ptr + group * K, columns, K)
         result = total.to(tl.bfloat16)
         if DESCRIPTORS == 2:
             out.store([group, row, column], result.reshape(1, BLOCK_SIZE_M, BLOCK_SIZE_N))
         else:
-            at_out = out_ptr + group.to(tl.int64) * N * K + rows.to(tl.int64)[:, None] * K + columns[None, :]
-            tl.store(at_out, result, mask=(rows < N)[:, None] & (columns < K)[None, :])
+            store_masked(out_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K, result)
+
+
+@triton.jit
+def _pieces(
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    depth: tl.tensor,
+    depth_end: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    BY_ROWS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Both operands of one multiplication by pointers, zero from ``depth_end`` on."""
+    if BY_ROWS:
+        a_piece = piece(a_ptr, N, depth, rows, depth_end, N).T
+        b_piece = piece(b_ptr, K, depth, columns, depth_end, K)
+    else:
+        a_piece = piece(a_ptr, M, rows, depth, N, depth_end)
+        b_piece = piece(b_ptr, M, columns, depth, K, depth_end).T
+    return a_piece, b_piece
 
 
 def contract_rows(
@@ -155,7 +168,8 @@ def contract_rows(
     ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. Raises ValueError, before
     any launch, for another one, and for other shapes, dtypes, strides or devices.
     """
-    return _operator(a, b, offs, scale_a, scale_b, alignment)
+    out: torch.Tensor = _operator(a, b, offs, scale_a, scale_b, alignment)
+    return out
 
 
 def reference(
@@ -242,28 +256,30 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weight gradient."""
-    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+    """The weight gradient; none of a layer that the kernel refuses."""
+    if are_multiples(row["N"], row["K"]):
+        yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Rows between groups are not counted: they are this layout's, and no group needs them."""
+    M, N, K, G = (shape[dim] for dim in "MNKG")
+    return M * (N + K) * grouped_configs.element_size(shape) + 2 * G * N * K
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :func:`fp8tune_kernels.gemm.grouped_tiles.invalid`."""
-    return grouped_tiles.invalid(config, shape, limits, depth=max(1, shape["M"] // shape["G"]))
+    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
+    work = grouped_configs.Work(
+        shape["G"], shape["N"], shape["K"], shape["M"], "depth", grouped_configs.element_size(shape)
+    )
+    return grouped_configs.invalid(config, work, limits)
 
 
 SPEC = KernelSpec(
     name="grouped-contraction",
-    axes=AXES,
-    default=NamedInts(
-        BLOCK_SIZE_M=128,
-        BLOCK_SIZE_N=128,
-        BLOCK_SIZE_K=64,
-        BAND=8,
-        DESCRIPTORS=0,
-        PROGRAMS=1,
-        num_warps=8,
-        num_stages=3,
-    ),
+    axes=grouped_configs.AXES,
+    configs=grouped_configs.CONFIGS,
+    default=grouped_configs.DEFAULT,
     key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
@@ -271,8 +287,9 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     constrain=constrain,
+    bytes_moved=bytes_moved,
     invalid=invalid,
-    interpreted={"M": 109, "N": 80, "K": 48, "G": 3},
+    interpreted={"M": 269, "N": 80, "K": 48, "G": 3},
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
@@ -281,28 +298,36 @@ SPEC = KernelSpec(
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
         edge("groups that are not aligned", routing="ragged", M=277, N=48, K=80, G=4, alignment=1),
         edge("a tail that is NaN", "nan", routing="ragged", M=131, N=48, K=48, G=3, alignment=1),
+        edge("pieces longer than the alignment", routing="ragged", M=277, N=48, K=80, G=4, alignment=16),
+        edge("a long sum", routing="one-giant", M=4099, N=48, K=48, G=2),
     ),
     routed=True,
+    layout_sizes={"N": 272, "K": 400, "G": 8},
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
     check="exact-inputs",
     flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
 )
 
 
-def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, rows: int) -> tuple[int, ...]:
-    """The lookup key of inputs; ``rows``: those of ``offs``, before any alignment."""
+def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[int, ...]:
+    """The lookup key of inputs. M counts as rounded up to the alignment: ``offs`` is not read."""
+    rows = a.shape[0] if alignment == 1 else a.shape[0] - alignment * offs.shape[0]  # see padded_rows
     dtype = DTYPES.index(str(a.dtype).removeprefix("torch."))
     return bucket(rows), a.shape[1], b.shape[1], offs.shape[0], dtype
 
 
-def run(*inputs: torch.Tensor | int | None) -> torch.Tensor:
+def run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    alignment: int,
+) -> torch.Tensor:
     """Launch on the current device what the table says, on inputs that were checked."""
-    a, b, offs, _, _, alignment = inputs
-    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and isinstance(offs, torch.Tensor)
-    assert isinstance(alignment, int)
     (out,) = outputs(a, b, offs)
-    rows = a.shape[0] if alignment == 1 else a.shape[0] - alignment * offs.shape[0]  # see padded_rows
-    launch(config_for(SPEC, key(a, b, offs, rows), a.device), inputs, (out,))
+    config = config_for(SPEC, key(a, b, offs, alignment), a.device)
+    launch(config, (a, b, offs, scale_a, scale_b, alignment), (out,))
     return out
 
 
@@ -314,39 +339,71 @@ def _check(
     scale_b: torch.Tensor | None,
     alignment: int,
 ) -> None:
+    check_dtypes(a, b)
+    is_fp8 = a.dtype != torch.bfloat16
     for name, operand in (("a", a), ("b", b)):
-        lies = operand.t() if scale_a is not None else operand
+        lies = operand.t() if is_fp8 and operand.dim() == 2 else operand
         if operand.dim() != 2 or not lies.is_contiguous():
-            wanted = "column-major codes" if scale_a is not None else "row-major bfloat16"
+            wanted = "column-major codes" if is_fp8 else "row-major bfloat16"
             raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {wanted}")
     if a.shape[0] != b.shape[0]:
         raise ValueError(f"b has {b.shape[0]} rows, wanted {a.shape[0]} as a")
     check_offsets(offs, a.device, "a")
-    check_dtypes(a, b)
     G, N, K = offs.shape[0], a.shape[1], b.shape[1]
     check_multiples("a and b", N=N, K=K)
     check_scales(a, scale_a, scale_b, G * N, G * K)
     check_addresses(a=a, b=b)
-    if alignment != 1 and (alignment < 16 or alignment & (alignment - 1) or a.dtype == torch.bfloat16):
+    _check_alignment(alignment, is_fp8, a.shape[0], G)
+
+
+def _check_alignment(alignment: int, is_fp8: bool, rows: int, groups: int) -> None:
+    """Raise ValueError unless so many rows hold groups of an alignment."""
+    if alignment == 1:
+        return
+    if not is_fp8 or alignment < 16 or alignment & (alignment - 1):
         raise ValueError(f"alignment is {alignment}, wanted 1 or, of codes, a power of two from 16 on")
+    if rows % alignment or rows < alignment * groups:
+        raise ValueError(f"a has {rows} rows, wanted a multiple of alignment={alignment} and a piece for each group")
 
 
-def _on_gpu(*arguments: torch.Tensor | int | None) -> torch.Tensor:
-    _check(*arguments)  # type: ignore[arg-type]
-    return run(*arguments)
+def _on_gpu(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    alignment: int,
+) -> torch.Tensor:
+    _check(a, b, offs, scale_a, scale_b, alignment)
+    return run(a, b, offs, scale_a, scale_b, alignment)
 
 
-def _on_cpu(*arguments: torch.Tensor | int | None) -> torch.Tensor:
-    _check(*arguments)  # type: ignore[arg-type]
-    a, offs = arguments[0], arguments[2]
-    assert isinstance(a, torch.Tensor) and isinstance(offs, torch.Tensor)
+def _on_cpu(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    alignment: int,
+) -> torch.Tensor:
+    _check(a, b, offs, scale_a, scale_b, alignment)
     check_ends(offs, a.shape[0])
-    return run(*arguments) if INTERPRETED else reference(*arguments)[0]  # type: ignore[arg-type]
+    with torch.no_grad():  # autograd would follow the reference
+        if interpreter.INTERPRETED:
+            return run(a, b, offs, scale_a, scale_b, alignment)
+        return reference(a, b, offs, scale_a, scale_b, alignment)[0]
 
 
-def _fake(*arguments: torch.Tensor | int | None) -> torch.Tensor:
-    _check(*arguments)  # type: ignore[arg-type]
-    return outputs(*arguments)[0]  # type: ignore[arg-type]
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    alignment: int,
+) -> torch.Tensor:
+    _check(a, b, offs, scale_a, scale_b, alignment)
+    return outputs(a, b, offs)[0]
 
 
 _operator = define(

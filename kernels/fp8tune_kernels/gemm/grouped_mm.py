@@ -6,11 +6,12 @@
 
     A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
     B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``
-    offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M
-    out   (M, N), bfloat16
+    offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups of any size, also none
+    out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
 
-Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales, by operators that
-``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device.
+Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. A pass is one operator, which
+``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device. Which GEMM multiplies, ours
+or torch's, is a row of the table (:mod:`.methods`).
 
 The backward pass is given A and B_t as they were, or, named in ``keep_fp8``, the codes that it multiplies: one read
 quantizes an operand both ways, and grad too where A is kept. Bytes that move in a step, and that are held between the
@@ -27,35 +28,43 @@ They hold where L2 (about 32 MiB on an H100) has a whole group or expert: 4 MiB 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import token_groups
-from fp8tune_kernels.gemm.scaled_gemm import GROUP_ALIGNMENT, scaled_grouped_gemm
-from fp8tune_kernels.quantize.colwise import quantize_colwise
-from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
-from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
-
-# us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small ones
-from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transposed
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
+from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
+from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["checked_operands", "fp8_grouped_mm", "quantize_transposed"]
+if TYPE_CHECKING:
+    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
+
+__all__ = ["checked_operands", "fp8_grouped_mm"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
 
+GEMM_MULTIPLE = 16
+"""Of K and N: rows of FP8 then begin at 16 bytes."""
+
+PRECISIONS = ("fp8", "auto")
+
+Quantized = tuple[Tensor | None, ...]
+"""Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
+
+NONE: Quantized = (None, None, None, None)
+
 
 def fp8_grouped_mm(
     A: Tensor,
-    B_t: Tensor,
+    B_t: Tensor | QuantizedWeights,
     offs: Tensor,
     *,
     bias: Tensor | None = None,
@@ -63,35 +72,41 @@ def fp8_grouped_mm(
     float8_dtype: torch.dtype | None = None,
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
+    precision: str = "fp8",
 ) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
-    ``pad_token_groups``: pad each group to a positive multiple of 16 rows on the device, and take the padding out of
-    the result; rows past ``offs[-1]`` come out as zeros. Without it the weight gradient wants groups of such sizes (a
-    GPU asserts it), and rows past ``offs[-1]`` are unspecified in out and in A's gradient.
+    ``B_t`` may be what :func:`fp8tune_kernels.quantize_weights` has made of the weights; gradients reach those.
+    ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
+    ``precision``: ``"fp8"`` multiplies in FP8; ``"auto"`` takes for each pass what was measured to be fastest on such a
+    layer, bfloat16 included, unless an operand is of another dtype or kept.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
     are cast to its dtype first. ``bias`` and ``out_dtype`` are there for ``torch._grouped_mm``'s callers: None, or for
     the dtype bfloat16. On a CPU the GEMMs are a loop over groups on the same codes.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
+    another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GROUP_ALIGNMENT)
-    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the quantization kernels check
+    codes_B: tuple[Tensor, ...] = ()
+    if not isinstance(B_t, Tensor):
+        if float8_dtype not in (None, B_t.float8_dtype):
+            raise ValueError(f"float8_dtype is {float8_dtype}, wanted {B_t.float8_dtype}: B_t was quantized to it")
+        float8_dtype, codes_B, B_t = B_t.float8_dtype, (*B_t.forward, *B_t.transposed), B_t.weights
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not codes_B)
+    if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
-    kept = _kept(keep_fp8, A, B_t)
-
-    def multiply(A: Tensor, offs: Tensor) -> Tensor:
-        return _apply(A, B_t, offs, float8_dtype, *kept)
-
-    return token_groups.multiply_padded(multiply, A, offs, GROUP_ALIGNMENT) if pad_token_groups else multiply(A, offs)
+    keep_A, keep_B = _kept(keep_fp8, A, B_t)
+    flag = _precision(precision, A, B_t, keep_A or keep_B, bool(codes_B))
+    return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
 
 
 def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool]:
     """Whether to keep codes of A for the weight gradient, and of B_t for the input gradient."""
+    if not keep_fp8:
+        return False, False
     if unknown := set(keep_fp8) - {"A", "B_t"}:
         raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
     if not torch.is_grad_enabled():
@@ -99,87 +114,92 @@ def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool
     return "A" in keep_fp8 and B_t.requires_grad, "B_t" in keep_fp8 and A.requires_grad
 
 
-Quantized = Sequence[Tensor]
-"""Codes and scales of one operand of one GEMM; or nothing."""
+def _precision(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, are_codes_given: bool) -> int:
+    """The precision as methods are looked up by it."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
+    if precision == "fp8" or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
+        return FP8_ONLY
+    return ANY_ONCE if are_codes_given else ANY
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
-    """The three GEMMs, for groups whose sizes are positive multiples of 16. Saves operands, or codes and scales."""
+    """The three passes. Saves operands, or codes and scales.
+
+    ``codes_B``: of B_t, for the forward pass and for the input gradient, where they were made before.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, float8_dtype: torch.dtype | None, keep_A: bool, keep_B: bool
+        ctx: Any,
+        A: Tensor,
+        B_t: Tensor,
+        offs: Tensor,
+        float8_dtype: torch.dtype | None,
+        precision: int,
+        keep_A: bool,
+        keep_B: bool,
+        *codes_B: Tensor,
     ) -> Tensor:
-        kept_A: Quantized = (A,)
-        kept_B: Quantized = (B_t,)
+        of_A: Quantized = NONE
+        of_B: Quantized = codes_B or NONE
+        if keep_B and not codes_B:
+            of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
         if keep_A:
-            of_A, kept_A = _halves(quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype))
-        else:
-            of_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
-        if keep_B:
-            of_B, kept_B = _halves(quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype))
-        else:
-            of_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
-        ctx.save_for_backward(offs, *kept_A, *kept_B)
-        ctx.float8_dtype, ctx.keep_A, ctx.keep_B = float8_dtype, keep_A, keep_B
+            of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
+        # where there are codes of it, methods of bfloat16 alone read B_t
+        held_B = None if of_B[2] is not None and precision == FP8_ONLY else B_t
+        ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
+        ctx.float8_dtype, ctx.precision, ctx.keep_A = float8_dtype, precision, keep_A
         ctx.dtypes = A.dtype, B_t.dtype
-        return _multiply_rows(of_A, of_B, offs)
+        return _forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        offs, *saved = ctx.saved_tensors
-        kept_A, kept_B = saved[: 1 + ctx.keep_A], saved[1 + ctx.keep_A :]
-        grad, dtype = grad.contiguous(), ctx.float8_dtype
+        A, q_A, scales_A, B_t, q_B, scales_B, offs = ctx.saved_tensors
+        options = offs, ctx.float8_dtype, ctx.precision
+        wants_A, wants_B, *others = ctx.needs_input_grad
+        dtype_A, dtype_B = ctx.dtypes
+        grad = grad.contiguous()
         grad_A = grad_B_t = None
-        rows, columns = _halves(())
-        if ctx.keep_A and all(ctx.needs_input_grad[:2]):
-            rows, columns = _halves(quantize_rowwise_colwise(grad, offs, float8_dtype=dtype))
-        if ctx.needs_input_grad[0]:
-            experts = kept_B if ctx.keep_B else quantize_transposed(kept_B[0], float8_dtype=dtype)
-            grad_A = _multiply_rows(rows or quantize_rowwise_2d(grad, float8_dtype=dtype), experts, offs)
-            grad_A = grad_A.to(ctx.dtypes[0])
-            del experts
-        del rows  # codes that the other gradient would have beside its own
-        if ctx.needs_input_grad[1]:
-            if ctx.keep_A:
-                columns = columns or quantize_colwise(grad, offs, float8_dtype=dtype)
-            elif grad.dtype == kept_A[0].dtype:
-                columns, kept_A = _halves(quantize_colwise_dual(grad, kept_A[0], offs, float8_dtype=dtype))
-            else:  # A in float32 is quantized from float32
-                columns = quantize_colwise(grad, offs, float8_dtype=dtype)
-                kept_A = quantize_colwise(kept_A[0], offs, float8_dtype=dtype)
-            (q_grad, scales_grad), (q_A, scales_A) = columns, kept_A
-            del columns
-            grad_B = scaled_grouped_gemm(q_grad.t(), q_A, scales_grad, scales_A, offs)
-            grad_B_t = grad_B.transpose(1, 2).to(ctx.dtypes[1])  # strides (K*N, 1, K), as B_t has them
-        return grad_A, grad_B_t, None, None, None, None
+        codes: Quantized = NONE
+        if ctx.keep_A and wants_A and wants_B:
+            codes = quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype, alignment=ALIGNMENT)
+        columns = codes[2:]
+        if wants_A:
+            grad_A = _input_gradient(grad, B_t, *options, *codes[:2], q_B, scales_B)
+            if dtype_A != torch.bfloat16:
+                grad_A = grad_A.to(dtype_A)
+        del codes, q_B, scales_B  # what the other gradient would have beside its own
+        if wants_B:
+            grad_B = _weight_gradient(grad, A, *options, *columns, q_A, scales_A)
+            if dtype_B != torch.bfloat16:
+                grad_B = grad_B.to(dtype_B)
+            grad_B_t = grad_B.transpose(1, 2)  # strides (K*N, 1, K), as B_t has them
+        return grad_A, grad_B_t, *(None for _ in others)
 
 
 _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
 
 
-def _halves(both_ways: Quantized) -> tuple[Quantized, Quantized]:
-    """Codes and scales by rows, and by columns, of what was quantized in one read."""
-    return both_ways[:2], both_ways[2:]
-
-
-def _multiply_rows(of_A: Quantized, of_B: Quantized, offs: Tensor) -> Tensor:
-    """``A @ B_t`` of each expert, from codes and scales: (M, K) and (E, K, N) -> (M, N)."""
-    (q_A, scales_A), (q_B, scales_B) = of_A, of_B
-    return scaled_grouped_gemm(q_A, q_B, scales_A.squeeze(1), scales_B.squeeze(1), offs)
-
-
 def checked_operands(
-    A: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, multiple: int
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    multiple: int,
+    *,
+    are_weights_read: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """A and B_t in the dtype of the autocast region around the call, if there is one.
+    """A and, if it is read, B_t in the dtype of the autocast region around the call, if there is one.
 
     Raises ValueError, naming the argument, for what no scaled grouped GEMM takes, such as other K and N than multiples.
     """
     if not A.is_meta and torch.is_autocast_enabled(A.device.type):  # no region is of device meta
         dtype = torch.get_autocast_dtype(A.device.type)
-        A, B_t = A.to(dtype), B_t.to(dtype)
+        A, B_t = A.to(dtype), B_t.to(dtype) if are_weights_read else B_t
     check_matrix("A", A)
     check_weights("B_t", B_t)
     if B_t.device != A.device:
@@ -197,3 +217,129 @@ def checked_operands(
     if bias is not None:  # torch's grouped GEMM has the argument and takes none either
         raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
     return A, B_t
+
+
+# The operators, one a pass. The method is chosen inside: what is traced has no sizes yet
+
+
+def _run_forward(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+    q_B: Tensor | None,
+    scales_B: Tensor | None,
+) -> Tensor:
+    (M, K), N, device = A.shape, B_t.shape[2], A.device
+    method = method_for("forward", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.forward(A, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_A, scales_A))
+
+
+def _run_input_gradient(
+    grad: Tensor,
+    B_t: Tensor | None,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    q_grad: Tensor | None,
+    scales_grad: Tensor | None,
+    q_B: Tensor | None,
+    scales_B: Tensor | None,
+) -> Tensor:
+    (M, N), K, device = grad.shape, _columns_of_input_gradient(B_t, q_B), grad.device
+    method = method_for("input-gradient", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.input_gradient(
+        grad, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_grad, scales_grad)
+    )
+
+
+def _run_weight_gradient(
+    grad: Tensor,
+    A: Tensor | None,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    q_grad: Tensor | None,
+    scales_grad: Tensor | None,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+) -> Tensor:
+    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
+    method = method_for("weight-gradient", M, N, K, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    return passes.weight_gradient(grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A))
+
+
+def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:
+    return None if q is None or scales is None else (q, scales)
+
+
+def _columns_of_input_gradient(B_t: Tensor | None, q_B: Tensor | None) -> int:
+    """K, of what is there."""
+    if B_t is not None:
+        return B_t.shape[1]
+    assert q_B is not None
+    return q_B.shape[2]
+
+
+def _columns_of_weight_gradient(A: Tensor | None, q_A: Tensor | None) -> int:
+    found = q_A if A is None else A
+    assert found is not None
+    return found.shape[1]
+
+
+def _on_cpu(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What of a pass runs on a CPU: also the check of the values in ``offs``."""
+
+    def on_cpu(x: Tensor, other: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
+        check_ends(offs, x.shape[0])
+        with torch.no_grad():  # autograd would follow the references, and stumbles over their views
+            return run(x, other, offs, *rest)
+
+    return on_cpu
+
+
+def _fake_forward(A: Tensor, B_t: Tensor, *rest: Any) -> Tensor:
+    return A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
+
+
+def _fake_input_gradient(grad: Tensor, B_t: Tensor | None, *rest: Any) -> Tensor:
+    return grad.new_empty(grad.shape[0], _columns_of_input_gradient(B_t, rest[-2]), dtype=torch.bfloat16)
+
+
+def _fake_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
+    shape = offs.shape[0], grad.shape[1], _columns_of_weight_gradient(A, rest[-2])
+    return grad.new_empty(shape, dtype=torch.bfloat16)
+
+
+def _define(name: str, operands: str, codes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+    schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, int precision, {codes}) -> Tensor"
+    return define(schema, run, _on_cpu(run), fake, makes_codes=True)
+
+
+_forward: Callable[..., Tensor] = _define(
+    "forward",
+    "Tensor A, Tensor B_t",
+    "Tensor? q_A, Tensor? scales_A, Tensor? q_B, Tensor? scales_B",
+    _run_forward,
+    _fake_forward,
+)
+_input_gradient: Callable[..., Tensor] = _define(
+    "input_gradient",
+    "Tensor grad, Tensor? B_t",
+    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_B, Tensor? scales_B",
+    _run_input_gradient,
+    _fake_input_gradient,
+)
+_weight_gradient: Callable[..., Tensor] = _define(
+    "weight_gradient",
+    "Tensor grad, Tensor? A",
+    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
+    _run_weight_gradient,
+    _fake_weight_gradient,
+)

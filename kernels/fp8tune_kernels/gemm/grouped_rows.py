@@ -12,9 +12,12 @@
 It is the forward pass of a grouped GEMM and its input gradient. K and N are multiples of 16. No group is padded: a tile
 that passes the end of its group computes with rows of the next one, and does not store them.
 
-Sums are float32 in registers. Of FP8, Hopper's tensor cores align the products of a step of 32 to the largest of them
-and of the sum so far, and cut off what is below 13 fractional bits (DeepSeek-V3 technical report, section 3.3.2;
-``use_fast_accum`` of torch's GEMMs is the same); of bfloat16 they round to float32. Other GPUs add in float32.
+Sums are float32 in registers. NVIDIA documents no rounding. Of FP8, Hopper's tensor cores align products, and the sum
+so far, to the largest of them, and cut off what is below 13 fractional bits (DeepSeek-V3 technical report, sections
+3.3.2 and 3.5.2; SageAttention2 saw 13 on Ada too). Of Blackwell's 25 bits were seen (DeepGEMM issue 176). Nothing is
+added up outside the tensor cores in between, as with ``use_fast_accum`` of torch's GEMMs. Of bfloat16, V100, T4 and
+A100 cut off as well, at 24 bits or more (Fasi et al., Numerical behavior of NVIDIA tensor cores, 2021). Of AMD's matrix
+cores nothing is known here: nobody ran the kernels there.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.gemm import grouped_tiles
-from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, reciprocal
-from fp8tune_kernels.gemm.operands import check_operands, random_operand, random_scales
+from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
+from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
+from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
 from fp8tune_kernels.inputs import offsets
-from fp8tune_kernels.interpreter import INTERPRETED
 from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.lookup import config_for
@@ -93,33 +96,30 @@ def grouped_rows_kernel(
                 b_piece = piece(b_ptr + (group * N).to(tl.int64) * K, K, columns, depth, N, K)
             total = tl.dot(a_piece, b_piece.T, total)
         if scale_a_ptr is not None:
-            scale_a = tl.load(scale_a_ptr + rows, mask=rows < end, other=1.0)
-            scale_b = tl.load(scale_b_ptr + group * N + columns, mask=columns < N, other=1.0)
-            total = total * reciprocal(scale_a)[:, None] * reciprocal(scale_b)[None, :]
+            total = scaled(total, scale_a_ptr, rows, end, scale_b_ptr + group * N, columns, N)
         result = total.to(tl.bfloat16)
-        at_out = out_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]
-        inside_out = (rows < end)[:, None] & (columns < N)[None, :]
         if DESCRIPTORS == 2:
             if row + BLOCK_SIZE_M <= end:
                 out.store([row, column], result)
             else:
-                tl.store(at_out, result, mask=inside_out)
+                store_masked(out_ptr, N, rows, columns, end, N, result)
         else:
-            tl.store(at_out, result, mask=inside_out)
+            store_masked(out_ptr, N, rows, columns, end, N, result)
     _zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
 
 
 @triton.jit
-def _zero_rows(out_ptr, first, M, N, lanes_m, lanes_n):  # type: ignore[no-untyped-def]
-    """Rows of no group, shared among the programs."""
+def _zero_rows(
+    out_ptr: tl.tensor, first: tl.tensor, M: tl.tensor, N: tl.tensor, lanes_m: tl.tensor, lanes_n: tl.tensor
+) -> None:
+    """Rows of no group, from the first of them on, shared among the programs."""
     across = tl.cdiv(N, lanes_n.shape[0])
     tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across
+    zeros = tl.zeros((lanes_m.shape[0], lanes_n.shape[0]), out_ptr.dtype.element_ty)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
         rows = first + tile // across * lanes_m.shape[0] + lanes_m
         columns = tile % across * lanes_n.shape[0] + lanes_n
-        zeros = tl.zeros((lanes_m.shape[0], lanes_n.shape[0]), out_ptr.dtype.element_ty)
-        at = out_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]
-        tl.store(at, zeros, mask=(rows < M)[:, None] & (columns < N)[None, :])
+        store_masked(out_ptr, N, rows, columns, M, N, zeros)
 
 
 def multiply_rows(
@@ -134,7 +134,8 @@ def multiply_rows(
     Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
     at 16 bytes, and for scales beside bfloat16 or none beside FP8.
     """
-    return _operator(a, b, offs, scale_a, scale_b)
+    out: torch.Tensor = _operator(a, b, offs, scale_a, scale_b)
+    return out
 
 
 def reference(
@@ -148,6 +149,8 @@ def reference(
     (out,) = outputs(a, b, offs, scale_a, scale_b)
     out.zero_()
     start = 0
+    if scale_a is not None and scale_b is not None:
+        scale_a, scale_b = scale_a.view(-1), scale_b.view(len(b), -1)
     with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
         for group, end in enumerate(offs.tolist()):
             product = a[start:end].float() @ b[group].float().t()
@@ -187,40 +190,26 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The forward pass, then the input gradient."""
-    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
-    yield NamedInts(M=row["M"], N=row["K"], K=row["N"], G=row["E"])
+    """The forward pass, then the input gradient; none of a layer that the kernel refuses."""
+    N, K = row["N"], row["K"]
+    if are_multiples(N, K):
+        yield NamedInts(M=row["M"], N=N, K=K, G=row["E"])
+        yield NamedInts(M=row["M"], N=K, K=N, G=row["E"])
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :func:`fp8tune_kernels.gemm.grouped_tiles.invalid`."""
-    return grouped_tiles.invalid(config, shape, limits, depth=shape["K"])
+    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
+    work = grouped_configs.Work(
+        shape["G"], shape["M"], shape["N"], shape["K"], "down", grouped_configs.element_size(shape)
+    )
+    return grouped_configs.invalid(config, work, limits)
 
-
-AXES: dict[str, tuple[int, ...]] = {
-    "BLOCK_SIZE_M": (64, 128, 256),
-    "BLOCK_SIZE_N": (128, 256),
-    "BLOCK_SIZE_K": (64, 128),
-    "BAND": (4, 8, 16),
-    "DESCRIPTORS": grouped_tiles.DESCRIPTORS,
-    "PROGRAMS": (1, 2),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 4),
-}
 
 SPEC = KernelSpec(
     name="grouped-rows",
-    axes=AXES,
-    default=NamedInts(
-        BLOCK_SIZE_M=128,
-        BLOCK_SIZE_N=128,
-        BLOCK_SIZE_K=64,
-        BAND=8,
-        DESCRIPTORS=0,
-        PROGRAMS=1,
-        num_warps=8,
-        num_stages=3,
-    ),
+    axes=grouped_configs.AXES,
+    configs=grouped_configs.CONFIGS,
+    default=grouped_configs.DEFAULT,
     key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
@@ -232,47 +221,75 @@ SPEC = KernelSpec(
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
-        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
         edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
-        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=48, G=3),
         edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
+        edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
+        edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
     ),
     routed=True,
+    layout_sizes={"N": 272, "K": 400, "G": 8},
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
     check="exact-inputs",
     flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
 )
 
 
-def key(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
+def key(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The lookup key of inputs."""
     M, K = a.shape
     return bucket(M), b.shape[1], K, b.shape[0], DTYPES.index(str(a.dtype).removeprefix("torch."))
 
 
-def run(*inputs: torch.Tensor | None) -> torch.Tensor:
+def run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> torch.Tensor:
     """Launch on the current device what the table says, on inputs that were checked."""
-    (out,) = outputs(*inputs)  # type: ignore[arg-type]
-    a = inputs[0]
-    assert a is not None
-    launch(config_for(SPEC, key(*inputs), a.device), inputs, (out,))  # type: ignore[arg-type]
+    (out,) = outputs(a, b)
+    launch(config_for(SPEC, key(a, b), a.device), (a, b, offs, scale_a, scale_b), (out,))
     return out
 
 
-def _on_gpu(*arguments: torch.Tensor | None) -> torch.Tensor:
-    check_operands(*arguments)
-    return run(*arguments)
+def _on_gpu(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> torch.Tensor:
+    check_operands(a, b, offs, scale_a, scale_b)
+    return run(a, b, offs, scale_a, scale_b)
 
 
-def _on_cpu(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *scales: torch.Tensor | None) -> torch.Tensor:
-    check_operands(a, b, offs, *scales)
+def _on_cpu(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> torch.Tensor:
+    check_operands(a, b, offs, scale_a, scale_b)
     check_ends(offs, a.shape[0])
-    return run(a, b, offs, *scales) if INTERPRETED else reference(a, b, offs, *scales)[0]
+    with torch.no_grad():  # autograd would follow the reference
+        if interpreter.INTERPRETED:
+            return run(a, b, offs, scale_a, scale_b)
+        return reference(a, b, offs, scale_a, scale_b)[0]
 
 
-def _fake(*arguments: torch.Tensor | None) -> torch.Tensor:
-    check_operands(*arguments)
-    return outputs(*arguments)[0]  # type: ignore[arg-type]
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> torch.Tensor:
+    check_operands(a, b, offs, scale_a, scale_b)
+    return outputs(a, b)[0]
 
 
 _operator = define(

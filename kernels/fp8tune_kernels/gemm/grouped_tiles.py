@@ -1,4 +1,4 @@
-"""Tiles of a grouped GEMM: which tile a persistent program works on, what a config needs, and what it wastes.
+"""Tiles of a grouped GEMM: which tile a persistent program works on, and what all programs do to one.
 
 A launch has PROGRAMS programs a multiprocessor, whatever the sizes are; program p works on tiles p, p + programs and so
 on. Tiles of a group follow each other, in bands of BAND row tiles: down a band first, then across, so that what the
@@ -14,32 +14,31 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import DeviceLimits
+from fp8tune_kernels import interpreter
 
 __all__ = [
-    "DESCRIPTORS",
     "Extents",
-    "column_of_groups",
     "extents",
     "groups_constant",
     "in_bands",
-    "invalid",
     "kernel_options",
     "multiprocessors",
     "one_of",
     "padded_extents",
     "piece",
     "programs",
-    "reciprocal",
+    "scaled",
+    "store_masked",
 ]
 
-DESCRIPTORS = (0, 1, 2)
-"""Of an axis: 0 loads and stores by pointers, on any GPU; 1 loads operands by tensor descriptors, which Hopper's and
-Blackwell's copy engine serves (TMA); 2 stores whole tiles by them too."""
+interpreter.install()
 
 MOST_GROUPS = 4096
 """A program holds the ends of all groups in registers."""
+
+LEAST_GROUPS_CONSTANT = 256
+"""Of fewer groups the vector of ends is no faster, and each length has a binary of its own. So what is checked on small
+problems is the binary that is timed."""
 
 
 class Extents(NamedTuple):
@@ -92,14 +91,52 @@ def in_bands(tile: tl.tensor, down: tl.tensor, across: tl.tensor, BAND: tl.const
 
 
 @triton.jit
-def piece(ptr, stride, rows, columns, row_end, column_end):  # type: ignore[no-untyped-def]
+def piece(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    row_end: tl.tensor,
+    column_end: tl.tensor,
+) -> tl.tensor:
     """A piece of a row-major matrix by pointers, zero past its ends."""
     at = ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
     return tl.load(at, mask=(rows < row_end)[:, None] & (columns < column_end)[None, :], other=0.0)
 
 
 @triton.jit
-def reciprocal(scale: tl.tensor) -> tl.tensor:
+def store_masked(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    row_end: tl.tensor,
+    column_end: tl.tensor,
+    values: tl.tensor,
+) -> None:
+    """Store a piece of a row-major matrix by pointers, up to its ends."""
+    at = ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    tl.store(at, values, mask=(rows < row_end)[:, None] & (columns < column_end)[None, :])
+
+
+@triton.jit
+def scaled(
+    total: tl.tensor,
+    scale_a_ptr: tl.tensor,
+    rows: tl.tensor,
+    row_end: tl.tensor,
+    scale_b_ptr: tl.tensor,
+    columns: tl.tensor,
+    column_end: tl.tensor,
+) -> tl.tensor:
+    """A tile divided by a scale a row and a scale a column."""
+    scale_a = tl.load(scale_a_ptr + rows, mask=rows < row_end, other=1.0)
+    scale_b = tl.load(scale_b_ptr + columns, mask=columns < column_end, other=1.0)
+    return total * _reciprocal(scale_a)[:, None] * _reciprocal(scale_b)[None, :]
+
+
+@triton.jit
+def _reciprocal(scale: tl.tensor) -> tl.tensor:
     """1 / scale, rounded as torch rounds it: Triton's ``/`` may be two units in the last place off."""
     return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
 
@@ -108,7 +145,7 @@ def groups_constant(groups: int) -> int:
     """GROUPS of a launch: a power of two above the number of groups. Raises ValueError for more than 4,095 groups."""
     if groups >= MOST_GROUPS:
         raise ValueError(f"offs has {groups} groups, wanted fewer than {MOST_GROUPS}: a program holds all their ends")
-    return max(16, 1 << groups.bit_length())
+    return max(LEAST_GROUPS_CONSTANT, 1 << groups.bit_length())
 
 
 def programs(config: Mapping[str, int], device: torch.device) -> int:
@@ -126,31 +163,3 @@ def multiprocessors(device: torch.device) -> int:
 def kernel_options(config: Mapping[str, int]) -> dict[str, int]:
     """What a config says to the kernel and its compiler: all but PROGRAMS."""
     return {name: value for name, value in config.items() if name != "PROGRAMS"}
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits, *, depth: int) -> str | None:
-    """The hardware reason why a config of a grouped GEMM cannot pay, or None. ``depth``: what is summed over."""
-    down, across, deep = (config[f"BLOCK_SIZE_{dim}"] for dim in "MNK")
-    if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):
-        return f"DESCRIPTORS={config['DESCRIPTORS']}: {limits.arch} has no copy engine for tiles"
-    threads = config["num_warps"] * limits.warp_size
-    sums = down * across // threads
-    if sums > 128:
-        return f"{sums} sums a thread do not fit in registers beside what multiplies"
-    if sums < 32:
-        return f"{sums} sums a thread: the tensor cores wait for their operands"
-    staged = (down + across) * deep * config["num_stages"]  # of FP8; bfloat16 has the same, or is refused by Triton
-    stored = 2 * down * across if config["DESCRIPTORS"] == 2 else 0
-    count = (staged + stored) * config["PROGRAMS"]
-    if count > limits.shared_bytes_per_block:
-        return f"{count} bytes of tiles, {limits.arch} has {limits.shared_bytes_per_block} of shared memory"
-    if (sums + 40) * threads * config["PROGRAMS"] > limits.registers_per_block:
-        return f"{config['PROGRAMS']} programs need more registers than a multiprocessor of {limits.arch} has"
-    if deep >= 2 * depth:
-        return f"pieces of {deep} for a depth of {depth}: half of each is outside"
-    return None
-
-
-def _has_descriptors(arch: str) -> bool:
-    """Whether tensor descriptors are served by hardware."""
-    return ARCHES[arch].backend == "cuda" and int(arch.removeprefix("sm_")) >= 90 if arch in ARCHES else False

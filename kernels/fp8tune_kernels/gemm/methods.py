@@ -3,22 +3,39 @@
 A precision is a flag in the lookup key: with ``FP8_ONLY`` a pass picks among the methods that multiply in FP8, with
 ``ANY`` among all, and with ``ANY_ONCE`` among all where the weights were quantized before, so that their cast costs
 nothing. The weight gradient does not read the weights: of it the table has ``FP8_ONLY`` and ``ANY``.
+
+``FP8_ONLY`` is looked up like any kernel's config. The others promise to be no slower than bf16, which takes a
+measurement: they take the method of the shape, or of the nearest shape, that was measured with the same precision.
+Where the table has none it is :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fp8tune_kernels.gemm.passes import FP8
+from fp8tune_kernels.gemm import grouped_mm_forward, grouped_mm_input_gradient, grouped_mm_weight_gradient
+from fp8tune_kernels.gemm.grouped_mm_passes import ANY, ANY_ONCE, FP8_ONLY
+from fp8tune_kernels.gemm.passes import BF16_TORCH
+from fp8tune_kernels.runtime.lookup import config_for, measured_config
+from fp8tune_kernels.spec import bucket
 
 __all__ = ["ANY", "ANY_ONCE", "FP8_ONLY", "PASSES", "method_for"]
 
-FP8_ONLY, ANY, ANY_ONCE = range(3)
-"""A precision."""
-
 PASSES = ("forward", "input-gradient", "weight-gradient")
+
+_SPECS = {
+    "forward": grouped_mm_forward.SPEC,
+    "input-gradient": grouped_mm_input_gradient.SPEC,
+    "weight-gradient": grouped_mm_weight_gradient.SPEC,
+}
 
 
 def method_for(name: str, M: int, N: int, K: int, G: int, precision: int, device: torch.device) -> int:
-    """The method (see :mod:`.passes`) of one of :data:`PASSES` on a layer of K inputs and N outputs, G experts, M rows."""
-    return FP8
+    """The method (see :mod:`.passes`) of one of :data:`PASSES` on a layer: K inputs, N outputs, G experts, M rows."""
+    if precision == ANY_ONCE and name == "weight-gradient":
+        precision = ANY
+    spec, key = _SPECS[name], (bucket(M), N, K, G, precision)
+    if precision == FP8_ONLY:
+        return config_for(spec, key, device)["METHOD"]
+    found = measured_config(spec, key, device)
+    return BF16_TORCH if found is None else found["METHOD"]

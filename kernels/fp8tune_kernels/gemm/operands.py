@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
 
+from fp8tune_kernels.gemm.grouped_configs import WITHOUT_FP8
 from fp8tune_kernels.inputs import dtype_named
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import Problem
 
 __all__ = ["check_operands", "random_operand", "random_scales"]
@@ -21,7 +24,7 @@ ADDRESS_BYTES = 16
 
 
 def random_operand(problem: Problem, rows: int, columns: int, device: str, number: int = 0) -> torch.Tensor:
-    """``(rows, columns)``, row-major, of the problem's input dtype: FP8 codes or bfloat16. ``number``: which operand."""
+    """``(rows, columns)``, row-major, of the problem's input dtype: codes or bfloat16. ``number``: which operand."""
     dtype = dtype_named(problem.in_dtype)
     if torch.device(device).type == "meta":
         return torch.empty(rows, columns, dtype=dtype, device=device)
@@ -77,15 +80,32 @@ def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise ValueError unless both operands are of one dtype that a grouped GEMM multiplies, on one device."""
     if a.dtype not in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"a is {a.dtype}, wanted torch.bfloat16, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
+    if refusal := _refusal(a.dtype, running_arch(a.device)):
+        raise ValueError(f"a is {a.dtype}, {refusal}")
     if b.dtype != a.dtype:
         raise ValueError(f"b is {b.dtype}, wanted {a.dtype} as a")
     if b.device != a.device:
         raise ValueError(f"b is on {b.device}, wanted {a.device} as a")
 
 
+@functools.cache
+def _refusal(dtype: torch.dtype, arch: str) -> str | None:
+    """Why an arch does not multiply operands of a dtype."""
+    if dtype == torch.float8_e4m3fnuz and arch.startswith("sm_"):
+        return "an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn"
+    if dtype == torch.float8_e4m3fn and arch in WITHOUT_FP8:
+        return f"which Triton does not compile for {arch}: wanted torch.bfloat16"
+    return None
+
+
+def are_multiples(*sizes: int) -> bool:
+    """Whether sizes are positive multiples of 16: rows then begin at 16 bytes."""
+    return all(size > 0 and size % ADDRESS_BYTES == 0 for size in sizes)
+
+
 def check_multiples(name: str, **sizes: int) -> None:
-    """Raise ValueError unless sizes are positive multiples of 16: rows then begin at 16 bytes."""
-    if any(size <= 0 or size % ADDRESS_BYTES for size in sizes.values()):
+    """Raise ValueError unless :func:`are_multiples`."""
+    if not are_multiples(*sizes.values()):
         given = " and ".join(f"{dim}={size}" for dim, size in sizes.items())
         raise ValueError(f"{name} has {given}, wanted positive multiples of {ADDRESS_BYTES}")
 
@@ -102,9 +122,8 @@ def check_scales(
         if a.dtype == torch.bfloat16:
             raise ValueError(f"{name} is a tensor, wanted None: bfloat16 has no scales")
         if scale.dtype != torch.float32 or scale.numel() != count or not scale.is_contiguous():
-            raise ValueError(
-                f"{name} is {scale.dtype} of shape {tuple(scale.shape)}, wanted {count} contiguous values of torch.float32"
-            )
+            given = f"{scale.dtype} of shape {tuple(scale.shape)} and strides {scale.stride()}"
+            raise ValueError(f"{name} is {given}, wanted {count} contiguous values of torch.float32")
         if scale.device != a.device:
             raise ValueError(f"{name} is on {scale.device}, wanted {a.device} as a")
 

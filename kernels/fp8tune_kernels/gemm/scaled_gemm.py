@@ -1,17 +1,16 @@
-"""The scaled grouped GEMM on what the quantization kernels write, as one operator for GPUs and CPUs.
+"""torch's scaled grouped GEMM on what the quantization kernels write.
 
-    rows in groups          out[m, n]    = sum over k of a[m, k] * b[g, k, n]        / (scale_a[m]    * scale_b[g, n])
-    contraction in groups   out[g, n, k] = sum over m in g of a[n, m] * b[m, k]      / (scale_a[g, n] * scale_b[g, k])
+    rows in groups          out[m, n]    = sum over k of a[m, k] * b[g, k, n]        * inverse_a[m]    * inverse_b[g, n]
+    contraction in groups   out[g, n, k] = sum over m in g of a[n, m] * b[m, k]      * inverse_a[g, n] * inverse_b[g, k]
 
-    a        (M, K), row-major; or (N, M), row-major: the ``.t()`` view of ``colwise``'s codes
-    b        (E, K, N), strides (K*N, 1, K); or (M, K), strides (1, M rounded up to 16)
-    scale_a  (M,), or (G*N,) group-major, float32: what the kernels multiplied by
-    scale_b  (E, N), or (G*K,) group-major, float32
-    offs     (G,), int32: the end row of each group
-    out      bfloat16, accumulated in float32; what the rows past ``offs[-1]`` hold is not specified on a GPU
+    a          (M, K), row-major; or (N, M), row-major: the ``.t()`` view of ``colwise``'s codes
+    b          (E, K, N), strides (K*N, 1, K); or (M, K), strides (1, M rounded up to 16)
+    inverse_a  (M,), or (G*N,) group-major, float32: reciprocals of what the kernels multiplied by
+    inverse_b  (E, N), or (G*K,) group-major, float32
+    offs       (G,), int32: the end row of each group
+    out        bfloat16, accumulated in float32; what the rows past ``offs[-1]`` hold is not specified on a GPU
 
-On GPUs it is ``torch._scaled_grouped_mm`` on the reciprocals, which are exact where scales are powers of two. It
-contracts over groups only if their sizes are positive multiples of 16, and asserts that on the device. On the CPU a
+It contracts over groups only if their sizes are positive multiples of 16, and asserts that on the device. On the CPU a
 loop over groups multiplies the same codes in float32, by the same rule.
 """
 
@@ -25,7 +24,7 @@ from torch import Tensor
 from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["GROUP_ALIGNMENT", "checked_offsets", "multiply", "scaled_grouped_gemm"]
+__all__ = ["GROUP_ALIGNMENT", "checked_offsets", "multiply"]
 
 GROUP_ALIGNMENT = 16
 """Rows: the groups of a contraction start at 16 bytes of FP8."""
@@ -35,13 +34,6 @@ def _out(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
     offs = others[-1]
     shape = (len(offs), a.shape[0], b.shape[1]) if b.dim() == 2 else (a.shape[0], b.shape[2])
     return torch.empty(shape, dtype=torch.bfloat16, device=a.device)
-
-
-def _invert_and_multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
-    if 0 in a.shape:
-        return _out(a, b, offs).zero_()
-    inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
-    return multiply(a, b, inverse_a, inverse_b, offs)
 
 
 def multiply(a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, offs: Tensor) -> Tensor:
@@ -97,17 +89,6 @@ def _check_offsets(offs: Tensor, rows: int, multiple: int) -> Tensor:
     return offs.clone()  # no output of an operator may be its input
 
 
-scaled_grouped_gemm: Callable[..., Tensor] = define(
-    "scaled_grouped_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs) -> Tensor",
-    _invert_and_multiply,
-    _invert_and_multiply,
-    _out,
-)
-"""``a @ b`` group by group; contracts over groups where ``b`` is 2D.
-
-Raises ValueError on a CPU for a contraction over a group that is empty or of no multiple of 16 rows, and for ``offs``
-that decrease or pass the rows.
-"""
 _checked_offsets: Callable[..., Tensor] = define(  # what is traced has no values yet
     "checked_offsets(Tensor offs, SymInt rows, int multiple) -> Tensor",
     None,

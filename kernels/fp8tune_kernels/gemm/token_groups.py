@@ -29,10 +29,23 @@ from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offse
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["group_of_row", "multiply_padded", "pad", "padded_rows", "unpad"]
+__all__ = [
+    "group_of_row",
+    "multiply_padded",
+    "pad",
+    "padded_ends",
+    "padded_rows",
+    "unpad",
+    "zero_empty_groups",
+    "zero_rows",
+]
 
 CONFIG = {"BLOCK_SIZE": 512, "num_warps": 4}
 """Columns a program copies, of ALIGNMENT rows: four accesses of 16 bytes a thread at 16 rows of bfloat16."""
+
+ZEROS = {"BLOCK_SIZE": 4096, "num_warps": 4}
+PROGRAMS = 132
+"""Of a kernel that most often has nothing to do: an H200's multiprocessors."""
 
 
 @triton.jit
@@ -135,6 +148,74 @@ def unpad_kernel(
     rows, end, places, padded_places, in_columns = tile_of(offs_ptr, K, G, ALIGNMENT, BLOCK_SIZE)
     padded = tl.load(padded_ptr + padded_places, mask=(rows < end)[:, None] & in_columns, other=0.0)
     tl.store(x_ptr + places, padded, mask=(rows < tl.where(end < 0, M, end))[:, None] & in_columns)
+
+
+@triton.jit(do_not_specialize=["G"])
+def padded_ends_kernel(
+    offs_ptr: tl.tensor,  # (G,)
+    padded_offs_ptr: tl.tensor,  # (G,)
+    G: tl.tensor,
+    ALIGNMENT: tl.constexpr,
+) -> None:
+    """One program."""
+    store_padded_ends(offs_ptr, padded_offs_ptr, G, ALIGNMENT)
+
+
+@triton.jit(do_not_specialize=["M", "G"])
+def zero_rows_kernel(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Blocks of elements past the last group, shared among the programs."""
+    first = tl.load(offs_ptr + G - 1)
+    x_ptr += first.to(tl.int64) * K
+    count = (M - first).to(tl.int64) * K
+    for block in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_SIZE), tl.num_programs(0)):
+        places = block.to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+        tl.store(x_ptr + places, tl.zeros((BLOCK_SIZE,), x_ptr.dtype.element_ty), mask=places < count)
+
+
+@triton.jit(do_not_specialize=["G"])
+def zero_empty_groups_kernel(
+    x_ptr: tl.tensor,  # (G, N, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """A group's blocks, shared among every G-th program; nothing where the group has rows."""
+    group = tl.program_id(0) % G
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
+    if tl.load(offs_ptr + group) <= start:
+        count = tl.cast(N, tl.int64) * K
+        x_ptr += group * count
+        for block in tl.range(tl.program_id(0) // G, tl.cdiv(count, BLOCK_SIZE), tl.num_programs(0) // G):
+            places = block.to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+            tl.store(x_ptr + places, tl.zeros((BLOCK_SIZE,), x_ptr.dtype.element_ty), mask=places < count)
+
+
+def padded_ends(offs: Tensor, alignment: int) -> Tensor:
+    """The padded end of every group, on the device. Tensors are checked by the caller, here and below."""
+    ends = torch.empty_like(offs)
+    launch_kernel(padded_ends_kernel, 1, (offs, ends), (offs.shape[0],), (alignment,), {"num_warps": 4})
+    return ends
+
+
+def zero_rows(x: Tensor, offs: Tensor) -> None:
+    """Write zeros into the rows of ``x`` past the last group, which are few: PROGRAMS programs, whatever M is."""
+    sizes = *x.shape, offs.shape[0]
+    launch_kernel(zero_rows_kernel, PROGRAMS, (x, offs), sizes, (), ZEROS)
+
+
+def zero_empty_groups(x: Tensor, offs: Tensor) -> None:
+    """Write zeros into ``x``, (G, N, K), where a group has no row."""
+    G, N, K = x.shape
+    launch_kernel(zero_empty_groups_kernel, 16 * G, (x, offs), (N, K, G), (), ZEROS)
 
 
 def pad(x: Tensor, offs: Tensor, alignment: int = 16) -> tuple[Tensor, Tensor]:

@@ -7,50 +7,90 @@ A row of the user's own table replaces the shipped rows of its key (:mod:`.user_
 3. the fallback row, which has no key;
 4. the default.
 
-At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept.
+At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept. Meta
+tensors have the table of the arch that is compiled for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from fp8tune_kernels.runtime.nearest import nearest
 from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Table, table
+from fp8tune_kernels.tables import Row, Table, table
 
-__all__ = ["config_for", "device_name", "forget", "pick", "running_arch", "table"]
+__all__ = [
+    "compiling_for",
+    "config_for",
+    "device_name",
+    "forget",
+    "measured_config",
+    "pick",
+    "running_arch",
+    "table",
+]
 
 INTERPRETER = "interpreter"
 """The arch of a device that is no GPU."""
 
-_configs: dict[tuple[str, torch.device, tuple[int, ...]], dict[str, int]] = {}
+_Asked = tuple[str, torch.device, tuple[int, ...]]
+
+_configs: dict[_Asked, dict[str, int]] = {}
+_measured: dict[_Asked, dict[str, int] | None] = {}
+_arch_of_meta = [INTERPRETER]
 
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
     found = _configs.get((spec.name, device, key))
     if found is None:
-        arch = running_arch(device)
-        exported = overlay(of_kernel(spec, user_table(arch)), table(arch))
+        exported = _exported(spec, device)
         found = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
-        _configs[spec.name, device, key] = found
+        if device.type != "meta":  # which arch is compiled for changes
+            _configs[spec.name, device, key] = found
     return found
+
+
+def measured_config(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int] | None:
+    """The config of the key's row, or of the nearest key's, whether the table names the kernel for that or not.
+
+    None where the table has no row that can be compared: with other flags, or the fallback row alone. Remembered.
+    """
+    asked = spec.name, device, key
+    if asked not in _measured:
+        rows = _rows(spec, _exported(spec, device), device_name(device))
+        row = nearest(tuple(sorted(zip(spec.key, key, strict=True))), rows, spec.span, spec.default)
+        found = None if row is None else {**spec.default, **dict(row[3])}
+        if device.type == "meta":
+            return found
+        _measured[asked] = found
+    return _measured[asked]
+
+
+def _exported(spec: KernelSpec, device: torch.device) -> Table:
+    arch = running_arch(device)
+    return overlay(of_kernel(spec, user_table(arch)), table(arch))
+
+
+def _rows(spec: KernelSpec, exported: Table, device: str) -> list[Row]:
+    return [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
 
 
 def forget() -> None:
     """Read all tables again: for a process in which an export has written one."""
-    for cache in (_configs.clear, user_table.cache_clear, table.cache_clear):
+    for cache in (_configs.clear, _measured.clear, user_table.cache_clear, table.cache_clear):
         cache()
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
     """The config of ``key`` by a table; an axis that the row leaves out has the default's value."""
     wanted = tuple(sorted(key.items()))
-    rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
+    rows = _rows(spec, exported, device)
     near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
     row = nearest(wanted, near, spec.span, spec.default)
     if row is None:  # the fallback row, which has no key
@@ -59,9 +99,23 @@ def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str)
     return {**spec.default, **dict(row[3] if row else ())}
 
 
-@functools.cache
 def running_arch(device: torch.device) -> str:
     """``sm_90``, ``gfx942``, or ``interpreter`` for a device that is no GPU. Reads cached properties: no sync."""
+    return _arch_of_meta[0] if device.type == "meta" else _arch_of(device)
+
+
+@contextlib.contextmanager
+def compiling_for(arch: str) -> Iterator[None]:
+    """While open, meta tensors are of this arch: what is launched with them is what its table says."""
+    before, _arch_of_meta[0] = _arch_of_meta[0], arch
+    try:
+        yield
+    finally:
+        _arch_of_meta[0] = before
+
+
+@functools.cache
+def _arch_of(device: torch.device) -> str:
     if device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 
-from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, NamedInts, Span
+from fp8tune_kernels.spec import FLAGS, NamedInts, Span
 from fp8tune_kernels.tables import Key, Row
 
 __all__ = ["distance", "nearest"]
@@ -36,7 +36,7 @@ def nearest(
 
 
 def distance(first: Key, second: Key) -> float:
-    """The sum over all sizes of (log2 of their ratio) squared; infinite between other names, layouts or dtypes.
+    """The sum over all sizes of (log2 of their ratio) squared; infinite between other names or flags.
 
     Equal ratios tie to the last bit. The rows of a group count as one more size, because a tile has to fit them:
     lookups of ``rowwise`` then lose 9 % on an H100, each shape left out, not 15 (``benchmarks/README.md``).
@@ -54,7 +54,7 @@ def distance(first: Key, second: Key) -> float:
 def _squared_log(name: str, one: int, other: int) -> float:
     if one == other:
         return 0.0
-    if name in (LAYOUT_FLAG, DTYPE_FLAG):
+    if name in FLAGS:
         return math.inf
     smaller, larger = sorted((one, other))
     return math.log2(larger / (smaller or 0.5)) ** 2  # 0 is as far from 1 as 1 from 2

@@ -15,7 +15,7 @@ from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["Inputs", "Tensors", "define", "register"]
+__all__ = ["Inputs", "Tensors", "define", "register", "run"]
 
 Function = Callable[..., Any]
 R = TypeVar("R")
@@ -62,6 +62,19 @@ def define(
     if makes_codes:
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")  # the default marks codes as differentiable
     return getattr(torch.ops.fp8tune, name).default
+
+
+def run(spec: KernelSpec, key: tuple[int, ...], inputs: Inputs) -> Tensors:
+    """The outputs of a kernel on the current device, on inputs that were checked, without a dispatcher.
+
+    On a CPU where Triton does not interpret they are the reference's. For operators that launch several kernels.
+    """
+    first = inputs[0]
+    if first.is_cpu and not interpreter.INTERPRETED:
+        return spec.reference(*inputs)
+    outputs = spec.outputs(*inputs)
+    spec.launch(config_for(spec, key, first.device), inputs, outputs)
+    return outputs
 
 
 def register(
