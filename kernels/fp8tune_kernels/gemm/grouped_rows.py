@@ -222,7 +222,7 @@ SPEC = KernelSpec(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=48, G=3),
         edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
         edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
