@@ -1,4 +1,5 @@
 """What torchao has for each kernel: the functions that ``fp8tune bench`` times beside ours, and how outputs are read.
+Of the grouped GEMMs it is torch's own, which torchao calls.
 
 Its MXFP8 kernels are for GPUs whose hardware knows E8M0; on others torchao quantizes in plain torch, under
 ``torch.compile``. Its scales are what values are multiplied by, as ours are; some have another shape.
@@ -30,7 +31,7 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A function of torchao 0.18.0."""
+    """A function of torchao 0.18.0, or of torch."""
 
     module: str
     name: str
@@ -106,6 +107,51 @@ def _to_mx_via_2d(function: Function, inputs: Inputs) -> Any:
     return _mx_3d_via_2d(lambda flat, scaling_mode: _to_mx_dim1(function, (flat, dtype, scaling_mode)), inputs)
 
 
+# The grouped GEMMs: scales are what ours are the reciprocals of, inverted as a step inverts them, within the time
+
+
+def _rows(function: Function, inputs: Inputs) -> Any:
+    a, b, offs, scale_a, scale_b = inputs
+    return _scaled(function, a, b.mT, scale_a, scale_b, offs)
+
+
+def _contraction(function: Function, inputs: Inputs) -> Any:
+    a, b, offs, scale_a, scale_b, alignment = inputs
+    return _scaled(function, a.t(), b, scale_a, scale_b, aligned_ends(offs, alignment))
+
+
+def _scaled(function: Function, a: Any, b: Any, scale_a: Any, scale_b: Any, offs: Any) -> Any:
+    import torch
+
+    inverse = torch._foreach_reciprocal([scale_a, scale_b])
+    return function(a, b, *inverse, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _rows_in_bfloat16(function: Function, inputs: Inputs) -> Any:
+    return function(inputs[0], inputs[1].mT, offs=inputs[2])
+
+
+def _contraction_in_bfloat16(function: Function, inputs: Inputs) -> Any:
+    return function(inputs[0].t(), inputs[1], offs=inputs[2])
+
+
+def aligned_ends(offs: Any, alignment: int) -> Any:
+    """Where groups end whose rows begin at multiples of an alignment, each with a piece at least."""
+    import torch
+
+    if alignment == 1:
+        return offs
+    sizes = torch.diff(offs, prepend=torch.zeros_like(offs[:1]))
+    pieces = torch.div(sizes + alignment - 1, alignment, rounding_mode="floor").clamp(min=1)
+    return (pieces * alignment).cumsum(0, dtype=torch.int32)
+
+
+def _rows_of_experts(output: Any, inputs: Inputs) -> Outputs:
+    """torch leaves rows that belong to no group unwritten; ours are zeros."""
+    output[int(inputs[2][-1]) :] = 0
+    return (output,)
+
+
 _ROWWISE = "torchao.prototype.moe_training.kernels.float8_rowwise"
 _JAGGED = "torchao.prototype.moe_training.kernels.jagged_float8_scales"
 _MX = "torchao.prototype.mx_formats.kernels"
@@ -130,6 +176,17 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "mxfp8-dim1-3d-via-2d": Counterpart(_MX, "triton_to_mxfp8_dim1", _mx_3d_via_2d, _scales_parted),
 }
 """Kernel -> what torchao has for it."""
+GEMMS: dict[str, tuple[Counterpart, Counterpart]] = {
+    "grouped-rows": (
+        Counterpart("torch", "_scaled_grouped_mm", _rows, _rows_of_experts),
+        Counterpart("torch", "_grouped_mm", _rows_in_bfloat16, _rows_of_experts),
+    ),
+    "grouped-contraction": (
+        Counterpart("torch", "_scaled_grouped_mm", _contraction, lambda output, _: (output,)),
+        Counterpart("torch", "_grouped_mm", _contraction_in_bfloat16, lambda output, _: (output,)),
+    ),
+}
+"""The same of the grouped GEMMs, in FP8 and in bfloat16."""
 TWO_KERNELS = {
     "rowwise-colwise": ("rowwise-2d", "colwise"),
     "colwise-transpose-3d": ("colwise-3d", "transpose-3d-atomic"),
@@ -157,6 +214,10 @@ def counterpart(kernel: str, inputs: Inputs, is_e8m0_known: bool | None = None) 
         return Implementation(
             lambda: (one.launch(), other.launch()), lambda outputs: (*one.read(outputs[0]), *other.read(outputs[1]))
         )
+    if kernel in GEMMS:
+        gemm = GEMMS[kernel][inputs[0].itemsize > 1]
+        multiply = of_torchao(gemm.module, gemm.name)
+        return Implementation(lambda: gemm.call(multiply, inputs), lambda output: gemm.read(output, inputs))
     if kernel not in COUNTERPARTS:
         raise MachineError(f"torchao has no counterpart of {kernel}")
     in_torch = kernel in IN_TORCH and not (_knows_e8m0() if is_e8m0_known is None else is_e8m0_known)

@@ -62,8 +62,8 @@ class Row:
     """With the other GEMMs; see :attr:`Operation.all_parts`."""
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     """Contender -> what forward and backward allocate at their peak, beyond operands."""
-    methods: tuple[str, ...] | None = None
-    """What ``auto`` multiplies by in each pass; None where it was not asked."""
+    methods: Mapping[str, tuple[str, ...]] | None = None
+    """Contender -> what it multiplies by in each pass; None where it was not asked."""
 
     @property
     def operation(self) -> Operation:

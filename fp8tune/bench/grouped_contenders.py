@@ -15,6 +15,7 @@ from fp8tune.bench.operation import (
     BF16,
     BOTH,
     FORWARD,
+    FP8,
     GEMMS,
     GRAPH,
     QUANTIZE_WEIGHTS,
@@ -23,6 +24,7 @@ from fp8tune.bench.operation import (
     Operation,
     elements,
 )
+from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE
 from fp8tune.bench.operations import OPERATIONS
 from fp8tune.measure import memory
 from fp8tune.measure.arms import Arm, Work
@@ -215,15 +217,17 @@ def peak_memory(contender: str, problem: Layer) -> int:
     return made + torch.cuda.max_memory_allocated() - before
 
 
-def chosen_methods(problem: Layer) -> tuple[str, ...]:
-    """What ``precision="auto"`` multiplies by in each pass, on the device of the operands."""
+def chosen_methods(layer: Layer) -> dict[str, tuple[str, ...]]:
+    """What contenders multiply by in the forward pass, the input gradient and the weight gradient on this device."""
     from fp8tune_kernels.gemm import methods, passes
 
-    given = operands_of(problem, "cuda")
-    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    return tuple(
-        passes.METHODS[methods.method_for(name, M, N, K, G, methods.ANY, given.A.device)] for name in methods.PASSES
-    )
+    device = operands_of(layer, "cuda").A.device
+    M, N, K, G = (layer.shape[dim] for dim in "MNKG")
+    precisions = {FP8: methods.FP8_ONLY, AUTO: methods.ANY, AUTO_ONCE: methods.ANY_ONCE}
+    return {
+        who: tuple(passes.METHODS[methods.method_for(name, M, N, K, G, precision, device)] for name in methods.PASSES)
+        for who, precision in precisions.items()
+    }
 
 
 _operands: dict[Layer, Operands] = {}
@@ -243,9 +247,12 @@ def operands_of(problem: Layer, torch_device: str) -> Operands:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=torch_device, generator=generator)
 
+    # a leaf that is no view: quantize_weights sends gradients to what a view is of
+    B_t = torch.empty_strided((G, K, N), (K * N, 1, K), dtype=torch.bfloat16, device=torch_device)
+    B_t.mT.normal_(generator=generator)
     _operands[problem] = Operands(
         A=normal(M, K).requires_grad_(),
-        B_t=normal(G, N, K).transpose(1, 2).requires_grad_(),
+        B_t=B_t.requires_grad_(),
         offs=torch.tensor(problem.ends, dtype=torch.int32, device=torch_device),
         grad=normal(M, N),
         pad=needs_padding(problem),

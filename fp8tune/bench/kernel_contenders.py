@@ -33,6 +33,8 @@ TORCHAO = "torchao"
 TORCH_ADD = "torch.add"
 """What host times are compared with: the addition of two 64x64 matrices."""
 
+GEMM_WRAPPERS = {"grouped-rows": "multiply_rows", "grouped-contraction": "contract_rows"}
+
 HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
 COPIED_BYTES = 512 << 20
 
@@ -182,8 +184,8 @@ class HostCall(Arm):
         inputs = spec.inputs(problems(spec, [HOST_ROW])[0], torch_device)
         if self.name == TORCHAO:
             return counterpart(spec.name, inputs).launch
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        return lambda: wrapper(*tensors)
+        arguments = wrapper_arguments(spec, inputs)
+        return lambda: wrapper(*arguments)
 
 
 def host_time(call: Arm) -> Timing:
@@ -191,9 +193,18 @@ def host_time(call: Arm) -> Timing:
     return guarded(lambda: Timing(host_us(call.launcher("cuda"))))
 
 
+def wrapper_arguments(spec: KernelSpec, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the public wrapper is called with: a GEMM's takes all inputs, another's the tensors, and has defaults."""
+    import torch
+
+    return inputs if spec.name in GEMM_WRAPPERS else tuple(x for x in inputs if isinstance(x, torch.Tensor))
+
+
 def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
-    """``quantize_colwise`` of ``colwise``. Raises UsageError for a kernel that lives elsewhere."""
+    """``quantize_colwise`` of ``colwise``, ``multiply_rows`` of ``grouped-rows``. Raises UsageError for a kernel that
+    lives elsewhere."""
     if spec.name not in catalog.KERNELS:
         raise UsageError(f"{spec.name} lives elsewhere: its public wrapper is not known")
-    wrapper: Callable[..., Any] = getattr(fp8tune_kernels, f"quantize_{spec.name.replace('-', '_')}")
+    name = GEMM_WRAPPERS.get(spec.name) or f"quantize_{spec.name.replace('-', '_')}"
+    wrapper: Callable[..., Any] = getattr(fp8tune_kernels, name)
     return wrapper

@@ -46,7 +46,11 @@ def layers_of(options: BenchOptions, operation: Operation) -> tuple[Layer, ...]:
     if options.routing not in ROUTINGS:
         raise UsageError(f"unknown routing {options.routing!r}: use one of {', '.join(ROUTINGS)}")
     sets = [shapes.load(name) for name in options.shapes or (SHAPES,)]
-    named = {row: each.names.get(row, "") for each in sets for row in each.rows if {"M", "N", "K", "E"} <= set(row)}
+    named: dict[NamedInts, str] = {}
+    for each in sets:
+        for row in each.rows:
+            if {"M", "N", "K", "E"} <= set(row):
+                named[row] = named.get(row) or each.names.get(row, "")
     if not named:
         names = ", ".join(each.name for each in sets)
         raise UsageError(f"no row of {names} has all of M, K, N and E: a grouped GEMM needs them")

@@ -95,8 +95,8 @@ class Operation:
     """bf16, ours, and others: timed forward and backward."""
     parts: Mapping[str, Part]
     """In the order of the step: those of the forward pass end with its GEMM."""
-    once: Contenders = field(default_factory=dict)
-    """Ours on weights that were quantized once for :data:`MICRO_BATCHES` steps."""
+    once: tuple[str, ...] = ()
+    """Contenders of ours on weights that were quantized once for :data:`MICRO_BATCHES` steps."""
     quantize_weights: Callable[[Operands], Call] | None = None
     """What those steps share."""
     weight_casts: tuple[str, ...] = ()
@@ -110,9 +110,9 @@ class Operation:
 
     def steps(self, with_torchao: bool = True, with_variants: bool = False) -> tuple[tuple[str, str], ...]:
         """(contender, step) of everything that is timed as a whole. The forward pass alone of bf16 and ours."""
+        steps = [(name, FORWARD) for name in (BF16, self.ours)]
         names = [name for name in self.contenders if with_torchao or name != TORCHAO]
-        steps = [(name, step) for name in names for step in ((FORWARD, BOTH) if name in (BF16, self.ours) else (BOTH,))]
-        steps += [(name, QUANTIZED) for name in self.once]
+        steps += [(name, QUANTIZED if name in self.once else BOTH) for name in names]
         if self.quantize_weights:
             steps.append((self.ours, QUANTIZE_WEIGHTS))
         if with_variants:
@@ -121,20 +121,18 @@ class Operation:
 
     def multiplication(self, contender: str, given: Operands) -> GroupedMM:
         """How a contender or a variant multiplies. Raises MachineError where it cannot take the operands."""
-        return {**self.contenders, **self.once, **self.variants}[contender](given)
+        return {**self.contenders, **self.variants}[contender](given)
 
     @property
     def compared(self) -> tuple[str, ...]:
         """All that is compared with bf16."""
-        return tuple(name for name in (*self.contenders, *self.once) if name != BF16)
+        return tuple(name for name in self.contenders if name != BF16)
 
     @property
     def all_parts(self) -> Mapping[str, Part]:
         """The parts, and the other GEMMs as :func:`gemm_of` names them."""
-        others = (
-            (gemm_of(part, whose), gemm) for part, gemms in self.other_gemms.items() for whose, gemm in gemms.items()
-        )
-        return {**self.parts, **dict(others)}
+        others = ((part, whose) for part, gemms in self.other_gemms.items() for whose in gemms)
+        return {**self.parts, **{gemm_of(part, whose): self.other_gemms[part][whose] for part, whose in others}}
 
     @property
     def forward_parts(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """``bench --op grouped-mm``: FP8 with a scale a row, see :mod:`fp8tune_kernels.gemm.grouped_mm`.
 
-No group is padded. The codes that the weight gradient reads lie in groups that begin at multiples of 128 rows, which the
-kernel that writes them lays out so: torch's GEMM takes them too.
+No group is padded. The codes that the weight gradient reads lie in groups that begin at multiples of 128 rows: the
+kernel that writes them lays them out so, and torch's GEMM takes them too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import fp8tune_kernels as kernels  # imports torch and Triton when a kernel is first named
 from fp8tune.bench import torchao_grouped
+from fp8tune.bench.counterparts import aligned_ends
 from fp8tune.bench.operation import (
     BF16,
     BF16_OF_OURS,
@@ -35,11 +36,11 @@ FP8_ONCE, AUTO_ONCE = f"{FP8}, weights once", f"{AUTO}, weights once"
 MULTIPLE = 16
 
 
-def _ours(given: Operands, **options: object) -> GroupedMM:
+def _ours(given: Operands, **options: Any) -> GroupedMM:
     return partial(kernels.fp8_grouped_mm, **options)
 
 
-def _once(given: Operands, **options: object) -> GroupedMM:
+def _once(given: Operands, **options: Any) -> GroupedMM:
     """The step on a handle that is there already; gradients reach the weights themselves."""
     handle = _handle(given)
 
@@ -64,17 +65,12 @@ def _torchao(given: Operands) -> GroupedMM:
 # Operands of the GEMMs: codes and scales
 
 
-def _transposed(B_t: torch.Tensor) -> Quantized:
-    codes, scales = kernels.quantize_transpose_3d_atomic(B_t)
-    return codes, scales
-
-
 def _forward_codes(given: Operands) -> tuple[Quantized, Quantized]:
     return kernels.quantize_rowwise_2d(given.A), kernels.quantize_colwise_3d(given.B_t)
 
 
 def _input_gradient_codes(given: Operands) -> tuple[Quantized, Quantized]:
-    return kernels.quantize_rowwise_2d(given.grad), _transposed(given.B_t)
+    return kernels.quantize_rowwise_2d(given.grad), kernels.quantize_transpose_3d_atomic(given.B_t)
 
 
 def _aligned(given: Operands) -> tuple[torch.Tensor, ...]:
@@ -110,42 +106,30 @@ def _contraction(given: Operands) -> Call:
 
 
 def _contraction_of_torch(given: Operands) -> Call:
+    from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
     from fp8tune_kernels.gemm.scaled_gemm import multiply
 
     q_grad, scales_grad, q_A, scales_A = _aligned(given)
     inverse = scales_grad.reciprocal(), scales_A.reciprocal()
-    return partial(multiply, q_grad.t(), q_A, *inverse, aligned_ends(given.offs))
+    return partial(multiply, q_grad.t(), q_A, *inverse, aligned_ends(given.offs, ALIGNMENT))
 
 
-def aligned_ends(offs: torch.Tensor) -> torch.Tensor:
-    """Where groups end among aligned codes; each has one piece at least."""
+# GEMMs of bfloat16 on operands as they are
+
+
+def _bf16_of_torch(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Call:
     import torch
 
-    from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-
-    pieces = (offs.diff(prepend=offs.new_zeros(1)) + ALIGNMENT - 1) // ALIGNMENT
-    return (pieces.clamp(min=1) * ALIGNMENT).cumsum(0, dtype=torch.int32)
+    return partial(torch._grouped_mm, a, b, offs=offs)
 
 
-RESULTS = {"forward": "out", "input_gradient": "grad_A", "weight_gradient": "grad_B"}
-"""Pass -> what it gives."""
+def _bf16_of_ours(name: str, *operands: torch.Tensor) -> Call:
+    """With a copy of the weights in the input gradient: our GEMM reads them along what it contracts."""
+    import torch
 
+    from fp8tune_kernels.gemm import passes
 
-def _of_bf16(name: str, *operands: str) -> dict[str, Part]:
-    """Both GEMMs of a pass on operands as they are."""
-
-    def part(method: str) -> Part:
-        def prepare(given: Operands) -> Call:
-            import torch
-
-            from fp8tune_kernels.gemm import passes
-
-            tensors = (getattr(given, operand) for operand in operands)
-            return partial(getattr(passes, name), *tensors, given.offs, getattr(passes, method), torch.float8_e4m3fn)
-
-        return Part(operands, prepare, RESULTS[name], width=2)
-
-    return {BF16_OF_TORCH: part("BF16_TORCH"), BF16_OF_OURS: part("BF16")}
+    return partial(getattr(passes, name), *operands, passes.BF16, torch.float8_e4m3fn)
 
 
 FP8_GROUPED_MM = Operation(
@@ -154,8 +138,15 @@ FP8_GROUPED_MM = Operation(
     ours=FP8,
     multiple=MULTIPLE,
     pads=False,
-    contenders={BF16: bf16, FP8: _ours, AUTO: partial(_ours, precision="auto"), TORCHAO: _torchao},
-    once={FP8_ONCE: _once, AUTO_ONCE: partial(_once, precision="auto")},
+    contenders={
+        BF16: bf16,
+        FP8: _ours,
+        FP8_ONCE: _once,
+        AUTO: partial(_ours, precision="auto"),
+        AUTO_ONCE: partial(_once, precision="auto"),
+        TORCHAO: _torchao,
+    },
+    once=(FP8_ONCE, AUTO_ONCE),
     quantize_weights=lambda given: partial(_handle, given),
     weight_casts=("colwise-3d B_t", "transpose-3d B_t"),
     # operands that are read once for both passes, and grad with A
@@ -165,24 +156,45 @@ FP8_GROUPED_MM = Operation(
         "colwise-3d B_t": Part(("B_t",), lambda given: partial(kernels.quantize_colwise_3d, given.B_t)),
         "GEMM out": Part(("A", "B_t"), lambda given: _rows(_forward_codes(given), given.offs), "out"),
         "rowwise-2d grad": Part(("grad",), lambda given: partial(kernels.quantize_rowwise_2d, given.grad)),
-        "transpose-3d B_t": Part(("B_t",), lambda given: partial(_transposed, given.B_t)),
+        "transpose-3d B_t": Part(("B_t",), lambda given: partial(kernels.quantize_transpose_3d_atomic, given.B_t)),
         "GEMM grad_A": Part(("grad", "B_t"), lambda given: _rows(_input_gradient_codes(given), given.offs), "grad_A"),
         "colwise-dual grad, A": Part(("grad", "A"), lambda given: partial(_aligned, given)),
         "GEMM grad_B": Part(("grad", "A"), _contraction, "grad_B"),
     },
     other_gemms={
         "GEMM out": {
-            **_of_bf16("forward", "A", "B_t"),
+            BF16_OF_TORCH: Part(
+                ("A", "B_t"), lambda given: _bf16_of_torch(given.A, given.B_t, given.offs), "out", width=2
+            ),
+            BF16_OF_OURS: Part(
+                ("A", "B_t"), lambda given: _bf16_of_ours("forward", given.A, given.B_t, given.offs), "out", width=2
+            ),
             FP8_OF_TORCH: Part(("A", "B_t"), lambda given: _rows_of_torch(_forward_codes(given), given.offs), "out"),
         },
         "GEMM grad_A": {
-            **_of_bf16("input_gradient", "grad", "B_t"),
+            BF16_OF_TORCH: Part(
+                ("grad", "B_t"), lambda given: _bf16_of_torch(given.grad, given.B_t.mT, given.offs), "grad_A", width=2
+            ),
+            BF16_OF_OURS: Part(
+                ("grad", "B_t"),
+                lambda given: _bf16_of_ours("input_gradient", given.grad, given.B_t, given.offs),
+                "grad_A",
+                width=2,
+            ),
             FP8_OF_TORCH: Part(
                 ("grad", "B_t"), lambda given: _rows_of_torch(_input_gradient_codes(given), given.offs), "grad_A"
             ),
         },
         "GEMM grad_B": {
-            **_of_bf16("weight_gradient", "grad", "A"),
+            BF16_OF_TORCH: Part(
+                ("grad", "A"), lambda given: _bf16_of_torch(given.grad.t(), given.A, given.offs), "grad_B", width=2
+            ),
+            BF16_OF_OURS: Part(
+                ("grad", "A"),
+                lambda given: _bf16_of_ours("weight_gradient", given.grad, given.A, given.offs),
+                "grad_B",
+                width=2,
+            ),
             FP8_OF_TORCH: Part(("grad", "A"), _contraction_of_torch, "grad_B"),
         },
     },

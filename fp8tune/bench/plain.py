@@ -95,6 +95,36 @@ def _mxfp8_dim1(x: Any, dtype: Any, scale_mode: str) -> Tensors:
     return _column_major(codes.mT), scales
 
 
+def _grouped_rows(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any) -> Tensors:
+    """What codes stand for, in bfloat16, which holds them times a power of two; torch's GEMM."""
+    import torch
+
+    if scale_a is not None:
+        a, b = _decoded(a, scale_a.view(-1, 1)), _decoded(b, scale_b.view(*b.shape[:2], 1))
+    rows = torch.arange(len(a), device=a.device)
+    return (torch._grouped_mm(a, b.mT, offs=offs).masked_fill((rows >= offs[-1])[:, None], 0),)
+
+
+def _grouped_contraction(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, alignment: int) -> Tensors:
+    """The same; scales are those of the output's rows and columns here."""
+    import torch
+
+    from fp8tune.bench.counterparts import aligned_ends
+
+    (G,), N, K = offs.shape, a.shape[1], b.shape[1]
+    if scale_a is None:
+        return (torch._grouped_mm(a.t(), b, offs=offs),)
+    a, b = (codes.to(torch.bfloat16) for codes in (a, b))
+    out = torch._grouped_mm(a.t(), b, offs=aligned_ends(offs, alignment))
+    return (_decoded(_decoded(out, scale_a.view(G, N, 1)), scale_b.view(G, 1, K)),)
+
+
+def _decoded(codes: Any, scale: Any) -> Any:
+    import torch
+
+    return (codes.float() * scale.reciprocal()).to(torch.bfloat16)
+
+
 def _column_major(codes: Any) -> Any:
     """In the layout of a kernel's output wherever M is a multiple of 16; else the columns are not padded."""
     return codes.mT.contiguous().mT
@@ -113,5 +143,7 @@ _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "mxfp8-dim1": _mxfp8_dim1,
     "mxfp8-dim1-3d": _mxfp8_dim1,
     "mxfp8-dim1-3d-via-2d": _mxfp8_dim1,
+    "grouped-rows": _grouped_rows,
+    "grouped-contraction": _grouped_contraction,
 }
 """Kernels whose reference has a loop, copies into a layout step by step, or names E8M0."""

@@ -1,9 +1,8 @@
 """torchao 0.18.0's grouped GEMMs, on groups of any size but none.
 
 They contract over groups of a positive multiple of 16 or 32 rows. Others are padded by torchao's own helpers around
-the GEMM, which is what its FP8 GEMM does itself where ``pad_token_groups_for_grouped_mm`` is supported; in some versions
-it asserts that the option is off. A group without rows stays empty there, and torch's GEMM asserts that on the device,
-which ends the process: it is refused here.
+the GEMM. Its FP8 GEMM would do so itself, but asserts that ``pad_token_groups_for_grouped_mm`` is off. A group without
+rows stays empty there. torch's GEMM asserts that it is not, which ends the process: it is refused here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ PACKAGE = "torchao.prototype.moe_training"
 
 def grouped_mm(module: str, name: str) -> GroupedMM:
     """A grouped GEMM of torchao. Raises MachineError where it is not installed."""
-    return of_torchao(f"{PACKAGE}.{module}", name)
+    multiply: GroupedMM = of_torchao(f"{PACKAGE}.{module}", name)
+    return multiply
 
 
 def padded(multiply: GroupedMM, offs: torch.Tensor, alignment: int) -> GroupedMM:
@@ -36,7 +36,8 @@ def padded(multiply: GroupedMM, offs: torch.Tensor, alignment: int) -> GroupedMM
 
     def multiply_padded(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         padded_A, starts, ends = into(A, offs)
-        return out_of(multiply(padded_A, B_t, ends), offs, starts, len(A))
+        out: torch.Tensor = out_of(multiply(padded_A, B_t, ends), offs, starts, len(A))
+        return out
 
     return multiply_padded
 

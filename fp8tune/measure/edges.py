@@ -31,15 +31,19 @@ def edges_of(spec: KernelSpec, problem: Problem) -> tuple[Edge, ...]:
 
 def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Edge]:
     for routing in ROUTINGS if spec.routed else ():
-        small = layout_problem(problem, routing)
+        small = layout_problem(spec, problem, routing)
         if small != problem:
             yield Edge(f"{routing} routing", small)
 
 
-def layout_problem(problem: Problem, routing: str) -> Problem:
-    """The same kernel, groups and row length on few rows (M, if it has one), spread as ``routing`` says."""
-    rows = {"M": min(problem.shape["M"], LAYOUT_CHECK_ROWS)} if "M" in problem.shape else {}
-    return replace(problem, routing=routing, shape=NamedInts({**problem.shape, **rows}))
+def layout_problem(spec: KernelSpec, problem: Problem, routing: str) -> Problem:
+    """The same kernel, groups and row length on few rows (M, if it has one), spread as ``routing`` says.
+
+    Dims of the spec's ``layout_sizes`` are no larger than these.
+    """
+    most = {"M": LAYOUT_CHECK_ROWS, **spec.layout_sizes}
+    shape = NamedInts([(dim, min(size, most.get(dim, size))) for dim, size in problem.shape.items()])
+    return replace(problem, routing=routing, shape=shape)
 
 
 def place(edge: Edge) -> str:
@@ -92,14 +96,19 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 
 
 def _fill_all_with_integers(given: Sequence[Any], edge: Edge) -> None:
-    """Float32 beside narrower types is a scale, and so is E8M0."""
+    """Float32 beside narrower types is a scale, and so is E8M0.
+
+    A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and all would be
+    NaN or infinite.
+    """
     import torch
 
     floats = {n: each for n, each in enumerate(given) if isinstance(each, torch.Tensor) and each.is_floating_point()}
     narrowest = min((each.element_size() for each in floats.values()), default=0)
     for index, each in floats.items():
         is_scale = each.dtype == torch.float8_e8m0fnu or each.element_size() > max(2, narrowest)
-        fill_integers(each, edge.problem.seed + index, edge.content, is_scale)
+        content = "integers" if is_scale and edge.content in ("zeros", "tiny") else edge.content
+        fill_integers(each, edge.problem.seed + index, content, is_scale)
 
 
 @contextlib.contextmanager
@@ -126,7 +135,8 @@ def fill(tensor: Any, content: str) -> None:
     """Write one of :data:`fp8tune_kernels.spec.CONTENTS` into a floating-point tensor of random values.
 
     ``tiny``: subnormals and signed zeros; ``huge``: up to the largest finite value; ``infinite`` and ``nan``: both
-    signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`.
+    signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`. A type that has no
+    infinity gets NaN: torch would write 448 as float8_e4m3fn, beside which Hopper's tensor cores cut off integers.
     """
     import torch
 
@@ -144,7 +154,8 @@ def fill(tensor: Any, content: str) -> None:
         values.clamp_(-1, 1).mul_(limits.max)
     elif content in ("infinite", "nan"):
         positions = torch.arange(values.numel(), device=values.device).view(values.shape)
-        values[positions % STEP == 0] = float(content[:3])
+        has_it = not torch.tensor(float(content[:3])).to(tensor.dtype).float().isfinite()
+        values[positions % STEP == 0] = float(content[:3] if has_it else "nan")
         values[positions % (2 * STEP) == 0] *= -1
     else:
         raise ValueError(f"no content is called {content!r}: see fp8tune_kernels.spec.CONTENTS")
@@ -163,6 +174,13 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     is 1 to 16 sixteenths. So up to 2 ** 20 of them come to no more than 2 ** 24 sixteenths, and no partial sum is
     rounded. Bfloat16 and each float8 hold the values. None is zero, so that each term counts, and a tensor of two
     elements or more holds two values: it is not constant.
+
+    Hopper's FP8 tensor cores keep 13 fractional bits of the largest product of a step, or of the sum so far. Products
+    of values are whole quarters from 1/4 to 1. So nothing is cut off as long as the sum so far stays below 2 ** 12: of
+    a sum of 2 ** 11, 13 bits reach down to quarters. Signs are even, so the sum is a random walk with a standard
+    deviation of ``0.625 * sqrt(terms)``. It is 226 at 2 ** 17 terms: 2 ** 12 is 18 of them away. At 2 ** 20 terms 6.4
+    are left, which is too near. If all terms had one sign, 2 ** 13 of them would be too many. ``huge`` and ``tiny``
+    multiply all values by one power of two, which changes nothing here.
 
     ``nan``, ``infinite``, ``zeros`` and ``tiny`` are as :func:`fill` has them, the other values integers. ``huge``: the
     integers times a power of two that float32's range allows (:data:`LARGEST_EXPONENT`) and the type's.

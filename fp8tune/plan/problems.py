@@ -181,7 +181,8 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
 
     The declared default comes first, then the product of ``axes`` in declaration order; of a spec that lists its
     configs those, and each with every value of an axis that was widened. The default is never pruned, because users get
-    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes nothing else.
+    it where the table is silent; only a recorded kernel prunes its own. ``limits`` None prunes only what is no answer
+    to the problem (``spec.excluded``).
     """
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
     asked: Sequence[NamedInts] = ()
@@ -192,7 +193,9 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
         grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     found, sizes = dict.fromkeys([default, *grid], ""), problem.shape if spec.recorded else spec.sizes(problem)
     for config in found:
-        if spec.recorded or (limits is not None and config != spec.default):
+        if config != spec.default and (reason := spec.excluded(config, problem.shape)):
+            found[config] = reason
+        elif spec.recorded or (limits is not None and config != spec.default):
             # what a recorded kernel prunes it prunes everywhere: no limits are looked at
             found[config] = spec.invalid(config, sizes, cast(DeviceLimits, limits)) or ""
         if isinstance(spec, RecordedSpec) and not found[config] and config not in asked:

@@ -304,19 +304,27 @@ def _timings(timings: Mapping[str, Any]) -> Object:
 
 def grouped_row(row: grouped.Row) -> Object:
     """One problem of ``bench --op``: sizes in bytes, speedups above 1: bf16 is slower. An SQNR of null is exact or,
-    beside a reason, nothing like the reference."""
+    beside a reason, nothing like the reference. ``steps`` are what was timed; ``fwd_bwd_us`` has the share of
+    ``quantize_weights`` in the steps whose weights were quantized once. ``groups`` are sizes that were given.
+    ``methods``: what a contender multiplies by in the forward pass, input gradient and weight gradient."""
+    operation = row.operation
     return {
-        "row": row.operation.name,
-        "recipe": row.operation.recipe,
+        "row": operation.name,
+        "recipe": operation.recipe,
         "emulated": row.is_emulated,
         **_device(row.device, "torch", "triton"),
+        "layer": row.problem.label or None,
         **_fields(row.problem, "shape", "routing", "seed"),
+        "groups": list(row.problem.sizes) or None,
         "padded": row.padded,
         "steps": [
             {"contender": who, "step": step, **_fields(timing, "time_us", "reason")}
             for (who, step), timing in row.steps.items()
         ],
-        "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items()},
+        "fwd_bwd_us": {who: row.time_us(who, "fwd+bwd") for who in ("bf16", *operation.compared)},
+        "speedups_fwd_bwd": {who: row.speedup("fwd+bwd", who) for who in operation.compared},
+        "methods": {who: list(methods) for who, methods in row.methods.items()} if row.methods else None,
+        "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items() if timing.sqnr_db},
         "speedup_fwd": row.speedup("fwd"),
         "speedup_fwd_bwd": row.speedup("fwd+bwd"),
         "torchao_speedup_fwd_bwd": row.speedup("fwd+bwd", "torchao"),
@@ -324,6 +332,24 @@ def grouped_row(row: grouped.Row) -> Object:
         "parts": _timings(row.parts),
         **_fields(row, "rest_us", "peak_bytes"),
     }
+
+
+def grouped_means(rows: Sequence[grouped.Row]) -> list[Object]:
+    """The means of ``bench --op``: ``what`` is ``fp8 over bf16`` or ``GEMM out over fp8, torch's``, ratios above 1: the
+    first is faster. ``worst`` is the least of them, of the row with that layer and shape."""
+    from fp8tune.bench.grouped import means
+
+    return [
+        {
+            "row": "mean",
+            "operation": rows[0].operation.name,
+            "what": what,
+            **_fields(mean, "geomean", "rows", "worst"),
+            "worst_layer": mean.worst_row.problem.label or None,
+            "worst_shape": dict(mean.worst_row.problem.shape),
+        }
+        for what, mean in means(rows).items()
+    ]
 
 
 def _finite(sqnr_db: Mapping[str, float] | None) -> object:

@@ -31,7 +31,7 @@ from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
 
-FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "invalid", "edges", "lookup_key")
+FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
 """What of a spec runs while a sweep is planned: what it raises is no trial's failure. ``problems`` too, whose KeyError
 has a meaning: see :mod:`fp8tune.plan.problems`."""
 

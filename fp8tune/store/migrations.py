@@ -124,6 +124,9 @@ MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     "stage duplicate": _rename_stage,
     "finals without replaces": partial(_drop_columns, Finals),
     "codes without what ranked configs": partial(_drop_columns, Codes),
+    "source hashes of kernels that take an alignment": partial(
+        _rename_hashes, "source hashes of kernels that take an alignment"
+    ),
 }
 """In the order in which they are applied. A name is what databases record: it never changes."""
 

@@ -9,8 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fp8tune_kernels.gemm.grouped_contraction import contract_rows
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
+    from fp8tune_kernels.gemm.grouped_rows import multiply_rows
+    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
 
 __all__ = [
+    "QuantizedWeights",
+    "contract_rows",
     "fp8_grouped_mm",
+    "multiply_rows",
     "mxfp8_grouped_mm",
     "quantize_colwise",
     "quantize_colwise_3d",
@@ -41,12 +47,17 @@ __all__ = [
     "quantize_rowwise_colwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
+    "quantize_weights",
 ]
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
+    "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
+    "QuantizedWeights": "gemm.quantized_weights",
+    "quantize_weights": "gemm.quantized_weights",
 }
 
 

@@ -27,10 +27,13 @@ _SPAN_OF: dict[str, Span | None] = {
 }
 """The ``span`` of each quantizing kernel's spec: ``export`` judges lookups by it and imports no kernel."""
 
-_GEMMS = ("grouped-rows", "grouped-contraction")
+QUANTIZERS = tuple(_SPAN_OF)
+"""What casts to FP8."""
+
+GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-KERNELS = (*_SPAN_OF, *_GEMMS)
+KERNELS = (*QUANTIZERS, *GEMMS)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
 
 PASSES = ("grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient")

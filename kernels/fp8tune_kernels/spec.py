@@ -225,6 +225,12 @@ class KernelSpec:
     )
     """(config, shape, limits) -> the hardware reason why this config is not worth compiling, or None. ``shape``: see
     :meth:`sizes`."""
+    excluded: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = field(default=lambda config, shape: None)
+    """(config, shape) -> why this config is no answer to the problem on any hardware, or None. Never asked of the
+    default."""
+    layout_sizes: Mapping[str, int] = field(default_factory=dict)
+    """dim -> its largest size on the problems that check group layouts, where it would be large and changes no binary.
+    Problems that then agree are checked once for all that are timed."""
     edges: Callable[[Problem], Iterable[Edge]] = field(default=lambda problem: ())
     """The problem that is timed -> the edges it is checked on; see :mod:`fp8tune_kernels.edges`."""
     span: Span | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 import types
 from typing import Any
@@ -15,13 +17,40 @@ from fp8tune.errors import MachineError
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import GEMMS, QUANTIZERS
 from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_blocks
 
 
 def test_every_kernel_has_a_counterpart() -> None:
-    assert {*counterparts.COUNTERPARTS, *counterparts.TWO_KERNELS} == set(KERNELS)
+    assert {*counterparts.COUNTERPARTS, *counterparts.TWO_KERNELS} == set(QUANTIZERS)
+    assert set(counterparts.GEMMS) == set(GEMMS)
+
+
+@pytest.mark.parametrize("in_dtype", ["float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_a_gemm_is_held_against_torchs_own(kernel: str, in_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group by group, with what torch is given: offsets of aligned groups, reciprocals of scales."""
+
+    def grouped(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor, offs: torch.Tensor, **_: object) -> Any:
+        out = torch.full((len(a), b.shape[-1]) if b.dim() == 3 else (len(offs), len(a), b.shape[1]), torch.nan)
+        for group, (start, end) in enumerate(itertools.pairwise([0, *offs.tolist()])):
+            if b.dim() == 3:
+                product = a[start:end].float() @ b[group].float()
+                out[start:end] = product * scales[0][start:end, None] * scales[1][group] if scales else product
+            else:
+                product = a[:, start:end].float() @ b[start:end].float()
+                by = (
+                    [scales[0].view(len(offs), -1, 1)[group], scales[1].view(len(offs), 1, -1)[group]] if scales else []
+                )
+                out[group] = math.prod(by, start=product)
+        return out.bfloat16()
+
+    monkeypatch.setattr(torch, "_scaled_grouped_mm" if in_dtype.startswith("float8") else "_grouped_mm", grouped)
+    spec = load_spec(kernel)
+    inputs = spec.inputs(Problem(kernel, NamedInts(M=300, N=32, K=48, G=3), "ragged", in_dtype=in_dtype), "cpu")
+    rival = counterparts.counterpart(kernel, inputs)
+    assert checking.compared(rival.read(rival.launch()), spec.reference(*inputs)).wrong == ""
 
 
 def place(kernel: str) -> tuple[str, str]:

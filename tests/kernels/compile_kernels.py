@@ -76,7 +76,10 @@ def compile_for(arch: str) -> dict[str, Any]:
             launches = []
             for row in ROWS:
                 compiled.clear()
-                problem = Problem(name, next(spec.problems(row)), input_layout=layout, fp8_dtype=record.fp8_dtype)
+                dtype = record.fp8_dtype
+                own = dtype if dtype in spec.in_dtypes else spec.in_dtypes[0]
+                shape = next(spec.problems(row))
+                problem = Problem(name, shape, input_layout=layout, in_dtype=own, fp8_dtype=dtype)
                 launch_on(spec, problem, config)
                 launches.append([*compiled])
             texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]

@@ -60,6 +60,18 @@ OF_TILES: dict[str, Fault] = {
 OF_UNEVEN_TILES: dict[str, Fault] = {"edges unwritten": FAULTS["colwise, panels, tiles: edges unwritten"]}
 """Where groups begin anywhere."""
 
+OF_ALIGNED_TILES: dict[str, Fault] = {
+    "NaN after a group": ("tl.store(q_columns + place, zero, mask=spoiled)", "pass"),
+    "no zeros after a group": ("units_of(matrix, start, end) * matrix.ALIGNMENT - place", "(end - start) - place"),
+    "an empty group without zeros": (
+        "tl.maximum(tl.cdiv(end - start, matrix.ALIGNMENT), 1)",
+        "tl.cdiv(end - start, matrix.ALIGNMENT)",
+    ),
+}
+"""Where groups begin at multiples of an alignment."""
+
+ALIGNED = ("colwise, panels", "colwise-dual, panels", "rowwise-colwise, both_ways")
+
 OF_WHOLE_ROWS: dict[str, Fault] = {
     "the last block of rows left out": (
         'programs = -(-M // config["BLOCK_SIZE"])',
@@ -107,6 +119,7 @@ EDGE_FAULTS: dict[str, Fault] = {
     },
     **{f"{modules}, tiles: {what}": fault for modules in (*PANELS, *BOTH_WAYS) for what, fault in OF_TILES.items()},
     **{f"{modules}, tiles: {what}": fault for modules in UNEVEN for what, fault in OF_UNEVEN_TILES.items()},
+    **{f"{modules}, tiles: {what}": fault for modules in ALIGNED for what, fault in OF_ALIGNED_TILES.items()},
     **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS[:2] for what, fault in OF_PARTIAL_BLOCKS.items()},

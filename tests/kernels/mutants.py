@@ -128,7 +128,7 @@ FAULTS = {
         f"{kernel}, {fault}": change
         for kernel in ("transpose-3d-atomic", "transpose-3d-reduction")
         for fault, change in {
-            "transpose_3d: codes of another expert": ("* (K - 1))", "* (K - 2))"),
+            "transpose_3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
             "transpose_3d: an expert one row too short": ("scales_ptr, E * N,", "scales_ptr, E * N - 1,"),
             "transpose_3d, panels, tiles: rows after the last expert": (
                 "tl.minimum(group + 1, matrix.G)",
@@ -145,7 +145,10 @@ FAULTS = {
         "tiles = (end - first) // options.BLOCK_SIZE_ITER",
     ),
     # Both ways
-    "rowwise-colwise: columns that are too near": ("tl.cdiv(M, 16) * 16,", "M // 16 * 16,"),
+    "rowwise-colwise, tiles: columns that are too near": (
+        "return tl.cdiv(M, 16) * 16",
+        "return M // 16 * 16",
+    ),
     **{
         f"rowwise-colwise, both_ways: {what}": change
         for what, change in {
@@ -190,7 +193,7 @@ FAULTS = {
             ),
         }.items()
     },
-    "colwise-transpose-3d: codes of another expert": ("* (K - 1))", "* (K - 2))"),
+    "colwise-transpose-3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
     "colwise-transpose-3d: an expert one row too short": (
         "scales_transposed_ptr, E * N,",
         "scales_transposed_ptr, E * N - 1,",

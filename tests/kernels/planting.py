@@ -12,12 +12,15 @@ import fp8tune_kernels
 from fp8tune_kernels import catalog
 
 
-def plant(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> list[Path]:
+def plant(kernel: str, folder: Path, modules: Sequence[str] = (), *changes: str) -> list[Path]:
     """Write a copy of a kernel's file with a fault: there, or in the last of ``modules``, each of which is copied as
-    well and imports the next. Returns the files in the order to import them: the kernel's own is the last."""
+    well and imports the next. ``changes``: right words and the wrong ones in their place, in turn. Returns the files in
+    the order to import them: the kernel's own is the last."""
     files = [catalog.module_name(kernel), *map(full_name, modules)]
     name = f"planted_{folder.name}"
-    text = faulty(source(files.pop()), right, wrong)
+    text = source(files.pop())
+    for right, wrong in zip(changes[::2], changes[1::2], strict=True):
+        text = faulty(text, right, wrong)
     written = []
     for module, importer in zip(reversed(modules), reversed(files), strict=True):
         written.append(folder / f"{name}_{module}.py")
@@ -40,7 +43,7 @@ class Planted:
     """The reference of the copy without the group layouts that every kernel with groups is checked on."""
 
 
-def plant_foreign(title: str, fault: tuple[str, str], folder: Path) -> Planted:
+def plant_foreign(title: str, fault: tuple[str, ...], folder: Path) -> Planted:
     """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`checked_block` takes."""
     kernel, *modules = title.partition(":")[0].split(", ")
     file = plant(kernel, folder, modules, *fault)[-1]

@@ -35,13 +35,13 @@ def check(spec: KernelSpec, case: dict, device: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
 def test_every_block_size_gives_the_reference_bytes(kernel: str, chunk: int, device: str) -> None:
     for case in cases_of(kernel)[chunk::CHUNKS]:
         check(catalog.load(kernel), case, device)
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
 def test_the_cases_cover_every_pair_of_values(kernel: str) -> None:
     varied = factors(catalog.load(kernel))
     for one, other in itertools.combinations(varied, 2):
@@ -57,7 +57,7 @@ def check_plain(kernel: str, rows: str, config: dict[str, int], device: str) -> 
     check(spec, {**plain, **modes, "routing": routing, "config": {**spec.default, **config}}, device)
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
 def test_block_sizes_below_the_grid_work_too(kernel: str, device: str) -> None:
     least = 32 if kernel.startswith("mxfp8") else 16  # neither a scale's block nor a chunk is split
     axes = catalog.load(kernel).axes
@@ -66,7 +66,7 @@ def test_block_sizes_below_the_grid_work_too(kernel: str, device: str) -> None:
         check_plain(kernel, "blocks divide", {**smallest, **lead, "num_warps": 1, "num_stages": 1}, device)
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if "LEAD" in catalog.load(kernel).axes])
+@pytest.mark.parametrize("kernel", [kernel for kernel in catalog.QUANTIZERS if "LEAD" in catalog.load(kernel).axes])
 def test_the_grids_own_leads_give_the_reference_bytes(kernel: str, device: str) -> None:
     for lead in catalog.load(kernel).axes["LEAD"]:
         check_plain(kernel, "no block divides", {"LEAD": lead}, device)

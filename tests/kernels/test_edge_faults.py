@@ -59,7 +59,7 @@ def test_a_fault_that_a_round_problem_hides_is_found_on_an_edge(title: str, tmp_
     assert " on the edge '" in outcome.reason  # what is timed comes first, and is right
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
 def test_a_copy_without_a_fault_is_right_on_all_edges(kernel: str, tmp_path: Path, device: str) -> None:
     planted = plant_foreign(kernel, ("", ""), tmp_path)
     for layout in catalog.load(kernel).input_layouts:
@@ -68,11 +68,11 @@ def test_a_copy_without_a_fault_is_right_on_all_edges(kernel: str, tmp_path: Pat
 
 def test_every_kernel_has_six_faults_of_edges_and_more() -> None:
     found = Counter(title.partition(":")[0].split(", ")[0] for title in FAULTS_OF_EDGES)
-    assert set(found) == set(catalog.KERNELS)
+    assert set(found) == set(catalog.QUANTIZERS)
     assert min(found.values()) >= 6, found
 
 
-@pytest.fixture(params=catalog.KERNELS)
+@pytest.fixture(params=catalog.QUANTIZERS)
 def spec(request: pytest.FixtureRequest) -> KernelSpec:
     return catalog.load(request.param)
 

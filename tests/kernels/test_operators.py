@@ -12,13 +12,13 @@ from fp8tune.bench.kernel_contenders import HOST_ROW, public_wrapper
 from fp8tune.plan.problems import problems
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import QUANTIZERS
 from fp8tune_kernels.gemm.token_groups import pad, unpad
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
-ROUTED = [kernel for kernel in KERNELS if load_spec(kernel).routed]
-each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+ROUTED = [kernel for kernel in QUANTIZERS if load_spec(kernel).routed]
+each_kernel = pytest.mark.parametrize("kernel", QUANTIZERS)
 each_operation = pytest.mark.parametrize("multiply", [fp8_grouped_mm, mxfp8_grouped_mm])
 padded_or_not = pytest.mark.parametrize("pad_token_groups", [False, True])
 

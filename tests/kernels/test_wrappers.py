@@ -8,6 +8,7 @@ import torch
 from cases import assert_same_bits
 
 import fp8tune_kernels
+from fp8tune.bench.kernel_contenders import public_wrapper
 from fp8tune_kernels import catalog, quantize_colwise, quantize_rowwise_2d
 from fp8tune_kernels.groups import group_ends
 
@@ -154,7 +155,8 @@ def test_skewed_routing_of_few_columns(device: str) -> None:
 
 def test_every_kernel_is_exported_by_the_package() -> None:
     for kernel in catalog.KERNELS:
-        name = f"quantize_{kernel.replace('-', '_')}"
+        name = public_wrapper(catalog.load(kernel)).__name__
+        assert name.startswith("quantize_") == (kernel in catalog.QUANTIZERS)
         assert name in fp8tune_kernels.__all__
         assert callable(getattr(fp8tune_kernels, name))
     assert set(fp8tune_kernels.__all__) <= set(dir(fp8tune_kernels))

@@ -14,7 +14,9 @@ SIZE = st.integers(1, shapes.LARGEST_DIM)
 SIZES = st.one_of(SIZE, st.lists(SIZE, min_size=1, max_size=3))
 DIM = st.one_of(
     st.sampled_from(shapes.DIMS),
-    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).filter(lambda dim: not keyword.iskeyword(dim)),
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).filter(
+        lambda dim: not keyword.iskeyword(dim) and dim != shapes.NAME_KEY
+    ),
 )
 ENTRY = st.dictionaries(DIM, SIZES, min_size=1, max_size=5)
 
@@ -55,6 +57,7 @@ def test_the_sets_hold_what_they_promise():
         "deepseek-v3",
         "grouped-mm",
         "llama4",
+        "models",
         "rows",
         "starting-line",
         "tiny",
@@ -66,6 +69,41 @@ def test_the_sets_hold_what_they_promise():
     assert rows_of("rows") == rows
     activations = {(("M", 16640), ("K", 5120), ("E", experts)) for experts in (64, 128)}
     assert rows_of("deepseek-moe-16b") == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
+
+
+MODELS = {  # hidden size, size of an expert, experts, experts a token, expert parallelism, fused gate and up
+    "Qwen3-30B-A3B": (2048, 768, 128, 8, 1, True),
+    "Qwen3-235B-A22B": (4096, 1536, 128, 8, 8, True),
+    "gpt-oss-120b": (2880, 2880, 128, 4, 2, True),
+    "DeepSeek-V3": (7168, 2048, 256, 8, 8, False),
+    "DeepSeek-MoE-16B": (2048, 1408, 64, 6, 1, False),
+    "Kimi-K2": (7168, 2048, 384, 8, 8, False),
+    "Llama-4-Scout": (5120, 8192, 16, 1, 1, True),
+    "Llama-4-Maverick": (5120, 8192, 128, 1, 4, True),
+    "Mixtral-8x7B": (4096, 14336, 8, 2, 1, True),
+    "GLM-4.5": (5120, 1536, 160, 8, 8, True),
+}
+
+
+def test_models_are_the_expert_layers_of_ten_models_at_two_token_counts():
+    wanted = {}
+    for model, (hidden, size, experts, top_k, devices, is_fused) in MODELS.items():
+        up, name = (2 * size, "gate-up") if is_fused else (size, "up")
+        for tokens in (4096, 16384):
+            held = {"M": tokens * top_k, "E": experts // devices}
+            wanted[NamedInts(held, K=hidden, N=up)] = f"{model} {name}"
+            wanted[NamedInts(held, K=size, N=hidden)] = f"{model} down"
+    found = shapes.load("models")
+    assert found.names == wanted
+    assert set(found.rows) == set(wanted)
+
+
+def test_a_name_is_no_dim_and_names_all_rows_of_its_entry(folder):
+    text = '[[rows]]\nname = "Mine, up"\nM = [3, 5]\nK = 4\nE = 1\n[[rows]]\nM = 7\n'
+    found = load_text(folder, text)
+    first, second, unnamed = found.rows
+    assert (first, unnamed) == (NamedInts(M=3, K=4, E=1), NamedInts(M=7))
+    assert found.names == {first: "Mine, up", second: "Mine, up"}
 
 
 @pytest.mark.parametrize("name", shapes.list_sets())
@@ -143,6 +181,10 @@ def test_any_value_of_any_dim_is_taken_or_refused_in_one_line(folder, dim, value
         ("[[rows]]\nM=1\nK=[]\nE=1", "entry 1: K is an empty list"),
         ("[[rows]]\nM=0\nK=1\nE=1", "entry 1: M must be from 1 to 2147483647"),
         ("[[rows]]\nM=1\nK=1\nE=2147483648", "entry 1: E must be from 1 to"),
+        ('[[rows]]\nM=1\nname=""', "entry 1: name must be a text"),
+        ("[[rows]]\nM=1\nname=3", "entry 1: name must be a text, such as name = 'Mixtral-8x7B down'"),
+        ('[[rows]]\nM=1\nname="a\\nb"', "entry 1: name must be one line of at most 60 characters"),
+        ('[[rows]]\nname="no dims"', "entry 1: is empty"),
         (as_toml([{dim: list(range(1, 12)) for dim in "MKNE"}]), "multiplies out to 14641 rows"),
     ],
 )

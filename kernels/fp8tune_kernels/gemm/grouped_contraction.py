@@ -33,6 +33,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import (
+    are_multiples,
     check_addresses,
     check_dtypes,
     check_multiples,
@@ -255,8 +256,9 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weight gradient."""
-    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+    """The weight gradient; none of a layer that the kernel refuses."""
+    if are_multiples(row["N"], row["K"]):
+        yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
 def bytes_moved(shape: Mapping[str, int]) -> int:
@@ -296,8 +298,11 @@ SPEC = KernelSpec(
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, K=48, G=3),
         edge("groups that are not aligned", routing="ragged", M=277, N=48, K=80, G=4, alignment=1),
         edge("a tail that is NaN", "nan", routing="ragged", M=131, N=48, K=48, G=3, alignment=1),
+        edge("pieces longer than the alignment", routing="ragged", M=277, N=48, K=80, G=4, alignment=16),
+        edge("a long sum", routing="one-giant", M=4099, N=48, K=48, G=2),
     ),
     routed=True,
+    layout_sizes={"N": 272, "K": 400, "G": 8},
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
     check="exact-inputs",
     flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],

@@ -35,6 +35,7 @@ __all__ = [
     "INTERPRETED",
     "KEY",
     "codes_of",
+    "excluded",
     "invalid",
     "multiplied_rows",
     "problems_with",
@@ -80,12 +81,16 @@ def problems_with(*precisions: int) -> Callable[[Mapping[str, int]], Iterator[Na
     return problems
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """Why a method is not tried."""
-    method = config["METHOD"]
-    if method in (BF16_TORCH, BF16) and shape[PRECISION_FLAG] == FP8_ONLY:
+def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
+    """A method that a precision does not allow."""
+    if shape[PRECISION_FLAG] == FP8_ONLY and config["METHOD"] in (BF16_TORCH, BF16):
         return "precision fp8 multiplies in FP8"
-    if method == FP8_TORCH and limits.arch in ARCHES and limits.arch not in SCALED_GROUPED_MM:
+    return None
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """A method that does not run on the arch."""
+    if config["METHOD"] == FP8_TORCH and limits.arch in ARCHES and limits.arch not in SCALED_GROUPED_MM:
         return f"torch's FP8 grouped GEMM does not run on {limits.arch}"
     return None
 

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import interpreter
+
 __all__ = [
     "Extents",
     "extents",
@@ -29,11 +31,14 @@ __all__ = [
     "store_masked",
 ]
 
+interpreter.install()
+
 MOST_GROUPS = 4096
 """A program holds the ends of all groups in registers."""
 
-LEAST_GROUPS_CONSTANT = 64
-"""Of fewer groups the vector of ends is no faster, and each length has a binary of its own."""
+LEAST_GROUPS_CONSTANT = 256
+"""Of fewer groups the vector of ends is no faster, and each length has a binary of its own. So what is checked on small
+problems is the binary that is timed."""
 
 
 class Extents(NamedTuple):

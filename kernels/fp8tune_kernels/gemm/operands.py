@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fp8tune_kernels.gemm.grouped_configs import WITHOUT_FP8
 from fp8tune_kernels.inputs import dtype_named
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
 from fp8tune_kernels.runtime.lookup import running_arch
@@ -17,9 +18,6 @@ __all__ = ["check_operands", "random_operand", "random_scales"]
 
 SPREAD = 64.0
 """The standard deviation of random codes: a row of normal values is scaled until its largest is about 448."""
-
-WITHOUT_FP8 = ("sm_80", "sm_86", "sm_87")
-"""NVIDIA's arches for which Triton has no e4m3fn."""
 
 ADDRESS_BYTES = 16
 """Where memory begins that tensor descriptors and wide loads read."""
@@ -100,9 +98,14 @@ def _refusal(dtype: torch.dtype, arch: str) -> str | None:
     return None
 
 
+def are_multiples(*sizes: int) -> bool:
+    """Whether sizes are positive multiples of 16: rows then begin at 16 bytes."""
+    return all(size > 0 and size % ADDRESS_BYTES == 0 for size in sizes)
+
+
 def check_multiples(name: str, **sizes: int) -> None:
-    """Raise ValueError unless sizes are positive multiples of 16: rows then begin at 16 bytes."""
-    if any(size <= 0 or size % ADDRESS_BYTES for size in sizes.values()):
+    """Raise ValueError unless :func:`are_multiples`."""
+    if not are_multiples(*sizes.values()):
         given = " and ".join(f"{dim}={size}" for dim, size in sizes.items())
         raise ValueError(f"{name} has {given}, wanted positive multiples of {ADDRESS_BYTES}")
 

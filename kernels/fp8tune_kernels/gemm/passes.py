@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 
+from fp8tune_kernels.catalog import METHODS
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows, token_groups
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.scaled_gemm import multiply
@@ -36,10 +37,8 @@ from fp8tune_kernels.spec import DTYPES, KernelSpec, bucket
 __all__ = ["BF16", "BF16_TORCH", "FP8", "FP8_TORCH", "METHODS", "forward", "input_gradient", "weight_gradient"]
 
 BF16_TORCH, BF16, FP8_TORCH, FP8 = range(4)
-"""A method: what the operands are, and whose GEMM multiplies them; ours unless it says torch's."""
-
-METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, our GEMM")
-"""Their names in tables and messages."""
+"""A method: what the operands are, and whose GEMM multiplies them; ours unless it says torch's. Its name is in
+:data:`METHODS`."""
 
 Codes = tuple[torch.Tensor, torch.Tensor]
 """Codes and scales."""

@@ -37,6 +37,7 @@ from fp8tune_kernels.quantize.tiles import (
     Matrix,
     Options,
     Tile,
+    clear_gap,
     first_row,
     fold,
     folded_rows,
@@ -45,7 +46,6 @@ from fp8tune_kernels.quantize.tiles import (
     load_tile,
     of_any_layout,
     q_of_group,
-    scale_of_rows,
     store_edges,
     store_tile,
     top,
@@ -138,7 +138,7 @@ def quantize_both_ways(
             scale = of_any_layout(scale)
             q_ptr = q_of_group(matrix, old.group, old.units)
             if old.group < matrix.G:  # a branch, as no scale makes a zero of what padding rows may hold
-                q = quantize(old_x, scale_of_rows(matrix, old_tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
+                q = quantize(old_x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
                 store_tile(matrix, q_ptr, old_tile, q, "evict_first")
             elif matrix.ALIGNMENT == 1:
                 zeros = tl.zeros((options.BLOCK_SIZE_ITER, options.BLOCK_SIZE), tl.uint8)
@@ -148,6 +148,8 @@ def quantize_both_ways(
                 last = old_tile.first + options.BLOCK_SIZE_ITER
                 read_end = tl.where(old.group < matrix.G, old.end, old.start)
                 store_edges(matrix, q_ptr, old_tile, last, read_end, scale, options.FP8_MAX)
+            elif old.group < matrix.G:
+                clear_gap(matrix, q_ptr, old_tile, old_tile.first + options.BLOCK_SIZE_ITER, scale)
         turn = tl.atomic_add(work_ptr, 1, sem="relaxed")
 
 

@@ -39,6 +39,7 @@ from fp8tune_kernels.quantize.tiles import (
     Matrix,
     Options,
     Tile,
+    clear_gap,
     first_row,
     fold,
     folded_rows,
@@ -47,7 +48,6 @@ from fp8tune_kernels.quantize.tiles import (
     load_tile,
     of_any_layout,
     q_of_group,
-    scale_of_rows,
     store_edges,
     store_tile,
     top,
@@ -124,17 +124,19 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
 
     scale = of_any_layout(scale)
     q_ptr = q_of_group(matrix, group, units)
-    q = quantize(kept, scale_of_rows(matrix, kept_tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
+    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
     store_tile(matrix, q_ptr, kept_tile, q, "")
     if matrix.ALIGNMENT > 1:
         tiles = tl.cdiv(units_of(matrix, start, end) * matrix.ALIGNMENT, options.BLOCK_SIZE_ITER)
     for number in tl.range(1, tl.where(matrix.q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
         tile = Tile(first + (tiles - number) * options.BLOCK_SIZE_ITER, rows, columns, start, end)
         x = load_tile(matrix, tile, read_end, "")
-        q = quantize(x, scale_of_rows(matrix, tile, scale), q_ptr.dtype.element_ty, options.FP8_MAX)
+        q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
         store_tile(matrix, q_ptr, tile, q, "")
     if matrix.ALIGNMENT == 1:
         store_edges(matrix, q_ptr, kept_tile, end, read_end, scale, options.FP8_MAX)
+    else:
+        clear_gap(matrix, q_ptr, kept_tile, first + tiles * options.BLOCK_SIZE_ITER, scale)
 
 
 class _Cursor(NamedTuple):
@@ -198,9 +200,10 @@ def _work_on_panels(matrix: Matrix, work_ptr: tl.tensor, options: Options) -> No
             )
             inside = in_group & (first == first_row(matrix, start))
             tl.store(matrix.scales_ptr + group.to(tl.int64) * matrix.K + columns, scale, mask=inside)
-            scale = scale_of_rows(matrix, tile, of_any_layout(scale))
-            q = quantize(x, scale, matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
+            q = quantize(x, of_any_layout(scale)[None, :], matrix.q_ptr.dtype.element_ty, options.FP8_MAX)
             store_tile(matrix, q_of_group(matrix, group, units), tile, q, "evict_first")
+            if matrix.ALIGNMENT > 1:
+                clear_gap(matrix, q_of_group(matrix, group, units), tile, first + options.BLOCK_SIZE_ITER, scale)
         ticket = following
     if matrix.ALIGNMENT == 1:
         _store_edges_of_panels(matrix, done_ptr, amax_ptr, panels, options)

@@ -21,6 +21,7 @@ __all__ = [
     "Matrix",
     "Options",
     "Tile",
+    "clear_gap",
     "first_row",
     "fold",
     "folded_rows",
@@ -29,7 +30,6 @@ __all__ = [
     "load_tile",
     "of_any_layout",
     "q_of_group",
-    "scale_of_rows",
     "store_edges",
     "store_tile",
     "stride_of_columns",
@@ -168,13 +168,22 @@ def store_tile(matrix: Matrix, q_ptr: tl.tensor, tile: Tile, q: tl.tensor, EVICT
 
 
 @triton.jit
-def scale_of_rows(matrix: Matrix, tile: Tile, scale: tl.tensor) -> tl.tensor:
-    """The scales of a tile's columns, ``(1, columns)``; with an alignment 0 in rows past the group's last, which were
-    not read: a 0 times a scale that is NaN would be no 0."""
-    if matrix.ALIGNMENT == 1:
-        return scale[None, :]
-    else:  # noqa: RET505
-        return tl.where((tile.rows < tile.end - tile.first)[:, None], scale[None, :], 0.0)
+def clear_gap(matrix: Matrix, q_ptr: tl.tensor, tile: Tile, last: tl.tensor, scale: tl.tensor) -> None:
+    """Zeros into rows [first, last) of a tile past its group's end, where a scale that is NaN made no zeros of them.
+
+    After the tile was stored, which costs fewer registers than a mask for each of its codes.
+    """
+    first, _, columns, start, end = tile
+    first = tl.maximum(first, end)
+    last = tl.minimum(last, start + units_of(matrix, start, end) * matrix.ALIGNMENT)
+    if first < last:
+        spoiled = (columns < matrix.K) & (scale != scale)
+        if tl.max(spoiled.to(tl.int32)) > 0:
+            tl.debug_barrier()  # the stores of other threads come before
+            zero = tl.zeros((columns.shape[0],), tl.uint8).to(q_ptr.dtype.element_ty, bitcast=True)
+            q_columns = q_ptr + columns.to(tl.int64) * matrix.q_stride
+            for place in tl.range(first - start, last - start, num_stages=1):
+                tl.store(q_columns + place, zero, mask=spoiled)
 
 
 @triton.jit

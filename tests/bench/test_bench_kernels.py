@@ -1,0 +1,191 @@
+"""`fp8tune bench` of kernels, end to end on a simulated GPU: what is timed, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from bench_fakes import FAULTS, PROBLEM, FakeGpu, TorchAo, simulated
+from places import hear_interrupts
+
+from fp8tune.bench import kernels as bench
+from fp8tune.bench.cells import Cells, Timing
+from fp8tune.bench.kernel_contenders import (
+    HOST_ROW,
+    OURS,
+    TORCH_ADD,
+    TORCH_COMPILE,
+    TORCHAO,
+    HostCall,
+    KernelContender,
+    public_wrapper,
+    wrapper_arguments,
+)
+from fp8tune.bench.kernels import Kernel, Row
+from fp8tune.bench.options import BenchOptions
+from fp8tune.errors import UsageError
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune.records import NamedInts, Outcome, Status
+from fp8tune.revisions.loading import load_spec
+from fp8tune_kernels.catalog import KERNELS
+
+
+def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
+    first = simulated("colwise", FAULTS)
+    kernels = [event for event in first if isinstance(event, Kernel)]
+    rows = [event for event in first if isinstance(event, Row)]
+    assert [kernel.name for kernel in kernels] == ["colwise", load_spec(FAULTS).name]
+    assert [each for kernel in kernels for each in kernel.rows] == rows
+    for each in rows:
+        assert list(each.timings) == [OURS, TORCH_COMPILE, TORCHAO]
+        assert all(timing.time_us and not timing.reason for timing in (each.copy, *each.timings.values()))
+        assert each.timings["fp8tune"].config == load_spec("colwise" if each in kernels[0].rows else FAULTS).default
+    assert list(kernels[0].hosts) == ["fp8tune", "torchao", "torch.add"]
+    assert simulated("colwise", FAULTS) == first
+
+
+def test_a_spent_time_budget_starts_no_problem() -> None:
+    assert simulated("colwise", time_budget_s=0.0) == []
+
+
+def test_host_times_are_within_the_time_budget() -> None:
+    count = len(simulated("colwise")) - 1
+    for seconds, hosts in ((0, []), (1, ["fp8tune", "torchao", "torch.add"])):
+        clock = iter(range(1000)).__next__  # a second a question
+        kernel, *rows = simulated("colwise", time_budget_s=float(count + seconds), clock=clock)
+        assert isinstance(kernel, Kernel)
+        assert (len(rows), list(kernel.hosts)) == (count, hosts)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "op"), [(signal.SIGINT, 130, ("--op", "grouped-mm")), (signal.SIGTERM, 143, ())]
+)
+def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str, ...], tmp_path: Path) -> None:
+    rows = "".join(f"[[rows]]\nM = {1024 * n}\nK = 512\nN = 512\nE = 4\n" for n in range(1, 500))
+    (tmp_path / "many.toml").write_text(rows)
+    command = [sys.executable, "-m", "fp8tune.cli", "bench", "--timer", "simulated:1", "--format", "json", *op]
+    command += ["--shapes", str(tmp_path / "many.toml")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[2/"):
+            process.send_signal(number)
+            break
+    said, progress = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert len([row for row in json.loads(said) if row["row"] in ("problem", "grouped-mm")]) >= 2
+    assert "problems left out" in progress
+    assert ("host times left out: colwise" in progress) == (not op)
+
+
+def test_only_the_rivals_asked_for_are_timed() -> None:
+    kernel, *rows = simulated("rowwise-2d", against=("torch.compile",))
+    assert all(isinstance(each, Row) and list(each.timings) == ["fp8tune", "torch.compile"] for each in rows)
+    assert isinstance(kernel, Kernel)
+    assert list(kernel.hosts) == ["fp8tune", "torch.add"]
+
+
+def test_a_kernel_that_torch_compile_refuses_is_compiled_once() -> None:
+    refuses = Outcome(Status.COMPILE_ERROR, reason="Unsupported: no")
+
+    def outcomes(step: str, name: str, round: int) -> Outcome:
+        return refuses if (step, name) == ("launch", TORCH_COMPILE) else Outcome(Status.OK, 5.0)
+
+    backend = FakeGpu(outcomes)
+    refused: dict[str, Timing] = {}
+    rows = [
+        bench._row(Cells(backend), [Refusing(name, PROBLEM, "x", 8, NamedInts()) for name in names], refused, Timing())
+        for names in 3 * [(OURS, TORCH_COMPILE, TORCHAO)]
+    ]
+    assert [row.timings[TORCH_COMPILE].reason for row in rows] == ["Unsupported: no"] * 3
+    assert [row.timings[TORCHAO].time_us for row in rows] == [5.0] * 3
+    assert backend.asked.count(("launch", TORCH_COMPILE, 0)) == 1
+
+
+@dataclass(frozen=True)
+class Refusing(KernelContender):
+    def check(self) -> Timing:
+        return Timing()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -> None:
+    spec = load_spec(kernel)
+    inputs = spec.inputs(plan.problems(spec, [HOST_ROW])[0], "meta")
+    outputs = public_wrapper(spec)(*wrapper_arguments(spec, inputs))
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
+        assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+def test_host_calls_launch_once_on_a_small_input(torchao: TorchAo) -> None:
+    torchao("rowwise-2d", load_spec("rowwise-2d").reference)
+    calls = {name: HostCall(name, "rowwise-2d", "rowwise-2d").launcher("cpu") for name in bench.HOSTS}
+    (ours, _), (theirs, _) = calls[OURS](), calls[TORCHAO]()
+    assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    assert calls[TORCH_ADD]().shape == (64, 64)
+
+
+def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
+    with pytest.raises(UsageError, match="lives elsewhere"):
+        public_wrapper(load_spec(FAULTS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--against", "torcha", "--timer", "simulated:1"], "did you mean torchao"),
+        (["--kernel", "colwse", "--timer", "simulated:1"], "did you mean colwise"),
+        (["--shapes", "lama4", "--timer", "simulated:1"], "did you mean llama4"),
+        pytest.param(
+            [], "needs a GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], says: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "fp8tune.cli", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_default_set_holds_the_starting_line() -> None:
+    rows = shapes.load("starting-line").rows
+    held = {kernel: {p.shape for p in plan.problems(load_spec(kernel), rows)} for kernel in KERNELS}
+    assert {NamedInts(M=16640, K=5120), NamedInts(M=16640, K=2048), NamedInts(M=131072, K=7168)} <= held["rowwise-2d"]
+    assert {NamedInts(M=16640, K=5120, G=groups) for groups in (1, 16, 64, 128)} <= held["colwise"]
+    assert {NamedInts(M=16640, K=2048, G=64), NamedInts(M=131072, K=7168, G=8)} <= held["colwise"]
+    assert {NamedInts(N=8192, M=16640, G=1), NamedInts(N=2048, M=131072, G=8)} <= held["rowwise"]
+    weights = {NamedInts(E=1, N=8192, K=5120), NamedInts(E=8, N=2048, K=7168), NamedInts(E=64, N=1408, K=2048)}
+    assert weights <= held["transpose-3d-atomic"]
+    dual = {NamedInts(M=16640, N=8192, K=5120, G=16), NamedInts(M=16640, N=1408, K=2048, G=64)}
+    assert dual <= held["colwise-dual"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
+    backend, _ = backend_for(None, None)
+    events = list(bench.run(backend, bench.planned(BenchOptions(shapes=("tiny",)), backend)))
+    for each in events:
+        if isinstance(each, Row):
+            assert each.ours.time_us, each.ours.reason
+            assert each.copy.time_us, each.copy.reason
+            assert not each.is_wrong, each.timings["fp8tune"].reason
+            assert all(timing.time_us or timing.reason for timing in each.timings.values())
+            assert each.timings["torch.compile"].time_us, each.timings["torch.compile"].reason
+        elif isinstance(each, Kernel):
+            assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
+            assert each.hosts["torch.add"].time_us

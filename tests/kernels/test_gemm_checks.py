@@ -1,0 +1,163 @@
+"""The grouped GEMMs under the check before the clock: every block size gives equal bytes, random values are timed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fp8tune.measure import checking, edges
+from fp8tune_kernels import catalog
+from fp8tune_kernels.runtime.checks import FP8_DTYPES
+from fp8tune_kernels.spec import CONTENTS, ROUTINGS, Edge, NamedInts, Problem
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on infinities, in the interpreter
+
+GEMMS = ("grouped-rows", "grouped-contraction")
+FP8 = "float8_e4m3fn"
+CONTENTS_OF_SUMS = tuple(content for content in CONTENTS if content != "random")  # which are integers here
+
+SHAPES = {
+    "grouped-rows": NamedInts(M=277, N=272, K=144, G=3),
+    "grouped-contraction": NamedInts(M=277, N=272, K=272, G=3),
+}
+"""No block divides a dim, and each has more than one of every block."""
+
+
+@functools.cache
+def tensors(kernel: str, content: str, in_dtype: str, routing: str, device: str) -> checking.Tensors:
+    problem = Problem(kernel, SHAPES[kernel], routing, in_dtype=in_dtype)
+    return checking.build_edge(catalog.load(kernel), Edge(content, problem, content), device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a sweep checks every config there")
+@pytest.mark.parametrize("in_dtype", [FP8, "bfloat16"])
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_every_set_of_block_sizes_gives_equal_bytes(kernel: str, in_dtype: str, device: str) -> None:
+    """With each a band, a way to load, a content and a group layout in turn."""
+    spec = catalog.load(kernel)
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+    for number, sizes in enumerate(itertools.product(*(spec.axes[name] for name in names))):
+        others = {"BAND": spec.axes["BAND"][number % 3], "DESCRIPTORS": (number + number // 3) % 3}
+        config = NamedInts({**spec.default, **dict(zip(names, sizes, strict=True)), **others})
+        content, routing = CONTENTS_OF_SUMS[number % 6], ROUTINGS[(number // 2) % 6]
+        assert tensors(kernel, content, in_dtype, routing, device).check(config, [number]) is None, config
+
+
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_contents_leave_elements_that_are_neither_nan_nor_zero(kernel: str) -> None:
+    """An edge on which all outputs are NaN finds no other fault."""
+    spec = catalog.load(kernel)
+    for in_dtype in (FP8, "bfloat16"):
+        problem = Problem(kernel, SHAPES[kernel], "balanced", in_dtype=in_dtype)
+        for edge in spec.edges(problem):
+            expected = checking.build_edge(spec, edge, "cpu").expected[0].float()
+            is_nan = expected.isnan().float().mean()
+            assert is_nan < 0.8, edge
+            if edge.content in ("random", "huge") or (edge.content == "tiny" and in_dtype == FP8):
+                assert is_nan == 0
+                assert bool(expected.isfinite().all())
+                assert bool((expected != 0).any())
+            if edge.content == "zeros":
+                assert not expected.any()
+
+
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_launches_in_a_row_are_looked_at_with_scales(kernel: str, device: str) -> None:
+    spec = catalog.load(kernel)
+    calls = [0]
+
+    def launch(config: NamedInts, given: tuple[object, ...], out: tuple[torch.Tensor, ...]) -> None:
+        spec.launch(config, given, out)
+        calls[0] += 1
+        if calls[0] == 3:
+            out[0].view(torch.int16)[-1, -1] ^= 1
+
+    problem = Problem(kernel, NamedInts(M=67, N=48, K=80, G=2), "ragged", in_dtype=FP8)
+    on = checking.build(spec, problem, device)
+    assert on.check_in_a_row(spec.default, launches=4) is None
+    wrong = replace(on, spec=replace(spec, launch=launch)).check_in_a_row(spec.default, launches=4)
+    assert wrong is not None
+    assert wrong.startswith("1 of 4 launches in a row gave wrong outputs")
+
+
+@pytest.mark.parametrize("in_dtype", [FP8, "bfloat16"])
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_random_values_are_timed_with_zeros_between_groups(kernel: str, in_dtype: str, device: str) -> None:
+    spec = catalog.load(kernel)
+    problem = Problem(kernel, SHAPES[kernel], "empty", in_dtype=in_dtype)
+    on = checking.build(spec, problem, device)
+    assert on.refusal is None
+    checked, timed = (
+        [each.float() for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        for given in (on.inputs, on.timed.inputs)
+    )
+    between = torch.zeros(len(timed[0]), dtype=torch.bool, device=device)
+    if kernel == "grouped-contraction" and in_dtype == FP8:
+        between[:] = True
+        _, _, offs, *_ = on.inputs
+        place, start = 0, 0
+        for end in offs.tolist():
+            between[place : place + end - start] = False
+            place += max(1, -(-(end - start) // 128)) * 128
+            start = end
+        assert 0 < int(between.sum()) < len(between)
+    for number, (one, other) in enumerate(zip(checked[:2], timed[:2], strict=True)):
+        rows = between if kernel == "grouped-contraction" else torch.zeros(len(one), dtype=torch.bool, device=device)
+        assert not one[rows].any(), number
+        assert not other[rows].any(), number
+        assert set(one[~rows].abs().unique().tolist()) == {0.5, 1}
+        assert len(other[~rows].unique()) > 100
+        assert 0.5 < float((other[~rows] / other[~rows].std()).abs().mean()) < 0.9  # 0.8 of normal values
+    for one, other in zip(checked[2:], timed[2:], strict=True):
+        assert set(one.unique().tolist()) == {0.5, 1}
+        assert set(other.unique().tolist()) == {2.0**exponent for exponent in range(-3, 4)}
+    assert on.timed.check(spec.default, [0]) is None  # nothing is compared there but guard bytes and inputs
+
+
+CODES = """
+import torch
+from fp8tune_kernels.gemm import grouped_rows
+
+for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
+    scales = () if dtype == torch.bfloat16 else (torch.ones(256), torch.ones(1, 16))
+    a = torch.zeros(256, 16, dtype=dtype)
+    if scales:
+        a.view(torch.uint8)[:, 3] = torch.arange(256, dtype=torch.uint8)
+    else:
+        a[:, 3] = torch.arange(256) * float("inf")
+    b = torch.zeros(1, 16, 16, dtype=dtype)
+    b[0, 5, 3] = 1
+    inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
+    for descriptors in (0, 1, 2):
+        out = grouped_rows.outputs(*inputs)
+        grouped_rows.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
+        right = a[:, 3].float().bfloat16()
+        assert torch.allclose(out[0][:, 5], right, 0, 0, equal_nan=True), (dtype, out[0][:, 5])
+        assert out[0][:, 5].isnan().sum() == (2 if dtype == torch.float8_e4m3fn else 1)
+"""
+
+
+def test_every_code_is_multiplied_as_torch_reads_it_where_nothing_else_was_imported() -> None:
+    """The interpreter takes NaN for 480 and bfloat16 for its bits unless it was repaired."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", CODES], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_every_fp8_dtype_is_checked() -> None:
+    names = {str(dtype).removeprefix("torch.") for dtype in FP8_DTYPES} - {"float8_e5m2"}
+    for kernel in GEMMS:
+        assert names | {"bfloat16"} == set(catalog.load(kernel).in_dtypes)
+        assert {edge.content for edge in edges.edges_of(catalog.load(kernel), Problem(kernel, SHAPES[kernel]))} >= {
+            "huge",
+            "nan",
+            "infinite",
+            "zeros",
+        }

@@ -1,0 +1,94 @@
+"""A fault planted in a copy of a grouped GEMM is found by the check before the clock, in the interpreter."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gemm_mutants import BF16, FAULTS, FP8, GemmFault
+from planting import plant
+
+from fp8tune.measure import checking, edges
+from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_grouped_gemms.py compiles them side by side"),
+]
+
+GEMMS = ("grouped-rows", "grouped-contraction")
+
+BLOCKS = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "BAND": 2}
+"""Of the config that is checked: a round problem has several of each."""
+
+ROUND = {
+    "grouped-rows": NamedInts(M=384, N=128, K=128, G=2),
+    "grouped-contraction": NamedInts(M=256, N=192, K=128, G=2),
+}
+"""Problems as a sweep times them, but small: nothing is left over of any block, and a band is full or half full."""
+
+
+@functools.cache
+def checked_on(kernel: str, dtype: str) -> tuple[checking.Tensors, ...]:
+    """The tensors of the round problem and of its edges: a fault shares them, as they are whole after a check."""
+    spec = catalog.load(kernel)
+    problem = Problem(kernel, ROUND[kernel], "balanced", in_dtype=dtype)
+    on_edges = [checking.build_edge(spec, edge, "cpu") for edge in edges.edges_of(spec, problem)]
+    return checking.build(spec, problem, "cpu"), *on_edges
+
+
+def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
+    """The spec of a copy with a fault, or of one that has none."""
+    kernel, *modules = title.partition(":")[0].split(", ")
+    return [load(file) for file in plant(kernel, folder, modules, *changes)][-1].SPEC  # type: ignore[no-any-return]
+
+
+def load(file: Path) -> Any:
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[file.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def wrong_on(spec: KernelSpec, kernel: str, dtype: str, descriptors: int) -> Iterator[tuple[int, str]]:
+    """What each of :func:`checked_on` finds, with its number; as a trial does on the interpreter."""
+    config = NamedInts({**spec.default, **BLOCKS, "DESCRIPTORS": descriptors})
+    for number, tensors in enumerate(checked_on(kernel, dtype)):
+        launches = range(checking.LAUNCHES) if number == 0 else [number - 1]
+        if wrong := replace(tensors, spec=spec).check(config, launches):
+            yield number, wrong
+
+
+def place(number: int, fault: GemmFault) -> tuple[int, str]:
+    """A value of DESCRIPTORS and a dtype for each fault, in turn: a GPU has time for more."""
+    places = [(descriptors, dtype) for descriptors in fault.descriptors for dtype in fault.dtypes]
+    return places[number % len(places)]
+
+
+@pytest.mark.parametrize(
+    ("title", "descriptors", "dtype"), [(title, *place(n, fault)) for n, (title, fault) in enumerate(FAULTS.items())]
+)
+def test_a_planted_fault_is_found(title: str, descriptors: int, dtype: str, tmp_path: Path) -> None:
+    fault = FAULTS[title]
+    spec = planted(title, tmp_path, *fault.changes)
+    number, wrong = next(wrong_on(spec, title.partition(":")[0].partition(",")[0], dtype, descriptors), (-1, ""))
+    assert "elements differ, first at" in wrong or "bytes written" in wrong
+    assert number > 0 or not fault.hides, wrong
+
+
+@pytest.mark.parametrize("dtype", [FP8, BF16, "float8_e4m3fnuz"])
+@pytest.mark.parametrize("descriptors", [0, 1, 2])
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_a_copy_without_a_fault_is_right(kernel: str, descriptors: int, dtype: str, tmp_path: Path) -> None:
+    assert [*wrong_on(planted(kernel, tmp_path), kernel, dtype, descriptors)] == []

@@ -1,0 +1,187 @@
+"""Which configs of the grouped GEMMs a sweep tries, on the shapes it is for: what won on an H200, and few others."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fp8tune.plan import problems as plan
+from fp8tune.plan import shapes
+from fp8tune_kernels import catalog
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.gemm import grouped_configs
+from fp8tune_kernels.gemm.grouped_configs import AXES, CONFIGS, DEFAULT
+from fp8tune_kernels.gemm.token_groups import padded_rows
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, NamedInts, Problem
+
+ROWS, CONTRACTION = catalog.GEMMS
+HOPPER = ARCHES["sm_90"].limits()
+FP8, BF16 = "float8_e4m3fn", "bfloat16"
+LAYERS = {
+    "Kimi-K2": NamedInts(M=16384, N=2048, K=7168, G=48),
+    "gpt-oss-120b": NamedInts(M=16384, N=2880, K=2880, G=64),
+    "Qwen3-30B-A3B": NamedInts(M=32768, N=768, K=2048, G=128),
+    "Qwen3-30B-A3B fused": NamedInts(M=32768, N=1536, K=2048, G=128),
+    "DeepSeek-MoE-16B": NamedInts(M=65536, N=1408, K=2048, G=64),
+    "Llama 4": NamedInts(M=16640, N=8192, K=5120, G=16),
+    "Mixtral-8x7B": NamedInts(M=16384, N=14336, K=4096, G=8),
+}
+
+
+def config(rows: int, columns: int, depth: int, warps: int, stages: int, descriptors: int, programs: int) -> NamedInts:
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "DESCRIPTORS", "PROGRAMS")
+    values = (rows, columns, depth, warps, stages, descriptors, programs)
+    return NamedInts({**dict(zip(names, values, strict=True)), "BAND": 8})
+
+
+WIDE = (config(128, 256, 128, 8, 3, 2, 1), config(128, 256, 128, 8, 4, 1, 1))
+SQUARE = config(128, 128, 64, 4, 4, 2, 2)
+
+
+def sizes(layer: NamedInts, in_dtype: str) -> NamedInts:
+    return NamedInts({**layer, DTYPE_FLAG: DTYPES.index(in_dtype)})
+
+
+def left(kernel: str, shape: NamedInts, limits=HOPPER) -> list[NamedInts]:
+    spec = catalog.load(kernel)
+    return [each for each in spec.configs if each != DEFAULT and spec.invalid(each, shape, limits) is None]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_won_on_an_h200_is_tried(layer: str) -> None:
+    shape = sizes(LAYERS[layer], FP8)
+    back = NamedInts({**shape, "N": shape["K"], "K": shape["N"]})
+    assert {*left(ROWS, shape)} >= {*WIDE}
+    assert {*left(ROWS, back)} >= {*WIDE}
+    assert {*left(CONTRACTION, shape)} >= {*WIDE, SQUARE}
+
+
+def test_a_longer_band_is_tried_where_it_won() -> None:
+    for name in ("Llama 4", "Mixtral-8x7B"):
+        assert NamedInts({**WIDE[0], "BAND": 16}) in left(ROWS, sizes(LAYERS[name], FP8))
+
+
+def of_sets() -> list[tuple[str, Problem]]:
+    rows = [row for name in ("grouped-mm", "models", "bench-models") for row in shapes.load(name).rows]
+    return [(kernel, each) for kernel in catalog.GEMMS for each in plan.problems(catalog.load(kernel), rows)]
+
+
+def test_few_configs_are_left_on_each_shape() -> None:
+    """A trial takes 60 to 100 ms, and 240 problems are to be swept in 8 minutes."""
+    counts = []
+    for kernel, problem in of_sets():
+        spec = catalog.load(kernel)
+        tried = plan.configs(spec, problem, spec.axes, HOPPER)
+        counts.append(sum(not reason for reason in tried.values()))
+        assert 4 <= counts[-1] <= 25, problem
+        assert all("\n" not in reason for reason in tried.values())
+    assert sum(counts) / len(counts) <= 16
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("kernel", catalog.GEMMS)
+def test_every_arch_has_configs_to_try_and_each_fits(kernel: str, arch: str) -> None:
+    limits = ARCHES[arch].limits()
+    for in_dtype in (FP8, BF16):
+        found = left(kernel, sizes(LAYERS["Llama 4"], in_dtype), limits)
+        if arch == "sm_80" and in_dtype == FP8:
+            assert found == []
+            reason = catalog.load(kernel).invalid(DEFAULT, sizes(LAYERS["Llama 4"], FP8), limits)
+            assert reason == "FP8: sm_80 has no tensor cores for it, and Triton compiles none"
+            continue
+        assert found
+        has_descriptors = arch in ("sm_90", "sm_100", "sm_120")
+        assert {bool(each["DESCRIPTORS"]) for each in found} == {has_descriptors}
+
+
+@pytest.mark.parametrize(
+    ("changed", "shape", "reason"),
+    [
+        ({"DESCRIPTORS": 0}, {}, "DESCRIPTORS=0: the copy engine of sm_90 idles"),
+        ({"num_warps": 64}, {}, "2048 threads a block, sm_90 has at most 1024"),
+        ({"num_warps": 4}, {}, "256 sums a thread do not fit in registers beside what multiplies"),
+        ({"PROGRAMS": 2}, {}, "2 programs need more registers than a multiprocessor of sm_90 has"),
+        ({"num_stages": 4}, {}, "262144 bytes of tiles, sm_90 has 232448 of shared memory"),
+        ({"num_stages": 2}, {}, "num_stages=2: shared memory holds 3"),
+        ({"BLOCK_SIZE_K": 64, "num_stages": 4}, {}, "pieces of 64 bytes a row: descriptors copy 128 at a time"),
+        ({}, {"K": 64}, "pieces of 128 for a depth of 64: half of each is outside"),
+        ({"BAND": 16}, {"M": 16384, "G": 64}, "BAND=16: a group has 2 row tiles, in the order of BAND=8"),
+        (
+            {"BAND": 16},
+            {"M": 32768, "N": 1024, "K": 256},
+            "BAND=16: L2 holds the 786,432 bytes of a group in any order",
+        ),
+        (
+            {"BLOCK_SIZE_M": 64, "num_warps": 4, "BLOCK_SIZE_K": 64, "num_stages": 4, "PROGRAMS": 2},
+            {},
+            "its tiles take 1.58 times the best estimate: reads and waste",
+        ),
+    ],
+)
+def test_each_reason(changed: dict[str, int], shape: dict[str, int], reason: str) -> None:
+    spec, layer = catalog.load(ROWS), sizes(LAYERS["Llama 4"], FP8)
+    assert spec.invalid(WIDE[0], layer, HOPPER) is None
+    assert spec.invalid({**WIDE[0], **changed}, NamedInts({**layer, **shape}), HOPPER) == reason
+
+
+def test_bfloat16_takes_twice_the_memory() -> None:
+    spec = catalog.load(ROWS)
+    assert "bytes of tiles" in (spec.invalid(WIDE[0], sizes(LAYERS["Llama 4"], BF16), HOPPER) or "")
+    shallow = NamedInts({**WIDE[0], "BLOCK_SIZE_K": 64})
+    assert spec.invalid(shallow, sizes(LAYERS["Llama 4"], BF16), HOPPER) is None
+
+
+def test_an_estimate_counts_half_a_tile_a_group_and_its_tails() -> None:
+    """By hand: 256 rows of 2 groups, 128 more on average; 300 columns are 2 tiles of 256; a depth of 100 is 128."""
+    work = grouped_configs.Work(2, 256, 300, 100, "down", 1)
+    read = (256 + 128) * 512 * 128 * (1 / 128 + 1 / 256)
+    assert grouped_configs.estimate(WIDE[0], work) == pytest.approx(read / 8.0e12 + 2 * 256 * 300 / 4.3e12)
+    work = grouped_configs.Work(
+        2, 256, 300, 100, "depth", 2
+    )  # the depth is that of both groups: one piece each at least
+    read = 256 * 512 * (2 * 128) * (1 / 128 + 1 / 256) * 2
+    assert grouped_configs.estimate(WIDE[0], work) == pytest.approx(read / 8.0e12 + 2 * 2 * 256 * 300 / 4.3e12)
+
+
+def test_the_grid_is_a_list_of_what_its_axes_hold() -> None:
+    assert all(each[name] in AXES[name] for each in CONFIGS for name in AXES)
+    assert all({each[name] for each in (*CONFIGS, DEFAULT)} == {*AXES[name]} for name in AXES)
+    assert len(set(CONFIGS)) == len(CONFIGS)
+    assert DEFAULT in CONFIGS
+
+
+@pytest.mark.parametrize(("in_dtype", "size"), [(FP8, 1), (BF16, 2)])
+def test_bytes_are_those_of_rows_that_groups_have(in_dtype: str, size: int) -> None:
+    M, N, K, G = (LAYERS["Kimi-K2"][dim] for dim in "MNKG")
+    rows = Problem(ROWS, LAYERS["Kimi-K2"], "jagged", in_dtype=in_dtype)
+    assert catalog.load(ROWS).bytes_of(rows) == size * (M * K + G * N * K) + 2 * M * N
+    contraction = replace(rows, kernel=CONTRACTION)
+    assert catalog.load(CONTRACTION).bytes_of(contraction) == size * M * (N + K) + 2 * G * N * K
+
+
+@pytest.mark.parametrize("in_dtype", [FP8, BF16])
+@pytest.mark.parametrize("kernel", catalog.GEMMS)
+def test_a_peak_is_what_the_problems_dtype_computes_with(kernel: str, in_dtype: str) -> None:
+    spec = catalog.load(kernel)
+    assert spec.flops is not None
+    assert spec.flops(LAYERS["Kimi-K2"]) == 2 * 16384 * 2048 * 7168
+
+
+def test_layers_that_no_row_of_16_bytes_divides_are_left_out() -> None:
+    rows = [NamedInts(M=211, N=61, K=83, E=5), NamedInts(M=224, N=160, K=96, E=3)]
+    for kernel in catalog.GEMMS:
+        found = plan.problems(catalog.load(kernel), rows)
+        assert {problem.shape["M"] for problem in found} == {224}
+
+
+def test_padded_codes_have_a_piece_for_each_group() -> None:
+    spec = catalog.load(CONTRACTION)
+    shape = NamedInts(M=301, N=32, K=48, G=5)
+    a, b, offs, scale_a, scale_b, alignment = spec.inputs(Problem(CONTRACTION, shape, "ragged", in_dtype=FP8), "cpu")
+    assert (a.shape, b.shape) == ((padded_rows(301, 5, alignment), 32), (padded_rows(301, 5, alignment), 48))
+    assert (scale_a.shape, scale_b.shape, offs.shape) == ((5 * 32,), (5 * 48,), (5,))
+    values = a.float()
+    ends = [0, *itertools.accumulate(max(1, -(-n // alignment)) * alignment for n in offs.diff(prepend=offs[:1] * 0))]
+    for group, size in enumerate(offs.diff(prepend=offs[:1] * 0).tolist()):
+        assert torch.count_nonzero(values[ends[group] + size : ends[group + 1]]) == 0

@@ -1,0 +1,534 @@
+"""``quantize_weights``: the same bytes as without it, in every mode of torch; old codes are never multiplied."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_grouped_mm import E, K, Layer, N, layer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8tune_kernels import (
+    QuantizedWeights,
+    fp8_grouped_mm,
+    interpreter,
+    quantize_colwise_3d,
+    quantize_transpose_3d_atomic,
+    quantize_weights,
+)
+from fp8tune_kernels.spec import ROUTINGS
+
+pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
+
+Call = Callable[..., torch.Tensor]
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Make = Callable[[torch.Tensor], "torch.Tensor | QuantizedWeights"]
+
+
+def multiply(A: torch.Tensor, B_t: torch.Tensor | QuantizedWeights, offs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return fp8_grouped_mm(A, B_t, offs, pad_token_groups=True, **options)  # type: ignore[arg-type]
+
+
+def viewed(w: torch.Tensor) -> torch.Tensor:
+    return w.transpose(1, 2)
+
+
+def run(given: Layer, make: Make, call: Call = multiply, w: torch.Tensor | None = None, **options: Any) -> Results:
+    """Output and both gradients, with ``B_t`` as ``make`` gives it from the parameter."""
+    A, w = given.A.clone().requires_grad_(), given.weights.clone().requires_grad_() if w is None else w
+    w.grad = None
+    out = call(A, make(w), given.offs, **options)
+    out.backward(given.grad.to(out.dtype))
+    assert A.grad is not None
+    assert w.grad is not None
+    return out.detach(), A.grad, w.grad
+
+
+def assert_same(found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
+    for a, b in zip(found, right, strict=True):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_results_are_the_bytes_of_weights_quantized_at_each_call(routing: str, dtype: torch.dtype, device: str) -> None:
+    given = layer(routing, device, dtype)
+    assert_same(run(given, quantize_weights), run(given, viewed))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has one format")
+@pytest.mark.parametrize("float8_dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_in_either_format(float8_dtype: torch.dtype) -> None:
+    given = layer("ragged", "cpu")
+    found = run(given, lambda w: quantize_weights(w, float8_dtype=float8_dtype), float8_dtype=float8_dtype)
+    assert_same(found, run(given, viewed, float8_dtype=float8_dtype))
+
+
+def test_codes_are_those_of_the_two_kernels(device: str) -> None:
+    given = layer("balanced", device)
+    quantized = quantize_weights(given.weights)
+    assert_same(quantized.forward, quantize_colwise_3d(given.B_t))
+    assert_same(quantized.transposed, quantize_transpose_3d_atomic(given.B_t))
+    assert_same(quantized.codes, (*quantized.forward, *quantized.transposed))
+    assert quantized.nbytes == 2 * E * N * K + 4 * E * (N + K)
+    assert quantized.version == given.weights._version
+    assert quantized.weights.data_ptr() == given.weights.data_ptr()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there every test launches the kernel")
+def test_the_kernel_writes_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(2, 16, 32)
+    right = quantize_weights(w)
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    launched = quantize_weights(w)
+    assert_same(launched.codes, right.codes)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_parameter_and_its_view_are_told_apart(grad: bool, device: str) -> None:
+    given = layer("ragged", device)
+
+    def from_view(w: torch.Tensor) -> QuantizedWeights:
+        with torch.set_grad_enabled(grad):
+            return quantize_weights(w.transpose(1, 2))
+
+    assert_same(run(given, from_view), run(given, viewed))
+
+
+def test_a_part_of_the_experts(device: str) -> None:
+    given = layer("ragged", device)
+    everyone = torch.cat([given.weights * 2, given.weights]).requires_grad_()
+    right = run(given, viewed)
+    for take in (lambda: everyone[E:], lambda: everyone.transpose(1, 2)[E:]):
+        everyone.grad = None
+        quantized = quantize_weights(take())
+        out = multiply(given.A, quantized, given.offs)
+        out.backward(given.grad)
+        assert everyone.grad is not None
+        assert_same((out.detach(), everyone.grad[E:]), (right[0], right[2]))
+    everyone.data = everyone.data.clone()  # the view stays where it was
+    with pytest.raises(RuntimeError, match="moved to other memory"):
+        quantized.check()
+
+
+def test_gradients_of_micro_batches_add_up(device: str) -> None:
+    w = nn.Parameter(layer("balanced", device).weights)
+    grads = []
+    for make in (quantize_weights, viewed):
+        w.grad, B_t = None, make(w)
+        for seed in range(4):
+            given = layer("zipf", device, seed=seed)
+            multiply(given.A, B_t, given.offs).backward(given.grad)
+            B_t = B_t if isinstance(B_t, QuantizedWeights) else make(w)
+        assert w.grad is not None
+        grads.append(w.grad)
+    assert torch.equal(*grads)
+
+
+def test_one_gradient_alone(device: str) -> None:
+    given = layer("ragged", device)
+    A = given.A.clone().requires_grad_()
+    multiply(A, quantize_weights(given.weights), given.offs).backward(given.grad)
+    assert torch.equal(A.grad, run(given, viewed)[1])
+    w = given.weights.clone().requires_grad_()
+    multiply(given.A, quantize_weights(w), given.offs).backward(given.grad)
+    assert torch.equal(w.grad, run(given, viewed)[2])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_made_and_used_without_gradients(mode: Any, device: str) -> None:
+    given = layer("ragged", device)
+    w = nn.Parameter(given.weights.clone())
+    with mode():
+        quantized = quantize_weights(w)
+        assert torch.equal(multiply(given.A, quantized, given.offs), multiply(given.A, viewed(w), given.offs))
+    assert_same(run(given, lambda _: quantized, w=w), run(given, viewed))
+    with mode():
+        w.mul_(2)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            multiply(given.A, quantized, given.offs)
+        quantized.requantize()
+    assert_same(run(given, lambda _: quantized, w=w), run(given, viewed, w=w))
+
+
+def test_autocast_casts_before_it_quantizes(device: str) -> None:
+    given = layer("ragged", device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        quantized = quantize_weights(given.weights)
+        assert quantized.dtype == torch.bfloat16
+        assert_same(run(given, quantize_weights), run(given, viewed))
+    with pytest.raises(
+        RuntimeError, match=r"^B_t was quantized from torch\.bfloat16 and would be cast to torch\.float32"
+    ):
+        multiply(given.A, quantized, given.offs)
+
+
+# Changes
+
+
+class Module(nn.Module):
+    def __init__(self, w: torch.Tensor) -> None:
+        super().__init__()
+        self.w = nn.Parameter(w)
+
+
+def by_optimizer(**options: Any) -> Callable[[Module], None]:
+    def change(module: Module) -> None:
+        module.w.grad = torch.ones_like(module.w)
+        torch.optim.AdamW(module.parameters(), lr=0.1, **options).step()
+
+    return change
+
+
+def by_sgd(module: Module) -> None:
+    module.w.grad = torch.ones_like(module.w)
+    torch.optim.SGD(module.parameters(), lr=0.1, fused=True).step()
+
+
+def in_place(module: Module) -> None:
+    with torch.no_grad():
+        module.w.mul_(2)
+
+
+def through_a_view(module: Module) -> None:
+    module.w.detach()[0].zero_()
+
+
+def by_data(module: Module) -> None:
+    module.w.data = module.w.data * 2
+
+
+def by_set(module: Module) -> None:
+    with torch.no_grad():
+        module.w.set_(module.w.detach() * 2)
+
+
+def by_state(module: Module) -> None:
+    module.load_state_dict({"w": module.w.detach() * 2})
+
+
+CHANGES = {
+    "AdamW": by_optimizer(fused=False, foreach=False),
+    "foreach AdamW": by_optimizer(foreach=True),
+    "fused AdamW": by_optimizer(fused=True),
+    "fused SGD": by_sgd,
+    "in place": in_place,
+    "through a view": through_a_view,
+    "data": by_data,
+    "set_": by_set,
+    "load_state_dict": by_state,
+}
+
+
+@pytest.mark.parametrize("make", [lambda w: w, viewed], ids=["parameter", "view"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_old_codes_are_refused_until_they_are_made_again(change: str, make: Make, device: str) -> None:
+    given = layer("ragged", device, torch.float32)
+    module = Module(given.weights.clone())
+    quantized = quantize_weights(make(module.w))  # type: ignore[arg-type]
+    before = [tensor.data_ptr() for tensor in quantized.codes]
+    CHANGES[change](module)
+    for use in (quantized.check, *(lambda n=n: getattr(quantized, n) for n in ("forward", "transposed", "codes"))):
+        with pytest.raises(RuntimeError, match=r"^B_t was quantized before .*: call quantize_weights again after each"):
+            use()
+    with pytest.raises(RuntimeError, match=r"^B_t was quantized before"):
+        multiply(given.A, quantized, given.offs)
+    quantized.requantize()
+    assert before == [tensor.data_ptr() for tensor in quantized.codes]
+    assert_same(run(given, lambda _: quantized, w=module.w), run(given, viewed, w=module.w))
+
+
+def test_an_optimizer_names_itself(device: str) -> None:
+    module = Module(layer("ragged", device).weights)
+    quantized = quantize_weights(module.w)
+    by_optimizer(fused=True)(module)
+    with pytest.raises(RuntimeError, match="before a step of the optimizer changed its weights"):
+        quantized.check()
+
+
+def test_a_module_cast_or_moved_is_noticed(device: str) -> None:
+    module = Module(layer("ragged", device, torch.float32).weights)
+    quantized = quantize_weights(module.w)
+    module.bfloat16()
+    with pytest.raises(RuntimeError, match=r"would be cast to torch\.bfloat16 here"):
+        quantized.check()
+    quantized.requantize()
+    assert_same(quantized.forward, quantize_colwise_3d(viewed(module.w.detach())))
+    module.w.data = module.w.data[:2].clone()
+    with pytest.raises(RuntimeError, match=r"^B_t is now \(2, .*: call quantize_weights"):
+        quantized.requantize()
+
+
+def test_weights_that_did_not_change_stay_quantized(device: str) -> None:
+    given = layer("ragged", device)
+    frozen, other = nn.Parameter(given.weights.clone(), requires_grad=False), nn.Parameter(given.weights.clone())
+    quantized = quantize_weights(frozen)
+    other.grad = torch.ones_like(other)
+    torch.optim.AdamW([frozen, other]).step()
+    torch.optim.AdamW([other], fused=True).step()
+    assert torch.equal(multiply(given.A, quantized, given.offs), multiply(given.A, viewed(frozen), given.offs))
+    trained = nn.Parameter(given.weights.clone())
+    quantized = quantize_weights(trained)
+    run(given, lambda _: quantized, w=trained)
+    torch.optim.AdamW([trained]).zero_grad()
+    torch.optim.AdamW([other]).step()
+    quantized.check()
+
+
+def test_new_weights_do_not_come_to_lie_where_the_old_ones_were(device: str) -> None:
+    w = nn.Parameter(layer("ragged", device).weights.clone())
+    quantized = quantize_weights(w)
+    for _ in range(20):  # each but the first may take the memory that the one before gave back
+        w.data = w.data.clone()
+        with pytest.raises(RuntimeError, match="moved to other memory"):
+            quantized.check()
+
+
+def test_codes_made_again_between_the_passes_are_no_gradient(device: str) -> None:
+    given = layer("ragged", device)
+    quantized = quantize_weights(given.weights)
+    out = multiply(given.A.requires_grad_(), quantized, given.offs)
+    quantized.requantize()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(given.grad)
+
+
+# Checkpointing
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(use_reentrant: bool, device: str) -> None:
+    given = layer("empty", device)
+
+    def recomputed(*arguments: Any) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(multiply, *arguments, use_reentrant=use_reentrant)
+        return out
+
+    assert_same(run(given, quantize_weights, recomputed), run(given, viewed))
+    w = nn.Parameter(given.weights.clone())
+    out = recomputed(given.A.requires_grad_(), quantize_weights(w), given.offs)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match=r"^B_t was quantized before its weights changed in place"):
+        out.backward(given.grad)
+
+
+# Compilers
+
+
+def whole(call: Call, backend: str = "aot_eager") -> Call:
+    torch._dynamo.reset()
+    return torch.compile(call, fullgraph=True, backend=backend)
+
+
+def scaled(A: torch.Tensor, B_t: QuantizedWeights, offs: torch.Tensor) -> torch.Tensor:
+    return multiply(A * 2, B_t, offs) * 3
+
+
+def assert_checked_without_recompiling(compiled: Call, device: str, change: Callable[[Module], None]) -> None:
+    """Over steps of an optimizer, codes made anew or in place; old ones raise."""
+    given = layer("ragged", device, torch.float32)
+    module = Module(given.weights.clone())
+    quantized = quantize_weights(module.w)
+    run(given, lambda _: quantized, compiled, w=module.w)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for again in (quantize_weights, None, quantize_weights):
+            change(module)
+            with pytest.raises(RuntimeError, match=r"^B_t was quantized before"):
+                run(given, lambda _: quantized, compiled, w=module.w)  # noqa: B023 - called at once
+            if again is None:
+                quantized.requantize()
+            else:
+                quantized = again(module.w)
+            found = run(given, lambda _: quantized, compiled, w=module.w)  # noqa: B023
+            assert_same(found, run(given, viewed, scaled, w=module.w))
+
+
+@pytest.mark.parametrize("change", ["fused AdamW", "data"])
+def test_torch_compile_traces_it_whole_and_checks_at_each_run(change: str, device: str) -> None:
+    assert_checked_without_recompiling(whole(scaled), device, CHANGES[change])
+
+
+def test_inductor_keeps_the_check(device: str) -> None:
+    compiled = whole(scaled, "inductor")
+    assert_checked_without_recompiling(compiled, device, CHANGES["fused AdamW"])
+
+
+def test_compiled_without_gradients(device: str) -> None:
+    given, compiled = layer("ragged", device), whole(scaled)
+    quantized = quantize_weights(given.weights)
+    with torch.no_grad():
+        assert torch.equal(compiled(given.A, quantized, given.offs), scaled(given.A, quantized, given.offs))
+        given.weights.mul_(2)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            compiled(given.A, quantized, given.offs)
+
+
+@pytest.mark.parametrize("make", [lambda w: w, viewed], ids=["parameter", "view"])
+def test_a_change_within_the_compiled_function_is_noticed(make: Make, device: str) -> None:
+    given = layer("ragged", device)
+    w = nn.Parameter(given.weights.clone())
+
+    def changes(A: torch.Tensor, w: torch.Tensor, quantized: QuantizedWeights, offs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            w.mul_(2)
+        return multiply(A, quantized, offs)
+
+    with pytest.raises(RuntimeError, match="changed in the compiled function"):
+        whole(changes)(given.A, w, quantize_weights(make(w)), given.offs)  # type: ignore[arg-type]
+
+
+def test_codes_held_by_a_compiled_module(device: str) -> None:
+    given = layer("ragged", device)
+
+    class Experts(Module):
+        quantized: QuantizedWeights
+
+        def forward(self, A: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            return multiply(A, self.quantized, offs)
+
+    module = Experts(given.weights.clone())
+    compiled = whole(module)
+    module.quantized = quantize_weights(module.w)
+    compiled(given.A, given.offs)
+    assert list(module.state_dict()) == ["w"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            in_place(module)
+            with pytest.raises(RuntimeError, match="changed in place"):
+                compiled(given.A, given.offs)
+            module.quantized = quantize_weights(module.w)
+            right = multiply(given.A, viewed(module.w), given.offs)
+            assert torch.equal(compiled(given.A, given.offs), right)
+
+
+def test_compiled_under_activation_checkpointing(device: str) -> None:
+    given = layer("ragged", device)
+
+    def recomputed(*arguments: Any) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(multiply, *arguments, use_reentrant=False)
+        return out
+
+    assert_same(run(given, quantize_weights, whole(recomputed)), run(given, viewed))
+
+
+def test_where_the_compiler_may_break_the_graph_weights_are_quantized_between(device: str) -> None:
+    given = layer("ragged", device)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda A, w, offs: multiply(A, quantize_weights(w), offs), backend="aot_eager")
+    for _ in range(2):
+        right = multiply(given.A, given.B_t, given.offs)
+        assert torch.equal(compiled(given.A, given.weights, given.offs), right)
+        given.weights.mul_(2)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_reads_codes_made_again(device: str) -> None:
+    """Made again within the graph, or in place before it is replayed."""
+    given = layer("ragged", device)
+    w = given.weights.clone()
+    quantized = quantize_weights(w)
+    found = []
+    for within in (True, False):
+
+        def call(within: bool = within) -> torch.Tensor:
+            if within:
+                quantized.requantize()
+            return multiply(given.A, quantized, given.offs)
+
+        with torch.no_grad():
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                call()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = call()
+            for _ in range(2):
+                w.mul_(-2)
+                if not within:
+                    quantized.requantize()
+                graph.replay()
+                assert torch.equal(out, multiply(given.A, viewed(w), given.offs))
+            found.append(graph)
+        quantized.requantize()
+
+
+@pytest.mark.gpu
+def test_a_compiler_that_makes_cuda_graphs_copies_no_codes(device: str) -> None:
+    given = layer("ragged", device, torch.float32)
+    module = Module(given.weights.clone())
+    quantized = quantize_weights(module.w)
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [result.clone() for result in run(given, lambda _: quantized, compiled, w=module.w)]
+        assert_same(tuple(found), run(given, viewed, scaled, w=module.w))
+        by_optimizer(fused=True)(module)
+        quantized.requantize()
+
+
+# Copies
+
+
+def test_copies_are_of_the_weights_copied_with_them(device: str) -> None:
+    module = Module(layer("ragged", device).weights.clone())
+    module.quantized = quantize_weights(module.w)  # type: ignore[assignment]
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.quantized.weights.data_ptr() == copied.w.data_ptr() != module.w.data_ptr()
+        assert_same(copied.quantized.forward, module.quantized.forward)
+        in_place(copied)
+        module.quantized.check()
+        with pytest.raises(RuntimeError, match="changed in place"):
+            copied.quantized.check()
+    in_place(module)
+    assert_same(copy.copy(module.quantized).forward, quantize_colwise_3d(viewed(module.w.detach())))
+
+
+# Refusals
+
+
+def wrong_weights() -> list[Any]:
+    w = torch.zeros(E, N, K, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        in_inference = torch.zeros(E, N, K)
+    return [
+        pytest.param(w[0], {}, "w has shape", id="two dimensions"),
+        pytest.param(w.double(), {}, r"w is torch\.float64", id="float64"),
+        pytest.param(w[:, :, ::2], {}, r"w has strides .* or its view weights\.transpose\(1, 2\)", id="gaps"),
+        pytest.param(w[:, :40].contiguous(), {}, "w has N=40 and K=64, wanted positive multiples of 16", id="N of 40"),
+        pytest.param(w[:, :40].contiguous().mT, {}, "w has N=40 and K=64", id="N of 40, a view"),
+        pytest.param(w, {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
+        pytest.param(in_inference, {}, "w was made in inference mode", id="inference"),
+        pytest.param(
+            torch.nn.Buffer(w).as_subclass(Wrapped), {}, "w is a Wrapped, wanted a plain tensor", id="subclass"
+        ),
+    ]
+
+
+class Wrapped(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("w", "options", "named"), wrong_weights())
+def test_wrong_weights_are_refused(w: torch.Tensor, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}"):
+        quantize_weights(w, **options)
+
+
+def test_it_says_what_it_is(device: str) -> None:
+    quantized = quantize_weights(torch.zeros(E, N, K, device=device))
+    assert repr(quantized).startswith(f"QuantizedWeights(({E}, {K}, {N}), torch.float8_e4m3fn")

@@ -1,0 +1,84 @@
+"""A spec whose "kernel" is plain torch and returns outputs of its own, with the faults that this allows.
+
+FAULT 0 none · 1 writes into the outputs it is given · 2 is wrong in its last element · 3 returns another shape · 4
+another dtype · 5 None for an output · 6 one output too few · 7 from its second launch on what it returned before · 8
+other strides · 9 a list, and so nothing · 10 is wrong in each launch after the fourth
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+
+launches: Counter[int] = Counter()
+"""FAULT -> launches so far."""
+
+kept: dict[int, tuple[Any, ...]] = {}
+"""Data pointer of the input -> what fault 7 returned for it."""
+
+
+def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
+    if device == "meta":
+        return (torch.empty(problem.shape["M"], problem.shape["K"], device=device),)
+    generator = torch.Generator().manual_seed(problem.seed)
+    return (torch.randn(problem.shape["M"], problem.shape["K"], generator=generator).to(device),)
+
+
+def outputs(x: Any) -> tuple[Any, ...]:
+    return x.new_empty(x.shape), x.new_empty(len(x))
+
+
+def reference(x: Any) -> tuple[Any, ...]:
+    return 2 * x, x.amax(1)
+
+
+def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+    x, fault = given[0], config["FAULT"]
+    launches[fault] += 1
+    doubled, largest = reference(x)
+    match fault:
+        case 1:
+            out[0].copy_(doubled)
+            out[1].copy_(largest)
+            return None
+        case 2:
+            doubled[-1, -1] += 1
+        case 3:
+            largest = largest[:, None]
+        case 4:
+            largest = largest.double()
+        case 5:
+            return doubled, None
+        case 6:
+            return (doubled,)
+        case 7:
+            return kept.setdefault(x.data_ptr(), (doubled, largest))
+        case 8:
+            doubled = doubled.t().contiguous().t()
+        case 9:
+            return [doubled, largest]
+        case 10:
+            largest = largest + (launches[fault] > 4)
+    return doubled, largest
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    yield NamedInts(M=row["M"], K=row["K"])
+
+
+SPEC = KernelSpec(
+    name="planted-returned",
+    axes={"FAULT": tuple(range(11)), "num_warps": (4,)},
+    default=NamedInts(FAULT=0, num_warps=4),
+    key=("K", "M_bucket"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+)
