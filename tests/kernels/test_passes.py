@@ -189,7 +189,12 @@ def test_auto_multiplies_in_fp8_what_is_not_bfloat16_or_is_kept(
     dtype: torch.dtype, keep_fp8: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(grouped_mm, "method_for", lambda *given: asked.append(given[-2]) or passes.FP8)
+
+    def chosen(*given: Any) -> int:
+        asked.append(given[-2])
+        return passes.FP8
+
+    monkeypatch.setattr(grouped_mm, "method_for", chosen)
     A, B_t, offs, grad = operands("balanced", device, exact=False)
     A, B_t = A.to(dtype).requires_grad_(), B_t.to(dtype).requires_grad_()
     fp8_grouped_mm(A, B_t, offs, precision="auto", keep_fp8=keep_fp8).backward(grad)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -43,6 +43,10 @@ _Asked = tuple[str, torch.device, tuple[int, ...]]
 _configs: dict[_Asked, dict[str, int]] = {}
 _measured: dict[_Asked, dict[str, int] | None] = {}
 _arch_of_meta = [INTERPRETER]
+
+
+caches: list[Callable[[], None]] = []
+"""What clears all that was made of tables."""
 
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
@@ -83,8 +87,11 @@ def _rows(spec: KernelSpec, exported: Table, device: str) -> list[Row]:
 
 def forget() -> None:
     """Read all tables again: for a process in which an export has written one."""
-    for cache in (_configs.clear, _measured.clear, user_table.cache_clear, table.cache_clear):
-        cache()
+    for clear in caches:
+        clear()
+
+
+caches += [_configs.clear, _measured.clear, user_table.cache_clear, table.cache_clear]
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
