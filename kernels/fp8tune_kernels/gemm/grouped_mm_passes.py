@@ -105,7 +105,7 @@ def quantized_before(problem: Problem, B_t: torch.Tensor, quantize: Quantize) ->
     """Codes and scales of the weights where the precision has them, else None twice."""
     if problem.shape[PRECISION_FLAG] != ANY_ONCE:
         return None, None
-    return quantize(B_t, float8_dtype=dtype_named(problem.fp8_dtype))
+    return tuple(quantize(B_t, float8_dtype=dtype_named(problem.fp8_dtype)))
 
 
 def quantize_again(inputs: Inputs, quantize: Quantize) -> None:
