@@ -48,6 +48,17 @@ def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.Cap
     assert ("no plot" in said) != (tmp_path / "plot.png").exists()
 
 
+def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    curves = example("weights_once").main(["--steps", "4", "--lr", "0.01", *TINY])
+    bf16, fp8, once = curves["bf16"], curves["fp8"], curves["fp8, weights once"]
+    assert once == fp8  # to the last bit
+    assert fp8 != bf16
+    assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
+    assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
+    assert fp8[-1] < fp8[0]
+    assert capsys.readouterr().out.count(" over the last 4 steps\n") == 3
+
+
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="the example gives each GPU its cores by taskset")
 def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     few = ["--timer", "simulated:1", "--quick", "--grid", "num_warps=4", "--grid", "num_stages=1"]
@@ -83,7 +94,7 @@ def step(model: Any) -> list[torch.Tensor]:
 
 
 def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode, keeping = code_blocks()
+    stand_in, switch, mode, keeping, _ = code_blocks()
     names: dict[str, Any] = {}
     exec(stand_in, names)
     in_bf16 = step(experts(names))
@@ -99,6 +110,26 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
     for right, fp8, outside in zip(in_bf16, in_fp8, from_outside, strict=True):
         assert 0 < (fp8.float() - right.float()).norm() < 0.15 * right.float().norm()
         assert torch.equal(fp8, outside)
+
+
+def test_micro_batches_share_quantized_weights() -> None:
+    names: dict[str, Any] = {}
+    *_, switch, _, _, once = code_blocks()
+    exec(switch, names)
+    exec(once, names)
+    w = torch.nn.Parameter(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0)))
+    alone = torch.nn.Parameter(w.detach().clone())
+    batches = []
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        rows, grad = (torch.randn(48, columns, generator=generator).bfloat16() for columns in (32, 48))
+        batches.append((rows, torch.tensor([16, 32, 48], dtype=torch.int32), grad))
+    for rows, offs, grad in batches:
+        names["fp8_grouped_mm"](rows, alone.transpose(1, 2), offs).backward(grad)
+    for weights, step in ((w, names["accumulate"]), (alone, None)):
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        step(batches, weights, optimizer) if step else optimizer.step()
+    assert torch.equal(w, alone)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")

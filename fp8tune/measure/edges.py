@@ -98,7 +98,8 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 def _fill_all_with_integers(given: Sequence[Any], edge: Edge) -> None:
     """Float32 beside narrower types is a scale, and so is E8M0.
 
-    A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and all would be NaN or infinite.
+    A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and all would be
+    NaN or infinite.
     """
     import torch
 

@@ -23,6 +23,9 @@ ROWS = {
 }
 """Rows of a shape set; kernels scale them down to what the interpreter can run."""
 
+QUANTIZING = tuple(kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None)
+"""All kernels but the GEMMs, whose sums need values of their own."""
+
 CONTENTS = (*DECLARED_CONTENTS, "zero slices")
 
 SHORT_LEAD = 1

@@ -56,7 +56,11 @@ OF_TILES: dict[str, GemmFault] = {
 """In ``grouped_tiles``."""
 
 FAULTS: dict[str, GemmFault] = {
-    **{f"{kernel}: {what}": each for kernel in ("grouped-rows", "grouped-contraction") for what, each in OF_BOTH.items()},
+    **{
+        f"{kernel}: {what}": each
+        for kernel in ("grouped-rows", "grouped-contraction")
+        for what, each in OF_BOTH.items()
+    },
     **{
         f"{kernel}, grouped_tiles: {what}": each
         for kernel in ("grouped-rows", "grouped-contraction")
@@ -116,8 +120,11 @@ FAULTS: dict[str, GemmFault] = {
         "scale_b_ptr + group * N + columns", "scale_b_ptr + columns", **SCALED
     ),
     "grouped-rows: scales swapped": fault(
-        "tl.load(scale_a_ptr + rows", "tl.load(scale_b_ptr + rows",
-        "tl.load(scale_b_ptr + group * N", "tl.load(scale_a_ptr + group * N", **SCALED,
+        "tl.load(scale_a_ptr + rows",
+        "tl.load(scale_b_ptr + rows",
+        "tl.load(scale_b_ptr + group * N",
+        "tl.load(scale_a_ptr + group * N",
+        **SCALED,
     ),
     "grouped-rows: scales of rows counted from the group's start": fault(
         "scale_a_ptr + rows,", "scale_a_ptr + rows - start,", **SCALED
@@ -137,10 +144,15 @@ FAULTS: dict[str, GemmFault] = {
     ),
     # Rows: what is stored
     "grouped-rows: stored past the group's end": fault(
-        "inside_out = (rows < end)", "inside_out = (rows < M)", "if row + BLOCK_SIZE_M <= end", "if row + BLOCK_SIZE_M <= M",
+        "inside_out = (rows < end)",
+        "inside_out = (rows < M)",
+        "if row + BLOCK_SIZE_M <= end",
+        "if row + BLOCK_SIZE_M <= M",
         hides=True,
     ),
-    "grouped-rows: stored one row past the group's end": fault("inside_out = (rows < end)", "inside_out = (rows <= end)", hides=True),
+    "grouped-rows: stored one row past the group's end": fault(
+        "inside_out = (rows < end)", "inside_out = (rows <= end)", hides=True
+    ),
     "grouped-rows: a tile with one row too many stored whole": fault(
         "if row + BLOCK_SIZE_M <= end", "if row + BLOCK_SIZE_M <= end + 1", **STORED_BY_DESCRIPTORS, hides=True
     ),
@@ -157,37 +169,58 @@ FAULTS: dict[str, GemmFault] = {
         "tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across", "tiles = 0 * across", hides=True
     ),
     "grouped-rows: the last rows of no group unwritten": fault(
-        "tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across", "tiles = (M - first) // lanes_m.shape[0] * across", hides=True
+        "tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across",
+        "tiles = (M - first) // lanes_m.shape[0] * across",
+        hides=True,
     ),
     "grouped-rows: the last columns of rows of no group unwritten": fault(
         "across = tl.cdiv(N, lanes_n.shape[0])", "across = tl.maximum(N // lanes_n.shape[0], 1)", hides=True
     ),
-    "grouped-rows: zeros past the last row": fault("mask=(rows < M)[:, None]", "mask=(rows < M + 1)[:, None]", hides=True),
+    "grouped-rows: zeros past the last row": fault(
+        "mask=(rows < M)[:, None]", "mask=(rows < M + 1)[:, None]", hides=True
+    ),
     "grouped-rows: zeros in the last group": fault("groups.group == G)", "groups.group == G) - 1"),
     # Contraction: what is summed
     "grouped-contraction: the first block of rows left out": fault("tl.range(0, whole)", "tl.range(1, whole)"),
     "grouped-contraction: the last block of rows left out": fault("tl.range(0, whole)", "tl.range(0, whole - 1)"),
     "grouped-contraction: the tail of aligned rows left out": fault(
-        "tl.cdiv(end - start, BLOCK_SIZE_K) if IS_WHOLE", "(end - start) // BLOCK_SIZE_K if IS_WHOLE", **SCALED, hides=True
+        "tl.cdiv(end - start, BLOCK_SIZE_K) if IS_WHOLE",
+        "(end - start) // BLOCK_SIZE_K if IS_WHOLE",
+        **SCALED,
+        hides=True,
     ),
     "grouped-contraction: the masked tail left out": fault(
         "if start + whole * BLOCK_SIZE_K < end", "if start + whole * BLOCK_SIZE_K < start", hides=True
     ),
     "grouped-contraction: rows of the next group in the tail, of both": fault(
-        "depth, rows, end, N)", "depth, rows, M, N)", "depth, columns, end, K)", "depth, columns, M, K)",
-        "rows, depth, N, end)", "rows, depth, N, M)", "columns, depth, K, end)", "columns, depth, K, M)", hides=True,
+        "depth, rows, end, N)",
+        "depth, rows, M, N)",
+        "depth, columns, end, K)",
+        "depth, columns, M, K)",
+        "rows, depth, N, end)",
+        "rows, depth, N, M)",
+        "columns, depth, K, end)",
+        "columns, depth, K, M)",
+        hides=True,
     ),
     "grouped-contraction: rows of the next group in the tail, of a": fault(
         "depth, rows, end, N)", "depth, rows, M, N)", "rows, depth, N, end)", "rows, depth, N, M)", hides=True
     ),
     "grouped-contraction: rows of the next group in the tail, of b": fault(
-        "depth, columns, end, K)", "depth, columns, M, K)", "columns, depth, K, end)", "columns, depth, K, M)", hides=True
+        "depth, columns, end, K)",
+        "depth, columns, M, K)",
+        "columns, depth, K, end)",
+        "columns, depth, K, M)",
+        hides=True,
     ),
     "grouped-contraction, grouped_tiles: a masked tail that reads NaN": fault(
         "other=0.0)", 'other=float("nan"))', hides=True
     ),
     "grouped-contraction: pieces longer than the alignment taken for whole": fault(
-        "IS_WHOLE: tl.constexpr = ALIGNED % BLOCK_SIZE_K == 0", "IS_WHOLE: tl.constexpr = ALIGNED > 1", **SCALED, hides=True
+        "IS_WHOLE: tl.constexpr = ALIGNED % BLOCK_SIZE_K == 0",
+        "IS_WHOLE: tl.constexpr = ALIGNED > 1",
+        **SCALED,
+        hides=True,
     ),
     "grouped-contraction: sums not cleared between tiles": fault(
         f"        {ZEROS}", "", "    down, across = tl.cdiv", f"    {ZEROS}    down, across = tl.cdiv"
@@ -204,7 +237,10 @@ FAULTS: dict[str, GemmFault] = {
     # Contraction: whose
     "grouped-contraction: rows of the next group": fault("groups.group == group", "groups.group == group + 1"),
     "grouped-contraction: groups that are taken for not aligned": fault(
-        "padded_extents(offs_ptr, M, G, GROUPS, ALIGNED)", "padded_extents(offs_ptr, M, G, GROUPS, 1)", **SCALED, hides=True
+        "padded_extents(offs_ptr, M, G, GROUPS, ALIGNED)",
+        "padded_extents(offs_ptr, M, G, GROUPS, 1)",
+        **SCALED,
+        hides=True,
     ),
     "grouped-contraction, grouped_tiles: an empty group without a piece": fault(
         "tl.maximum(tl.cdiv(size, ALIGNMENT), 1)", "tl.cdiv(size, ALIGNMENT)", **SCALED, hides=True
@@ -212,15 +248,22 @@ FAULTS: dict[str, GemmFault] = {
     "grouped-contraction, grouped_tiles: a group without its last, partial piece": fault(
         "tl.cdiv(size, ALIGNMENT)", "(size // ALIGNMENT)", **SCALED, hides=True
     ),
-    "grouped-contraction: scales of a's first group": fault("scale_a_ptr + group * N + rows", "scale_a_ptr + rows", **SCALED),
+    "grouped-contraction: scales of a's first group": fault(
+        "scale_a_ptr + group * N + rows", "scale_a_ptr + rows", **SCALED
+    ),
     "grouped-contraction: scales of b's first group": fault(
         "scale_b_ptr + group * K + columns", "scale_b_ptr + columns", **SCALED
     ),
     "grouped-contraction: the scale of a's next column": fault("group * N + rows,", "group * N + rows + 1,", **SCALED),
-    "grouped-contraction: the scale of b's next column": fault("group * K + columns,", "group * K + columns + 1,", **SCALED),
+    "grouped-contraction: the scale of b's next column": fault(
+        "group * K + columns,", "group * K + columns + 1,", **SCALED
+    ),
     "grouped-contraction: scales swapped": fault(
-        "tl.load(scale_a_ptr + group * N", "tl.load(scale_b_ptr + group * N",
-        "tl.load(scale_b_ptr + group * K", "tl.load(scale_a_ptr + group * K", **SCALED,
+        "tl.load(scale_a_ptr + group * N",
+        "tl.load(scale_b_ptr + group * N",
+        "tl.load(scale_b_ptr + group * K",
+        "tl.load(scale_a_ptr + group * K",
+        **SCALED,
     ),
     # Contraction: which tiles
     "grouped-contraction: the last tile left out": fault("G * down * across, tl.num", "G * down * across - 1, tl.num"),
@@ -235,10 +278,8 @@ FAULTS: dict[str, GemmFault] = {
         "mask=(rows < N)[:, None]", "mask=(end > start) & (rows < N)[:, None]", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: an empty group not stored": fault(
-        "if DESCRIPTORS == 2:\n            out.store",
-        "if DESCRIPTORS == 2 and end > start:\n            out.store",
-        "        else:\n            at_out",
-        "        elif DESCRIPTORS < 2:\n            at_out",
+        "            out.store([group",
+        "            if end > start:\n                out.store([group",
         **STORED_BY_DESCRIPTORS,
         hides=True,
     ),

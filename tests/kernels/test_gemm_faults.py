@@ -53,7 +53,8 @@ def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
 
 def load(file: Path) -> Any:
     found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[file.stem] = module
     found.loader.exec_module(module)

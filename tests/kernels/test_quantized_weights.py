@@ -79,6 +79,7 @@ def test_codes_are_those_of_the_two_kernels(device: str) -> None:
     quantized = quantize_weights(given.weights)
     assert_same(quantized.forward, quantize_colwise_3d(given.B_t))
     assert_same(quantized.transposed, quantize_transpose_3d_atomic(given.B_t))
+    assert_same(quantized.codes, (*quantized.forward, *quantized.transposed))
     assert quantized.nbytes == 2 * E * N * K + 4 * E * (N + K)
     assert quantized.version == given.weights._version
     assert quantized.weights.data_ptr() == given.weights.data_ptr()
@@ -90,7 +91,7 @@ def test_the_kernel_writes_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     right = quantize_weights(w)
     monkeypatch.setattr(interpreter, "INTERPRETED", True)
     launched = quantize_weights(w)
-    assert_same((*launched.forward, *launched.transposed), (*right.forward, *right.transposed))
+    assert_same(launched.codes, right.codes)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -235,15 +236,15 @@ def test_old_codes_are_refused_until_they_are_made_again(change: str, make: Make
     given = layer("ragged", device, torch.float32)
     module = Module(given.weights.clone())
     quantized = quantize_weights(make(module.w))  # type: ignore[arg-type]
-    before = [tensor.data_ptr() for tensor in (*quantized.forward, *quantized.transposed)]
+    before = [tensor.data_ptr() for tensor in quantized.codes]
     CHANGES[change](module)
-    for use in (quantized.check, lambda: quantized.forward, lambda: quantized.transposed):
+    for use in (quantized.check, *(lambda n=n: getattr(quantized, n) for n in ("forward", "transposed", "codes"))):
         with pytest.raises(RuntimeError, match=r"^B_t was quantized before .*: call quantize_weights again after each"):
             use()
     with pytest.raises(RuntimeError, match=r"^B_t was quantized before"):
         multiply(given.A, quantized, given.offs)
     quantized.requantize()
-    assert before == [tensor.data_ptr() for tensor in (*quantized.forward, *quantized.transposed)]
+    assert before == [tensor.data_ptr() for tensor in quantized.codes]
     assert_same(run(given, lambda _: quantized, w=module.w), run(given, viewed, w=module.w))
 
 

@@ -106,6 +106,11 @@ class QuantizedWeights:
         """Codes (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them. Checked."""
         return self._checked(*self._transposed)
 
+    @property
+    def codes(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both, by one check."""
+        return (*self.forward, *self._transposed)
+
     def check(self) -> None:
         """Raise RuntimeError if the weights have changed, or are cast to another dtype here than was quantized.
 
