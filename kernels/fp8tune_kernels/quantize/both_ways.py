@@ -233,8 +233,7 @@ def _locate(
     matrix: Matrix, piece: tl.tensor, at: _Cursor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A piece of a group -> its first row, its block of columns, and whether the group has such a piece."""
-    blocks = _blocks_of_rows(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER)
-    exists = (piece >= 0) & (piece < blocks * across)
+    exists = (piece >= 0) & (piece < _blocks_of_rows(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER) * across)
     piece = tl.where(exists, piece, 0)
     return first_row(matrix, at.start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
 
