@@ -91,15 +91,16 @@ def fp8_grouped_mm(
     another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
+    is_quantized = not isinstance(B_t, Tensor)
     if not isinstance(B_t, Tensor):
         if float8_dtype not in (None, B_t.float8_dtype):
             raise ValueError(f"float8_dtype is {float8_dtype}, wanted {B_t.float8_dtype}: B_t was quantized to it")
         float8_dtype, codes_B, B_t = B_t.float8_dtype, (*B_t.forward, *B_t.transposed), B_t.weights
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not codes_B)
+    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     keep_A, keep_B = _kept(keep_fp8, A, B_t)
-    flag = _precision(precision, A, B_t, keep_A or keep_B, bool(codes_B))
+    flag = _precision(precision, A, B_t, keep_A or keep_B, is_quantized)
     return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
 
 
@@ -142,8 +143,8 @@ class _Fp8GroupedMM(torch.autograd.Function):
         *codes_B: Tensor,
     ) -> Tensor:
         of_A: Quantized = NONE
-        of_B: Quantized = codes_B or NONE
-        if keep_B and not codes_B:
+        of_B: Quantized = codes_B if len(codes_B) else NONE  # a compiler knows no truth of a tuple of tensors
+        if keep_B and not len(codes_B):
             of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
         if keep_A:
             of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
