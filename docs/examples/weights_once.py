@@ -28,14 +28,17 @@ GroupedMM = Callable[[torch.Tensor, nn.Parameter, torch.Tensor], torch.Tensor]
 
 
 def in_bf16(weights: list[nn.Parameter]) -> GroupedMM:
+    """PyTorch's own."""
     return lambda rows, w, offs: torch._grouped_mm(rows, w.bfloat16().transpose(1, 2), offs=offs)
 
 
 def in_fp8(weights: list[nn.Parameter]) -> GroupedMM:
+    """Weights are quantized at each call."""
     return lambda rows, w, offs: fp8_grouped_mm(rows, w.transpose(1, 2), offs)
 
 
 def weights_once(weights: list[nn.Parameter]) -> GroupedMM:
+    """Weights are quantized now."""
     quantized = {w: quantize_weights(w) for w in weights}
     return lambda rows, w, offs: fp8_grouped_mm(rows, quantized[w], offs)
 

@@ -23,6 +23,7 @@ from fp8tune.bench.grouped_contenders import (
 from fp8tune.bench.layers import Layer, layers_of
 from fp8tune.bench.operation import (
     BF16,
+    BF16_OF_OURS,
     BF16_OF_TORCH,
     BOTH,
     FP8_OF_TORCH,
@@ -226,15 +227,17 @@ def run(
             yield _row(cells, problem, extent)
 
 
-def compiled_first(problems: Sequence[Layer], extent: Extent) -> list[Step]:
+def compiled_first(problems: Sequence[Layer], extent: Extent) -> list[Step | PartOfStep]:
     """What is launched once before anything is timed, torchao's first, which take longest.
 
-    bf16 compiles nothing, and quantized weights are multiplied by the kernels of ours or ``auto``.
+    torch's GEMMs compile nothing, and quantized weights are multiplied by the kernels of ours or ``auto``.
     """
-    steps = (step for problem in problems for step in extent.steps(problem))
     spared = {BF16, *(name for operation in OPERATIONS.values() for name in operation.once)}
-    every = dict.fromkeys(Step(step.name, step.problem, BOTH) for step in steps if step.name not in spared)
-    return sorted(every, key=lambda step: step.name != TORCHAO)
+    steps = (step for problem in problems for step in extent.steps(problem) if step.name not in spared)
+    every = list(dict.fromkeys(Step(step.name, step.problem, BOTH) for step in steps))
+    ours = [gemm_of(gemm, BF16_OF_OURS) for gemm in GEMMS]
+    parts = [PartOfStep(part, problem) for problem in problems for part in timed_parts(problem) if part in ours]
+    return [*sorted(every, key=lambda step: step.name != TORCHAO), *parts]
 
 
 def _row(cells: Cells, problem: Layer, extent: Extent) -> Row:

@@ -34,7 +34,7 @@ from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import NAMES, PASSES
-from fp8tune_kernels.spec import KernelSpec
+from fp8tune_kernels.spec import FLAGS, KernelSpec
 
 T = TypeVar("T")
 
@@ -289,7 +289,7 @@ def _interpreter_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
 
 def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
     shapes = [found.problem.shape for found in problems]
-    named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape)))
+    named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape if dim not in FLAGS)))
     largest = {dim: max(found) for dim in named if (found := [shape[dim] for shape in shapes if dim in shape])}
     sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
     return (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fp8tune_kernels.spec import Edge, NamedInts, Problem, bucket
 
-__all__ = ["declared", "edge", "long_tail", "past_half"]
+__all__ = ["at_most", "declared", "edge", "long_tail", "past_half"]
 
 Size = int | Callable[[Mapping[str, int]], int]
 """A size of an edge, or how it follows from the shape that is timed."""
@@ -69,3 +69,8 @@ def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
     The largest of a row is then as likely to be in the tail as in any other tile.
     """
     return lambda shape: max(3 * bucket(max(shape[dim] - 1, 0)) // 2 - 16, 1)
+
+
+def at_most(dim: str, size: int) -> Callable[[Mapping[str, int]], int]:
+    """The timed size of ``dim``, but no more than ``size``: an edge that is large on a GPU, and not on the interpreter."""
+    return lambda shape: min(shape[dim], size)

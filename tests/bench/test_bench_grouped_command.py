@@ -14,7 +14,7 @@ from fp8tune.bench import grouped_contenders as grouped_steps
 from fp8tune.bench.cells import Cells, Timing
 from fp8tune.bench.grouped import Extent
 from fp8tune.bench.grouped_contenders import Step
-from fp8tune.bench.operation import BF16, BOTH, FP8, TORCHAO
+from fp8tune.bench.operation import BF16, BOTH, FP8, GEMMS, TORCHAO
 from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE, FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operation_mxfp8 import MXFP8_GROUPED_MM
 from fp8tune.bench.operations import OPERATIONS
@@ -143,6 +143,8 @@ def test_options_that_do_not_go_together(
 def test_what_compiles_runs_once_before_anything_is_timed() -> None:
     for with_torchao in (True, False):
         extent = Extent(with_torchao, with_variants=True)
-        names = [step.name for step in bench_grouped.compiled_first([small()], extent)]
-        assert names == [*([TORCHAO] if with_torchao else []), FP8, AUTO, *FP8_GROUPED_MM.variants]
+        arms = bench_grouped.compiled_first([small()], extent)
+        names = [arm.name if isinstance(arm, Step) else arm.part for arm in arms]
+        steps = [*([TORCHAO] if with_torchao else []), FP8, AUTO, *FP8_GROUPED_MM.variants]
+        assert names == [*steps, *(f"{gemm} (bf16, ours)" for gemm in GEMMS)]
     assert SimulatedBackend("simulated:1").run(grouped_steps.chosen_methods, small()) is None

@@ -124,11 +124,17 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def places(number: int, kernel: str, fault: GemmFault) -> list[tuple[str, NamedInts]]:
-    """FP8 in every config that has the fault, bfloat16 in one of them."""
+    """FP8 in a config of each way to load and store that has the fault, bfloat16 in one; fast ones take turns."""
     found = []
     for in_dtype in fault.dtypes:
-        own = [each for each in configs(kernel, in_dtype) if each["DESCRIPTORS"] in fault.descriptors]
-        found += [(in_dtype, each) for each in (own if in_dtype == FP8 else own[number % max(1, len(own)) :][:1])]
+        given = configs(kernel, in_dtype)
+        given = given[::-1] if number % 2 else given
+        own = {each["DESCRIPTORS"]: each for each in given if each["DESCRIPTORS"] in fault.descriptors}
+        several = list(own.values())
+        found += [
+            (in_dtype, each)
+            for each in (several if in_dtype == FP8 else several[number // 2 % max(1, len(several)) :][:1])
+        ]
     return found
 
 

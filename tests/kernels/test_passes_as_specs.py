@@ -74,6 +74,14 @@ def test_codes_follow_the_weights(name: str, device: str, quantizers_in_plain_to
     assert torch.equal(codes.float(), before.float())
 
 
+@pytest.mark.parametrize("name", ["grouped-mm-forward", "grouped-mm-input-gradient"])
+def test_scales_of_long_rows_are_fit_to_be_timed(name: str, device: str, quantizers_in_plain_torch: None) -> None:
+    spec = catalog.load(name)
+    for sizes in ({"K": 8192, "N": 32}, {"K": 32, "N": 8192}):
+        problem = plan.problems(spec, [{"M": 16, "E": 1, **sizes}])[ANY_ONCE]
+        assert not any(checking.is_constant(given) for given in spec.inputs(problem, device))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_references_bytes(
     spec: KernelSpec, method: int, device: str, quantizers_in_plain_torch: None

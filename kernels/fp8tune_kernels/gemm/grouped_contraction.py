@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
-from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import (
@@ -300,6 +300,7 @@ SPEC = KernelSpec(
         edge("a tail that is NaN", "nan", routing="ragged", M=131, N=48, K=48, G=3, alignment=1),
         edge("pieces longer than the alignment", routing="ragged", M=277, N=48, K=80, G=4, alignment=16),
         edge("a long sum", routing="one-giant", M=4099, N=48, K=48, G=2),
+        edge("several tiles a program", routing="ragged", N=at_most("N", 1040), K=at_most("K", 1040), M=701, G=24),
     ),
     routed=True,
     layout_sizes={"N": 272, "K": 400, "G": 8},

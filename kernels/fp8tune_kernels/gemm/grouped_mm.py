@@ -91,11 +91,11 @@ def fp8_grouped_mm(
     another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
-    is_quantized = not isinstance(B_t, Tensor)
+    is_quantized = not isinstance(B_t, Tensor)  # a compiler does not trace the truth of a tuple
     if not isinstance(B_t, Tensor):
         if float8_dtype not in (None, B_t.float8_dtype):
             raise ValueError(f"float8_dtype is {float8_dtype}, wanted {B_t.float8_dtype}: B_t was quantized to it")
-        float8_dtype, codes_B, B_t = B_t.float8_dtype, (*B_t.forward, *B_t.transposed), B_t.weights
+        float8_dtype, codes_B, B_t = B_t.float8_dtype, B_t.codes, B_t.weights
     A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")

@@ -96,16 +96,26 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 
 
 def random_weights(problem: Problem, device: str) -> torch.Tensor:
-    """``B_t`` of a problem: (G, K, N), the view of row-major (G, N, K)."""
+    """``B_t`` of a problem: (G, K, N), the view of row-major (G, N, K).
+
+    Its rows and columns are of several magnitudes: the largest of thousands of normal values nearly always has the same
+    power of two, and scales that are all equal are no data to time with.
+    """
     N, K, G = (problem.shape[dim] for dim in "NKG")
-    return random_operand(problem, G * N, K, device, 1).view(G, N, K).transpose(1, 2)
+    weights = random_operand(problem, G * N, K, device, 1).view(G, N, K)
+    if weights.device.type != "meta":
+        generator = torch.Generator(device).manual_seed(problem.seed)
+        for sizes in ((N, 1), (K,)):
+            exponents = torch.randint(-1, 2, sizes, device=device, generator=generator)
+            weights.mul_(torch.exp2(exponents.float()).to(weights.dtype))
+    return weights.transpose(1, 2)
 
 
 def quantized_before(problem: Problem, B_t: torch.Tensor, quantize: Quantize) -> tuple[torch.Tensor | None, ...]:
     """Codes and scales of the weights where the precision has them, else None twice."""
     if problem.shape[PRECISION_FLAG] != ANY_ONCE:
         return None, None
-    return quantize(B_t, float8_dtype=dtype_named(problem.fp8_dtype))
+    return tuple(quantize(B_t, float8_dtype=dtype_named(problem.fp8_dtype)))
 
 
 def quantize_again(inputs: Inputs, quantize: Quantize) -> None:

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels import interpreter
-from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
@@ -222,11 +222,12 @@ SPEC = KernelSpec(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=48, G=3),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=48, G=3),
         edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
         edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
         edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
+        edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=144, G=5),
     ),
     routed=True,
     layout_sizes={"N": 272, "K": 400, "G": 8},
