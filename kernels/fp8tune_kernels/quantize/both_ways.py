@@ -51,7 +51,6 @@ from fp8tune_kernels.quantize.tiles import (
     top,
     units_of,
 )
-from fp8tune_kernels.runtime.launching import zeros
 from fp8tune_kernels.spec import DeviceLimits
 
 __all__ = ["AXES", "invalid", "programs", "quantize_both_ways", "work_for"]
@@ -246,7 +245,7 @@ def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, de
 
 def work_for(rows: int, columns: int, groups: int, device: torch.device) -> torch.Tensor:
     """The zeros to count in: the turns, finished pieces of every group, maxima of every column and row."""
-    return zeros(2 + groups + groups * columns + rows, device)
+    return torch.zeros(2 + groups + groups * columns + rows, dtype=torch.int32, device=device)
 
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
