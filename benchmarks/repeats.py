@@ -109,7 +109,7 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
             if begun + took_s > deadline:
                 notice(f"time is up: {count - number + 1} of {count} {what} are left out")
                 return
-            options = Options((given.kernel,), tuple(given.shapes), timer=next(clocks), command="repeats")
+            options = Options((given.kernel,), shapes=tuple(given.shapes), timer=next(clocks), command="repeats")
             outcome = swept(options, folder, given.calibration, incumbents)
             took_s = time.monotonic() - begun
             notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")

@@ -121,6 +121,9 @@ Routing = Annotated[
     str, Option("--routing", "How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.")
 ]
 ScaleMode = Annotated[str | None, Option("--scale-mode", "power-of-two or exact.", "the kernel's first")]
+InDtype = Annotated[
+    str | None, Option("--in-dtype", "Only problems with inputs of this dtype, such as bfloat16.", "all of the kernel")
+]
 Seed = Annotated[int, Option("--seed", "Seeds values and group layouts.", check=seed)]
 Timer = Annotated[
     str | None, Option("--timer", "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", "do_bench")

@@ -43,9 +43,9 @@ IN_A_ROW = 150
 """Launches of one config: with the checks before and after, 95 % for a fault that shows in one launch in fifty."""
 
 IN_A_ROW_BYTES = 1 << 30
-"""The most bytes of inputs and outputs. A launch in a row on so much takes less than a millisecond at 4 TB/s. Of a kernel
-that adds a 16th: within a tolerance a comparison in float64 moves 16 times as much, and a GEMM takes longer than its
-bytes say. On an H200 150 launches of one took 0.25 s a config, and 1.4 s where it wrote 805 MB."""
+"""The most bytes of inputs and outputs. A launch in a row on so much takes less than a millisecond at 4 TB/s. Of a
+kernel that adds a 16th: within a tolerance a comparison in float64 moves 16 times as much, and a GEMM takes longer than
+its bytes say. On an H200 150 launches of one took 0.25 s a config, and 1.4 s where it wrote 805 MB."""
 
 TOO_SLOW_RATIO = 1.5
 """Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""

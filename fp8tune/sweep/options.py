@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fp8tune.errors import UsageError
 from fp8tune.options import (
+    InDtype,
     Kernels,
     OperationName,
     Option,
@@ -66,6 +67,7 @@ class Options:
     )
     static: Annotated[bool, Option("--static", "Compile only, also where --arch is this machine's.")] = False
     scale_mode: ScaleMode = None
+    in_dtype: InDtype = None
     seed: Seed = 0
     timer: Timer = None
     again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False

@@ -152,6 +152,8 @@ def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
         "screen" if options.quick else "finals",
         __version__,
     ]
+    if options.in_dtype is not None:  # keys of commands without it stay what they were
+        work.append(options.in_dtype)
     return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
 
 
@@ -228,6 +230,9 @@ def _check_taken(options: Options) -> None:
     names = ", ".join(spec.name for spec in specs)
     if options.scale_mode is not None and not any(spec.scale_modes for spec in specs):
         raise UsageError(f"--scale-mode {options.scale_mode}: {names} has no scale modes; leave it out")
+    for spec in specs:
+        if options.in_dtype is not None and options.in_dtype not in spec.in_dtypes and not spec.recorded:
+            raise UsageError(f"--in-dtype {options.in_dtype}: {spec.name} takes {', '.join(spec.in_dtypes)}")
     if options.routing != Options.routing and not any(spec.routed or spec.recorded for spec in specs):
         raise UsageError(f"--routing {options.routing}: {names} has no groups; leave it out")
 
@@ -319,6 +324,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str
         spec,
         short.rows,
         routing=options.routing,
+        in_dtype=options.in_dtype,
         fp8_dtype=fp8_dtype_of(arch),
         scale_mode=options.scale_mode,
         seed=options.seed,

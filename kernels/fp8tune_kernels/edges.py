@@ -72,5 +72,5 @@ def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
 
 
 def at_most(dim: str, size: int) -> Callable[[Mapping[str, int]], int]:
-    """The timed size of ``dim``, but no more than ``size``: an edge that is large on a GPU, and not on the interpreter."""
+    """The timed size of ``dim``, but no more than ``size``: an edge is then large on a GPU, not on the interpreter."""
     return lambda shape: min(shape[dim], size)

@@ -64,13 +64,15 @@ def test_each_precision_has_the_method_that_was_measured_with_it(folder: Path) -
 def test_bf16_is_left_only_for_what_was_measured_with_the_precision(folder: Path, nearest: tuple[str, ...]) -> None:
     write(folder, row(FP8, FP8_ONLY), row(FP8_TORCH, None), nearest=nearest)
     assert asked(FP8_ONLY) == FP8
-    assert asked(FP8_ONLY, M=65536) == (FP8 if nearest else FP8_TORCH)
+    assert asked(FP8_ONLY, M=65536) == FP8  # the nearest, not the fallback row
     assert asked(ANY) == asked(ANY_ONCE, M=65536) == BF16_TORCH
     write(folder, row(FP8, ANY), row(BF16, ANY, M=1 << 20), row(BF16_TORCH, ANY_ONCE), row(FP8_TORCH, None))
     assert asked(ANY, M=65536) == FP8  # the nearest
     assert asked(ANY, M=1 << 19) == BF16
     assert asked(ANY_ONCE, M=65536) == BF16_TORCH
-    assert asked(FP8_ONLY) == FP8_TORCH
+    assert asked(FP8_ONLY) == FP8
+    write(folder, row(BF16_TORCH, None), nearest=nearest)
+    assert asked(FP8_ONLY) == FP8  # never bf16, whatever serves most shapes
 
 
 def test_the_weight_gradient_does_not_know_when_the_weights_were_quantized(folder: Path) -> None:

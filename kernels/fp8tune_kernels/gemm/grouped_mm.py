@@ -143,8 +143,8 @@ class _Fp8GroupedMM(torch.autograd.Function):
         *codes_B: Tensor,
     ) -> Tensor:
         of_A: Quantized = NONE
-        of_B: Quantized = codes_B or NONE
-        if keep_B and not ctx.given:
+        of_B: Quantized = codes_B if len(codes_B) else NONE  # a compiler knows no truth of a tuple of tensors
+        if keep_B and not len(codes_B):
             of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
         if keep_A:
             of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)

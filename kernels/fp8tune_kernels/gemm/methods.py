@@ -4,9 +4,9 @@ A precision is a flag in the lookup key: with ``FP8_ONLY`` a pass picks among th
 ``ANY`` among all, and with ``ANY_ONCE`` among all where the weights were quantized before, so that their cast costs
 nothing. The weight gradient does not read the weights: of it the table has ``FP8_ONLY`` and ``ANY``.
 
-``FP8_ONLY`` is looked up like any kernel's config. The others promise to be no slower than bf16, which takes a
-measurement: they take the method of the shape, or of the nearest shape, that was measured with the same precision.
-Where the table has none it is :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`.
+A pass takes the method of its shape, or of the nearest shape that was measured with the same precision. Where the
+table has none, ``FP8_ONLY`` is our FP8 GEMM; the others promise to be no slower than bf16, which takes a measurement:
+they are :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from fp8tune_kernels.gemm import grouped_mm_forward, grouped_mm_input_gradient, grouped_mm_weight_gradient
 from fp8tune_kernels.gemm.grouped_mm_passes import ANY, ANY_ONCE, FP8_ONLY
-from fp8tune_kernels.gemm.passes import BF16_TORCH
-from fp8tune_kernels.runtime.lookup import config_for, measured_config
+from fp8tune_kernels.gemm.passes import BF16_TORCH, FP8
+from fp8tune_kernels.runtime.lookup import measured_config
 from fp8tune_kernels.spec import bucket
 
 __all__ = ["ANY", "ANY_ONCE", "FP8_ONLY", "PASSES", "method_for"]
@@ -35,7 +35,7 @@ def method_for(name: str, M: int, N: int, K: int, G: int, precision: int, device
     if precision == ANY_ONCE and name == "weight-gradient":
         precision = ANY
     spec, key = _SPECS[name], (bucket(M), N, K, G, precision)
-    if precision == FP8_ONLY:
-        return config_for(spec, key, device)["METHOD"]
     found = measured_config(spec, key, device)
-    return BF16_TORCH if found is None else found["METHOD"]
+    if found is None:
+        return FP8 if precision == FP8_ONLY else BF16_TORCH
+    return found["METHOD"]

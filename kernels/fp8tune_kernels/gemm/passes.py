@@ -19,9 +19,6 @@ dispatcher: kernels are launched one after the other. On a CPU it is the referen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from fp8tune_kernels.catalog import METHODS
@@ -31,7 +28,6 @@ from fp8tune_kernels.gemm.scaled_gemm import multiply
 from fp8tune_kernels.quantize import colwise, colwise_3d, colwise_dual, rowwise_2d, transpose_3d_atomic
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.runtime.ops import run
-from fp8tune_kernels.runtime.plans import planned
 from fp8tune_kernels.spec import DTYPES, KernelSpec, bucket
 
 __all__ = ["BF16", "BF16_TORCH", "FP8", "FP8_TORCH", "METHODS", "forward", "input_gradient", "weight_gradient"]
@@ -59,19 +55,6 @@ def forward(
     codes_A: Codes | None = None,
 ) -> torch.Tensor:
     """``out``, (M, N). B_t is not read where its codes are given and the method multiplies in FP8."""
-    run = partial(_forward, A, B_t, offs, method, float8_dtype, codes, codes_A)
-    return _again("forward", method, float8_dtype, (A, B_t, offs), codes, codes_A, run)
-
-
-def _forward(
-    A: torch.Tensor,
-    B_t: torch.Tensor | None,
-    offs: torch.Tensor,
-    method: int,
-    float8_dtype: torch.dtype,
-    codes: Codes | None = None,
-    codes_A: Codes | None = None,
-) -> torch.Tensor:
     if method in (BF16_TORCH, BF16):
         return _rows_of_bfloat16(A, B_t, offs, method)
     codes = codes or _quantized_weights(colwise_3d.SPEC, B_t, float8_dtype)
@@ -88,19 +71,6 @@ def input_gradient(
     codes_grad: Codes | None = None,
 ) -> torch.Tensor:
     """``grad_A``, (M, K). B_t is not read where its codes are given and the method multiplies in FP8."""
-    run = partial(_input_gradient, grad, B_t, offs, method, float8_dtype, codes, codes_grad)
-    return _again("input_gradient", method, float8_dtype, (grad, B_t, offs), codes, codes_grad, run)
-
-
-def _input_gradient(
-    grad: torch.Tensor,
-    B_t: torch.Tensor | None,
-    offs: torch.Tensor,
-    method: int,
-    float8_dtype: torch.dtype,
-    codes: Codes | None = None,
-    codes_grad: Codes | None = None,
-) -> torch.Tensor:
     if method in (BF16_TORCH, BF16):
         return _rows_of_bfloat16(grad, None if B_t is None else B_t.transpose(1, 2), offs, method)
     # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small
@@ -118,19 +88,6 @@ def weight_gradient(
     codes_A: Codes | None = None,
 ) -> torch.Tensor:
     """``grad_B``, (E, N, K), row-major. A is not read where its codes are given and the method multiplies in FP8."""
-    run = partial(_weight_gradient, grad, A, offs, method, float8_dtype, codes_grad, codes_A)
-    return _again("weight_gradient", method, float8_dtype, (grad, A, offs), codes_grad, codes_A, run)
-
-
-def _weight_gradient(
-    grad: torch.Tensor,
-    A: torch.Tensor | None,
-    offs: torch.Tensor,
-    method: int,
-    float8_dtype: torch.dtype,
-    codes_grad: Codes | None = None,
-    codes_A: Codes | None = None,
-) -> torch.Tensor:
     if method in (BF16_TORCH, BF16):
         assert A is not None
         return _contraction_of_bfloat16(grad, A, offs, method)
@@ -143,26 +100,6 @@ def _weight_gradient(
         codes_grad = codes_grad or _quantized_columns(grad, offs, float8_dtype)
         codes_A = codes_A or _quantized_columns(A, offs, float8_dtype)
     return _contraction_of_codes(codes_grad, codes_A, offs, method, grad.shape[0])
-
-
-def _again(
-    name: str,
-    method: int,
-    float8_dtype: torch.dtype,
-    operands: tuple[torch.Tensor | None, ...],
-    codes: Codes | None,
-    others: Codes | None,
-    run: Callable[[], torch.Tensor],
-) -> torch.Tensor:
-    """A pass whose launches are all ours is repeated as :mod:`fp8tune_kernels.runtime.plans` has it."""
-    first = operands[0]
-    assert first is not None
-    if method != FP8 or not first.is_cuda or not first.shape[0]:
-        return run()
-    given = [operand for operand in (*operands, *(codes or ()), *(others or ())) if operand is not None]
-    place = operands[1] is None, codes is None, others is None
-    key = name, float8_dtype, place, *[(operand.shape, operand.dtype) for operand in given]
-    return planned(key, given, run)
 
 
 # The casts

@@ -51,7 +51,6 @@ from fp8tune_kernels.quantize.tiles import (
     top,
     units_of,
 )
-from fp8tune_kernels.runtime.launching import zeros
 from fp8tune_kernels.spec import DeviceLimits
 
 __all__ = ["AXES", "invalid", "programs", "quantize_both_ways", "work_for"]
@@ -233,8 +232,7 @@ def _locate(
     matrix: Matrix, piece: tl.tensor, at: _Cursor, across: tl.tensor, BLOCK_SIZE_ITER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """A piece of a group -> its first row, its block of columns, and whether the group has such a piece."""
-    blocks = _blocks_of_rows(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER)
-    exists = (piece >= 0) & (piece < blocks * across)
+    exists = (piece >= 0) & (piece < _blocks_of_rows(matrix, at.group, at.start, at.end, BLOCK_SIZE_ITER) * across)
     piece = tl.where(exists, piece, 0)
     return first_row(matrix, at.start) + piece // across * BLOCK_SIZE_ITER, piece % across, exists
 
@@ -247,7 +245,7 @@ def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, de
 
 def work_for(rows: int, columns: int, groups: int, device: torch.device) -> torch.Tensor:
     """The zeros to count in: the turns, finished pieces of every group, maxima of every column and row."""
-    return zeros(2 + groups + groups * columns + rows, device)
+    return torch.zeros(2 + groups + groups * columns + rows, dtype=torch.int32, device=device)
 
 
 def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:

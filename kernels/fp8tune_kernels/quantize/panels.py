@@ -54,7 +54,6 @@ from fp8tune_kernels.quantize.tiles import (
     units_before,
     units_of,
 )
-from fp8tune_kernels.runtime.launching import zeros
 from fp8tune_kernels.spec import DeviceLimits
 
 __all__ = ["AXES", "invalid", "options", "programs", "quantize_columns", "work_for"]
@@ -342,7 +341,7 @@ def work_for(config: Mapping[str, int], columns: int, groups: int, unused: torch
     if not config["LEAD"]:
         return unused
     panels = groups * -(-columns // config["BLOCK_SIZE"])
-    return zeros(1 + panels + groups * columns, unused.device)
+    return torch.zeros(1 + panels + groups * columns, dtype=torch.int32, device=unused.device)
 
 
 def options(config: Mapping[str, int]) -> dict[str, int]:

@@ -116,7 +116,8 @@ def register(
     # default for numbers alone, which came later than the operators
     annotations = dict(wrapper.__annotations__)
     returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
-    defaults = {name: f"={wrapper.__kwdefaults__[name]}" for name in annotations if annotations[name] == "int"}
+    given: dict[str, Any] = wrapper.__kwdefaults__ or {}
+    defaults = {name: f"={given[name]}" for name in annotations if annotations[name] == "int"}
     parameters = [f"{_TYPES[annotation]} {name}{defaults.get(name, '')}" for name, annotation in annotations.items()]
     schema = f"{wrapper.__name__}({', '.join(parameters)}) -> ({', '.join(returned)})"
     operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True)
