@@ -84,7 +84,7 @@ def main() -> int:
     """Print the hashes and what differs; 1 if anything does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision")
-    parser.add_argument("kernels", nargs="*", default=sorted(catalog.KERNELS))
+    parser.add_argument("kernels", nargs="*", default=sorted(catalog.QUANTIZERS))
     parser.add_argument("--arch", nargs="+", default=["sm_90", "gfx942"])
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)

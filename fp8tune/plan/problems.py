@@ -188,7 +188,8 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     asked: Sequence[NamedInts] = ()
     if spec.configs:
         asked = _widened(spec, axes)
-        grid = [*spec.configs, *asked]
+        listed = spec.configs if spec.recorded else _within(spec.configs, axes, spec.axes)
+        grid = [*listed, *asked]
     else:
         grid = [NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     found, sizes = dict.fromkeys([default, *grid], ""), problem.shape if spec.recorded else spec.sizes(problem)
@@ -203,9 +204,18 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     return found
 
 
+def _within(configs: Sequence[NamedInts], axes: Axes, declared: Axes) -> list[NamedInts]:
+    """The listed configs with values of ``axes``, where those are narrower than declared."""
+    return [
+        each for each in configs if all(each.get(name) in values for name, values in axes.items() if name in declared)
+    ]
+
+
 def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
     """Each of the declared configs with every value of the axes that are not as declared."""
     given = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
+    if not spec.recorded:  # a value that is declared stands in the list, with what goes with it
+        given = {name: values for name, values in given.items() if not {*values} <= {*spec.axes.get(name, ())}}
     product = itertools.product(*given.values())
     changed = [dict(zip(given, values, strict=True)) for values in product] if given else []
     return [NamedInts({**config, **other}) for config in spec.configs for other in changed]

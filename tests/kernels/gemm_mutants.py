@@ -35,10 +35,6 @@ SUM_OF_ROWS = "total = tl.dot(a_piece, b_piece.T, total)"
 SUM_OF_CONTRACTION = "total = tl.dot(a_piece, b_piece, total)"
 
 OF_BOTH: dict[str, GemmFault] = {
-    "a reciprocal left out, of a": fault("* reciprocal(scale_a)[:, None]", "* scale_a[:, None]", **SCALED),
-    "a reciprocal left out, of b": fault("* reciprocal(scale_b)[None, :]", "* scale_b[None, :]", **SCALED),
-    "a scale left out, of a": fault("* reciprocal(scale_a)[:, None]", "", **SCALED),
-    "a scale left out, of b": fault("* reciprocal(scale_b)[None, :]", "", **SCALED),
     "sums that are cut off and not rounded": fault(
         "result = total.to(",
         "result = (total.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True).to(",
@@ -46,6 +42,10 @@ OF_BOTH: dict[str, GemmFault] = {
     ),
 }
 OF_TILES: dict[str, GemmFault] = {
+    "a reciprocal left out, of a": fault("* _reciprocal(scale_a)[:, None]", "* scale_a[:, None]", **SCALED),
+    "a reciprocal left out, of b": fault("* _reciprocal(scale_b)[None, :]", "* scale_b[None, :]", **SCALED),
+    "a scale left out, of a": fault("* _reciprocal(scale_a)[:, None]", "", **SCALED),
+    "a scale left out, of b": fault("* _reciprocal(scale_b)[None, :]", "", **SCALED),
     "a band that is taken for full": fault("tl.minimum(down - band * BAND, BAND)", "BAND"),
     "row tiles of the first band alone": fault("return band * BAND + inside % height", "return inside % height"),
     "a reciprocal left out": fault("tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)", "scale", **SCALED),
@@ -114,20 +114,18 @@ FAULTS: dict[str, GemmFault] = {
     "grouped-rows: columns of the first tile": fault(
         "b.load([group * N + column,", "b.load([group * N,", **BY_DESCRIPTORS
     ),
-    "grouped-rows: the scale of the next row": fault("scale_a_ptr + rows,", "scale_a_ptr + rows + 1,", **SCALED),
-    "grouped-rows: the scale of the next column": fault("group * N + columns,", "group * N + columns + 1,", **SCALED),
+    "grouped-rows: the scale of the next row": fault("scale_a_ptr, rows, end", "scale_a_ptr, rows + 1, end", **SCALED),
+    "grouped-rows: the scale of the next column": fault(
+        "group * N, columns, N)", "group * N, columns + 1, N)", **SCALED
+    ),
     "grouped-rows: scales of columns of the first expert": fault(
-        "scale_b_ptr + group * N + columns", "scale_b_ptr + columns", **SCALED
+        "scale_b_ptr + group * N, columns", "scale_b_ptr, columns", **SCALED
     ),
     "grouped-rows: scales swapped": fault(
-        "tl.load(scale_a_ptr + rows",
-        "tl.load(scale_b_ptr + rows",
-        "tl.load(scale_b_ptr + group * N",
-        "tl.load(scale_a_ptr + group * N",
-        **SCALED,
+        "scale_a_ptr, rows, end, scale_b_ptr + group", "scale_b_ptr, rows, end, scale_a_ptr + group", **SCALED
     ),
     "grouped-rows: scales of rows counted from the group's start": fault(
-        "scale_a_ptr + rows,", "scale_a_ptr + rows - start,", **SCALED
+        "scale_a_ptr, rows, end", "scale_a_ptr - start, rows, end", **SCALED
     ),
     # Rows: which tiles
     "grouped-rows: the last tile left out": fault("tl.sum(tiles, 0), tl.num", "tl.sum(tiles, 0) - 1, tl.num"),
@@ -144,23 +142,23 @@ FAULTS: dict[str, GemmFault] = {
     ),
     # Rows: what is stored
     "grouped-rows: stored past the group's end": fault(
-        "inside_out = (rows < end)",
-        "inside_out = (rows < M)",
+        "columns, end, N, result)",
+        "columns, M, N, result)",
         "if row + BLOCK_SIZE_M <= end",
         "if row + BLOCK_SIZE_M <= M",
         hides=True,
     ),
     "grouped-rows: stored one row past the group's end": fault(
-        "inside_out = (rows < end)", "inside_out = (rows <= end)", hides=True
+        "columns, end, N, result)", "columns, end + 1, N, result)", hides=True
     ),
     "grouped-rows: a tile with one row too many stored whole": fault(
         "if row + BLOCK_SIZE_M <= end", "if row + BLOCK_SIZE_M <= end + 1", **STORED_BY_DESCRIPTORS, hides=True
     ),
     "grouped-rows: the group's last row unwritten": fault(
-        "inside_out = (rows < end)", "inside_out = (rows < end - 1)", **STORED_BY_POINTERS
+        "columns, end, N, result)", "columns, end - 1, N, result)", **STORED_BY_POINTERS
     ),
     "grouped-rows: columns past the last": fault(
-        "(rows < end)[:, None] & (columns < N)", "(rows < end)[:, None] & (columns < N + 16)", hides=True
+        "columns, end, N, result)", "columns, end, N + 16, result)", hides=True
     ),
     "grouped-rows: whole tiles stored at the group's start": fault(
         "out.store([row, column]", "out.store([start, column]", **STORED_BY_DESCRIPTORS
@@ -176,9 +174,7 @@ FAULTS: dict[str, GemmFault] = {
     "grouped-rows: the last columns of rows of no group unwritten": fault(
         "across = tl.cdiv(N, lanes_n.shape[0])", "across = tl.maximum(N // lanes_n.shape[0], 1)", hides=True
     ),
-    "grouped-rows: zeros past the last row": fault(
-        "mask=(rows < M)[:, None]", "mask=(rows < M + 1)[:, None]", hides=True
-    ),
+    "grouped-rows: zeros past the last row": fault("columns, M, N, zeros)", "columns, M + 1, N, zeros)", hides=True),
     "grouped-rows: zeros in the last group": fault("groups.group == G)", "groups.group == G) - 1"),
     # Contraction: what is summed
     "grouped-contraction: the first block of rows left out": fault("tl.range(0, whole)", "tl.range(1, whole)"),
@@ -190,26 +186,22 @@ FAULTS: dict[str, GemmFault] = {
         hides=True,
     ),
     "grouped-contraction: the masked tail left out": fault(
-        "if start + whole * BLOCK_SIZE_K < end", "if start + whole * BLOCK_SIZE_K < start", hides=True
+        "start + whole * BLOCK_SIZE_K < end", "start + whole * BLOCK_SIZE_K < start", hides=True
     ),
     "grouped-contraction: rows of the next group in the tail, of both": fault(
-        "depth, rows, end, N)",
-        "depth, rows, M, N)",
-        "depth, columns, end, K)",
-        "depth, columns, M, K)",
-        "rows, depth, N, end)",
-        "rows, depth, N, M)",
-        "columns, depth, K, end)",
-        "columns, depth, K, M)",
-        hides=True,
+        "columns, depth, end, M", "columns, depth, M, M", hides=True
     ),
     "grouped-contraction: rows of the next group in the tail, of a": fault(
-        "depth, rows, end, N)", "depth, rows, M, N)", "rows, depth, N, end)", "rows, depth, N, M)", hides=True
+        "depth, rows, depth_end, N)",
+        "depth, rows, M, N)",
+        "rows, depth, N, depth_end)",
+        "rows, depth, N, M)",
+        hides=True,
     ),
     "grouped-contraction: rows of the next group in the tail, of b": fault(
-        "depth, columns, end, K)",
+        "depth, columns, depth_end, K)",
         "depth, columns, M, K)",
-        "columns, depth, K, end)",
+        "columns, depth, K, depth_end)",
         "columns, depth, K, M)",
         hides=True,
     ),
@@ -249,21 +241,19 @@ FAULTS: dict[str, GemmFault] = {
         "tl.cdiv(size, ALIGNMENT)", "(size // ALIGNMENT)", **SCALED, hides=True
     ),
     "grouped-contraction: scales of a's first group": fault(
-        "scale_a_ptr + group * N + rows", "scale_a_ptr + rows", **SCALED
+        "scale_a_ptr + group * N, rows", "scale_a_ptr, rows", **SCALED
     ),
     "grouped-contraction: scales of b's first group": fault(
-        "scale_b_ptr + group * K + columns", "scale_b_ptr + columns", **SCALED
+        "scale_b_ptr + group * K, columns", "scale_b_ptr, columns", **SCALED
     ),
-    "grouped-contraction: the scale of a's next column": fault("group * N + rows,", "group * N + rows + 1,", **SCALED),
+    "grouped-contraction: the scale of a's next column": fault(
+        "group * N, rows, N", "group * N, rows + 1, N", **SCALED
+    ),
     "grouped-contraction: the scale of b's next column": fault(
-        "group * K + columns,", "group * K + columns + 1,", **SCALED
+        "group * K, columns, K)", "group * K, columns + 1, K)", **SCALED
     ),
     "grouped-contraction: scales swapped": fault(
-        "tl.load(scale_a_ptr + group * N",
-        "tl.load(scale_b_ptr + group * N",
-        "tl.load(scale_b_ptr + group * K",
-        "tl.load(scale_a_ptr + group * K",
-        **SCALED,
+        "scale_a_ptr + group * N, rows, N, scale_b_ptr", "scale_b_ptr + group * N, rows, N, scale_a_ptr", **SCALED
     ),
     # Contraction: which tiles
     "grouped-contraction: the last tile left out": fault("G * down * across, tl.num", "G * down * across - 1, tl.num"),
@@ -275,22 +265,24 @@ FAULTS: dict[str, GemmFault] = {
     ),
     # Contraction: what is stored
     "grouped-contraction: an empty group unwritten": fault(
-        "mask=(rows < N)[:, None]", "mask=(end > start) & (rows < N)[:, None]", **STORED_BY_POINTERS, hides=True
+        "columns, N, K, result)", "columns, tl.where(end > start, N, 0), K, result)", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: an empty group not stored": fault(
-        "            out.store([group",
-        "            if end > start:\n                out.store([group",
+        "if DESCRIPTORS == 2:\n            out.store",
+        "if DESCRIPTORS == 2 and end > start:\n            out.store",
+        "        else:\n            store_masked",
+        "        elif DESCRIPTORS < 2:\n            store_masked",
         **STORED_BY_DESCRIPTORS,
         hides=True,
     ),
     "grouped-contraction: rows past the last": fault(
-        "mask=(rows < N)[:, None]", "mask=(rows < N + 16)[:, None]", **STORED_BY_POINTERS, hides=True
+        "columns, N, K, result)", "columns, N + 16, K, result)", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: columns past the last": fault(
-        "& (columns < K)[None, :])", "& (columns < K + 16)[None, :])", **STORED_BY_POINTERS, hides=True
+        "columns, N, K, result)", "columns, N, K + 16, result)", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: every group stored as the first": fault(
-        "group.to(tl.int64) * N * K +", "0 * group.to(tl.int64) +", "out.store([group,", "out.store([0,"
+        "out_ptr + group.to(tl.int64) * N * K, K", "out_ptr, K", "out.store([group,", "out.store([0,"
     ),
 }
 """``KERNEL: what is wrong``, or ``KERNEL, MODULE: what is wrong`` of a module that the kernel takes code from."""

@@ -130,6 +130,35 @@ def test_problems_come_in_order_once_each_for_every_layout():
     ]
 
 
+@pytest.mark.parametrize(
+    ("fp8_dtype", "wanted"),
+    [
+        ("float8_e4m3fn", ["float8_e4m3fn", "bfloat16"]),
+        ("float8_e4m3fnuz", ["float8_e4m3fnuz", "bfloat16"]),
+        ("float8_e5m2", ["float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"]),
+    ],
+)
+def test_fp8_formats_of_other_arches_are_left_out_unless_named(fp8_dtype, wanted):
+    spec = replace(SPEC, in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"))
+    found = plan.problems(spec, [ROW], fp8_dtype=fp8_dtype)
+    assert [*dict.fromkeys(problem.in_dtype for problem in found)] == wanted
+    named, _ = plan.problems(spec, [ROW], fp8_dtype="float8_e4m3fn", in_dtype="float8_e4m3fnuz")
+    assert named.in_dtype == "float8_e4m3fnuz"
+
+
+def test_a_listed_grid_is_narrowed_and_widened():
+    spec = load_spec("grouped-rows")
+    problem = Problem("grouped-rows", NamedInts(M=16640, N=8192, K=5120, G=16), "jagged", in_dtype="bfloat16")
+
+    def grid(*texts):
+        return [*plan.configs(spec, problem, plan.parse_grid(texts, spec.axes), None)][1:]
+
+    assert {*grid()} == {*spec.configs} - {spec.default}
+    assert {config["num_warps"] for config in grid("num_warps=4")} == {4}
+    assert {*grid("num_warps=4")} < {*spec.configs}
+    assert {config["num_stages"] for config in grid("num_stages=4,6")} == {4, 6}
+
+
 def test_a_kernel_without_groups_has_no_routing():
     assert {problem.routing for problem in plan.problems(replace(SPEC, routed=False), [ROW])} == {"none"}
 
