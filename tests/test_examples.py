@@ -150,6 +150,7 @@ def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
     assert torch.equal(outs[0], outs[2])
     assert 0 < (outs[0] - outs[1]).float().norm() < 0.15 * outs[1].float().norm()  # auto: bfloat16, where no table is
     assert torch.equal(names["out"], outs[0])
+    assert w.grad is not None
     assert torch.equal(names["grad_w"], w.grad)
     assert names["codes_grad"].shape == (512, 64)
     assert names["codes_grad"].stride() == (1, 512)
