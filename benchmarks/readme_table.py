@@ -15,7 +15,7 @@ from fp8tune.choose.candidates import Winner
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import KERNELS, PASSES
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN = "<!-- begin: python -m benchmarks.readme_table -->"
@@ -30,9 +30,10 @@ def winners(db: Path) -> list[Winner]:
 
 
 def markdown(winners: Iterable[Winner]) -> str:
-    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes."""
+    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes. Passes of
+    an operation are no kernels."""
     groups: dict[tuple[str, str], list[Winner]] = {}
-    for winner in winners:
+    for winner in (each for each in winners if each.problem.kernel not in PASSES):
         groups.setdefault((winner.device.name, winner.problem.kernel), []).append(winner)
     order = {name: number for number, name in enumerate(KERNELS)}
     header = "| device | kernel | problems | of ceiling: least | median | most | of them the largest | us | GB/s |"

@@ -77,8 +77,8 @@ def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pyt
     assert capfd.readouterr().out.count("over no-such-set, ") == 2
 
 
-def code_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / "torchtitan.md").read_text(encoding="utf-8"), re.DOTALL)
+def code_blocks(document: str = "torchtitan.md") -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / document).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def experts(names: dict[str, Any]) -> Any:
@@ -130,6 +130,31 @@ def test_micro_batches_share_quantized_weights() -> None:
         optimizer = torch.optim.SGD([weights], lr=0.1)
         step(batches, weights, optimizer) if step else optimizer.step()
     assert torch.equal(w, alone)
+
+
+def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
+    """Each GEMM called by hand, on codes made by hand, gives the bytes that the whole operation gives."""
+    generator = torch.Generator().manual_seed(0)
+    A, grad = (torch.randn(48, columns, generator=generator).bfloat16() for columns in (32, 64))
+    w = torch.nn.Parameter(torch.randn(3, 64, 32, generator=generator).bfloat16())
+    names: dict[str, Any] = {"A": A, "grad": grad, "w": w, "offs": torch.tensor([13, 13, 40], dtype=torch.int32)}
+    operation, kernels, aligned = code_blocks("grouped-gemm.md")
+    outs = []
+    for line in operation.splitlines():
+        exec(line, names)
+        if line.startswith("out = "):
+            outs.append(names["out"])
+    names["out"].backward(grad)
+    exec(kernels, names)
+    exec(aligned, names)
+    assert torch.equal(outs[0], outs[2])
+    assert 0 < (outs[0] - outs[1]).float().norm() < 0.15 * outs[1].float().norm()  # auto: bfloat16, where no table is
+    assert torch.equal(names["out"], outs[0])
+    assert w.grad is not None
+    assert torch.equal(names["grad_w"], w.grad)
+    assert names["codes_grad"].shape == (512, 64)
+    assert names["codes_grad"].stride() == (1, 512)
+    assert not outs[0][40:].any()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")

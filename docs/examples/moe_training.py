@@ -3,9 +3,9 @@
     python docs/examples/moe_training.py                      # 300 steps; the loss curves go to moe_training.png
     python docs/examples/moe_training.py --steps 5 --tokens 64 --dim 32 --hidden 48 --experts 4
 
-The two runs differ in one function: ``torch._grouped_mm``, or ``fp8tune_kernels.fp8_grouped_mm`` with padded groups. On
-a CPU FP8 is a reference that gives the same numbers and no speed. The plot needs matplotlib (extra ``examples``);
-without it the losses are printed all the same.
+The two runs differ in one function: ``torch._grouped_mm``, or ``fp8tune_kernels.fp8_grouped_mm``. On a CPU FP8 is a
+reference that gives the same numbers and no speed. The plot needs matplotlib (extra ``examples``); without it the
+losses are printed all the same.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def in_bf16(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> to
 
 
 def in_fp8(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """The router gives an expert any number of rows, so each group is padded on the device."""
-    return fp8_grouped_mm(rows, weights, offs, pad_token_groups=True)
+    """Ours: the router may give an expert any number of rows."""
+    return fp8_grouped_mm(rows, weights, offs)
 
 
 class MoE(nn.Module):

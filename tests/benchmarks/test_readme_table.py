@@ -20,13 +20,14 @@ def best(time_us: float, K: int, device=H100, kernel: str = "colwise"):
     return replace(row, bytes_moved=3 * 16640 * K, ceiling_gb_per_s=3000.0)
 
 
-def test_a_line_says_the_spread_and_the_largest_problem():
+def test_a_line_says_the_spread_and_the_largest_problem_of_a_kernel():
     rows = [
         best(100.0, 1000),
         best(100.0, 5000),
         best(100.0, 4000),
         best(50.0, 1000, H200),
         best(60.0, 900, kernel="x"),
+        best(60.0, 900, kernel="grouped-mm-forward"),
     ]
     _, _, *lines = markdown(ranking.winners(rows)).splitlines()
     assert lines == [

@@ -4,9 +4,11 @@ A precision is a flag in the lookup key: with ``FP8_ONLY`` a pass picks among th
 ``ANY`` among all, and with ``ANY_ONCE`` among all where the weights were quantized before, so that their cast costs
 nothing. The weight gradient does not read the weights: of it the table has ``FP8_ONLY`` and ``ANY``.
 
-A pass takes the method of its shape, or of the nearest shape that was measured with the same precision. Where the
-table has none, ``FP8_ONLY`` is our FP8 GEMM; the others promise to be no slower than bf16, which takes a measurement:
-they are :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`.
+``FP8_ONLY`` takes the method of the shape, or of the nearest shape; where the table has none, our FP8 GEMM.
+
+The others promise to be no slower than bf16, which takes a measurement. They take the method of the shape. A shape that
+was not measured takes that of the same layer with fewer rows if it is FP8: casts of weights weigh less the more rows
+there are. Any other is :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import torch
 
 from fp8tune_kernels.gemm import grouped_mm_forward, grouped_mm_input_gradient, grouped_mm_weight_gradient
 from fp8tune_kernels.gemm.grouped_mm_passes import ANY, ANY_ONCE, FP8_ONLY
-from fp8tune_kernels.gemm.passes import BF16_TORCH, FP8
-from fp8tune_kernels.runtime.lookup import measured_config
-from fp8tune_kernels.spec import bucket
+from fp8tune_kernels.gemm.passes import BF16_TORCH, FP8, FP8_TORCH
+from fp8tune_kernels.runtime.lookup import caches, config_for, measured_configs
+from fp8tune_kernels.spec import KernelSpec, bucket
 
 __all__ = ["ANY", "ANY_ONCE", "FP8_ONLY", "PASSES", "method_for"]
 
@@ -29,13 +31,33 @@ _SPECS = {
     "weight-gradient": grouped_mm_weight_gradient.SPEC,
 }
 
+_found: dict[tuple[str, tuple[int, ...], torch.device], int] = {}
+
+caches.append(_found.clear)
+
 
 def method_for(name: str, M: int, N: int, K: int, G: int, precision: int, device: torch.device) -> int:
     """The method (see :mod:`.passes`) of one of :data:`PASSES` on a layer: K inputs, N outputs, G experts, M rows."""
     if precision == ANY_ONCE and name == "weight-gradient":
         precision = ANY
-    spec, key = _SPECS[name], (bucket(M), N, K, G, precision)
-    found = measured_config(spec, key, device)
-    if found is None:
-        return FP8 if precision == FP8_ONLY else BF16_TORCH
-    return found["METHOD"]
+    key = bucket(M), N, K, G, precision
+    method = _found.get((name, key, device))
+    if method is None:
+        method = _method(_SPECS[name], key, device)
+        if device.type != "meta":  # which arch is compiled for changes
+            _found[name, key, device] = method
+    return method
+
+
+def _method(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> int:
+    rows, layer, precision = key[0], key[1:4], key[4]
+    if precision == FP8_ONLY:
+        method = config_for(spec, key, device)["METHOD"]
+        return method if method in (FP8, FP8_TORCH) else FP8  # the fallback row is of any precision
+    measured = measured_configs(spec, device)
+    same = {known[0]: config["METHOD"] for known, config in measured.items() if known[1:] == (*layer, precision)}
+    if rows in same:
+        return same[rows]
+    fewer = max((known for known in same if known < rows), default=None)
+    method = BF16_TORCH if fewer is None else same[fewer]
+    return method if method in (FP8, FP8_TORCH) else BF16_TORCH

@@ -29,7 +29,7 @@ __all__ = [
     "config_for",
     "device_name",
     "forget",
-    "measured_config",
+    "measured_configs",
     "pick",
     "running_arch",
     "table",
@@ -41,7 +41,7 @@ INTERPRETER = "interpreter"
 _Asked = tuple[str, torch.device, tuple[int, ...]]
 
 _configs: dict[_Asked, dict[str, int]] = {}
-_measured: dict[_Asked, dict[str, int] | None] = {}
+_measured: dict[tuple[str, torch.device], dict[tuple[int, ...], dict[str, int]]] = {}
 _arch_of_meta = [INTERPRETER]
 
 
@@ -60,20 +60,17 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
     return found
 
 
-def measured_config(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int] | None:
-    """The config of the key's row, or of the nearest key's, whether the table names the kernel for that or not.
-
-    None where the table has no row that can be compared: with other flags, or the fallback row alone. Remembered.
-    """
-    asked = spec.name, device, key
-    if asked not in _measured:
-        rows = _rows(spec, _exported(spec, device), device_name(device))
-        row = nearest(tuple(sorted(zip(spec.key, key, strict=True))), rows, spec.span, spec.default)
-        found = None if row is None else {**spec.default, **dict(row[3])}
-        if device.type == "meta":
-            return found
-        _measured[asked] = found
-    return _measured[asked]
+def measured_configs(spec: KernelSpec, device: torch.device) -> Mapping[tuple[int, ...], Mapping[str, int]]:
+    """The config of each key that the table has a row of, in the order of ``spec.key``; this device's before its
+    arch's. Without the fallback row, which has no key. Found once, then remembered."""
+    found = _measured.get((spec.name, device))
+    if found is None:
+        rows = sorted(_rows(spec, _exported(spec, device), device_name(device)), key=lambda row: row[1] != "")
+        keyed = [(dict(row[2]), dict(row[3])) for row in rows if row[2] is not None]
+        found = {tuple(key[name] for name in spec.key): {**spec.default, **config} for key, config in keyed}
+        if device.type != "meta":
+            _measured[spec.name, device] = found
+    return found
 
 
 def _exported(spec: KernelSpec, device: torch.device) -> Table:
