@@ -87,7 +87,8 @@ class Course:
 
         x, offs, fp8_dtype, power_of_two = self.inputs
         unused = x  # without panels nothing counts in it
-        return x, offs, *self.outputs, unused, *x.shape, offs.shape[0], FP8_MAX[fp8_dtype], power_of_two
+        constants = (FP8_MAX[fp8_dtype], power_of_two, 1)  # groups begin at any row
+        return x, offs, *self.outputs, unused, *x.shape, offs.shape[0], *constants
 
     def grid(self, config: Mapping[str, Any]) -> tuple[int]:
         """The programs that ``launch`` starts: one a block of columns of each group, and of the rows after the last."""

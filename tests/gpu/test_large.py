@@ -36,6 +36,9 @@ class Large:
     """Of the scales; with groups, of the scales as ``(G, columns)``."""
 
 
+QUANTIZING = tuple(kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None)
+"""The grouped GEMMs have large tests of their own, in ``test_grouped_gemms.py``."""
+
 WEIGHTS = NamedInts(E=33, N=8192, K=8200)
 LARGE = {
     "rowwise-2d": Large(NamedInts(M=262_208, K=8200), axis=0, scales_axis=0),
@@ -130,7 +133,7 @@ def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kernel", "layout"),
-    [(kernel, layout) for kernel in catalog.KERNELS for layout in catalog.load(kernel).input_layouts],
+    [(kernel, layout) for kernel in QUANTIZING for layout in catalog.load(kernel).input_layouts],
 )
 @pytest.mark.usefixtures("whole_gpu")
 def test_more_elements_than_an_int32_counts(kernel: str, layout: str) -> None:
@@ -146,7 +149,7 @@ def test_more_elements_than_an_int32_counts(kernel: str, layout: str) -> None:
     check_all(spec, problem, spec.inputs(problem, "cuda"))
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS)
+@pytest.mark.parametrize("kernel", QUANTIZING)
 def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
     """Each part's reference is the whole's, and together they have every element: so nothing escapes the comparison."""
     spec = catalog.load(kernel)

@@ -106,8 +106,8 @@ FAULTS = {
         "q_rows + columns, q, mask=(rows < 0)[:, None] & ",
     ),
     "rowwise: rows of a view that are too far apart": (
-        "M, N, G, M, 0)",
-        "M, N, G, tl.cdiv(M, 16) * 16, 0)",
+        "M, N, G, M, 0, 1)",
+        "M, N, G, tl.cdiv(M, 16) * 16, 0, 1)",
     ),
     "rowwise: edges in no maximum": ("tl.max(magnitude(edges), 1)", "tl.max(magnitude(edges), 1) * 0"),
     "rowwise-2d: a mask without the tile's offset": (

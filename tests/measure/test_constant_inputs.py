@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -29,5 +31,7 @@ def test_what_is_no_data_may_be_constant():
 def test_no_kernel_of_the_family_is_timed_on_constant_input(kernel):
     spec = catalog.load(kernel)
     shape = next(spec.problems({"M": 64, "K": 128, "N": 128, "E": 2}))
-    given = Problem(kernel, shape, "balanced" if spec.routed else "none", scale_mode=spec.scale_modes[0])
-    assert not any(is_constant(each) for each in spec.inputs(given, "cpu"))
+    routing = "balanced" if spec.routed else "none"
+    for in_dtype, scale_mode in itertools.product(spec.in_dtypes, spec.scale_modes or ("power-of-two",)):
+        given = Problem(kernel, shape, routing, in_dtype=in_dtype, scale_mode=scale_mode)
+        assert not any(is_constant(each) for each in spec.inputs(given, "cpu")), (in_dtype, scale_mode)
