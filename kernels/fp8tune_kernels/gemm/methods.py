@@ -7,9 +7,9 @@ nothing. The weight gradient does not read the weights: of it the table has ``FP
 ``FP8_ONLY`` takes the method of the shape, or of the nearest shape; where the table has none, our FP8 GEMM.
 
 The others promise to be no slower than bf16, which takes a measurement. They take the method of the shape. A shape that
-was not measured takes that of the nearest one if it is FP8 and had at most twice the rows a group: against the products,
-casts of weights weigh G / M and those of rows 1 / N. Any other is :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`. On an
-H200 55 of 74 passes that were not measured take FP8 so, and no step of their 28 layers was slower than bf16.
+was not measured takes that of the nearest one if it is FP8 and had at most twice the rows a group: against products,
+casts of weights weigh G / M and those of rows 1 / N. Any other is :data:`~fp8tune_kernels.gemm.passes.BF16_TORCH`. On
+an H200 55 of 74 passes that were not measured take FP8 so; no step of their 28 layers was slower than bf16.
 """
 
 from __future__ import annotations
