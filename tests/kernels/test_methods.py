@@ -67,9 +67,12 @@ def test_bf16_is_left_only_for_what_was_measured_with_the_precision(folder: Path
     assert asked(FP8_ONLY, M=65536) == (FP8 if nearest else FP8_TORCH)
     assert asked(ANY) == asked(ANY_ONCE, M=65536) == BF16_TORCH
     write(folder, row(FP8, ANY), row(BF16, ANY, M=1 << 20), row(BF16_TORCH, ANY_ONCE), row(FP8_TORCH, None))
-    assert asked(ANY, M=65536) == FP8  # that of fewer rows
+    assert asked(ANY, M=65536) == FP8  # the nearest, and more rows a group
+    assert asked(ANY, N=1536) == FP8  # as many
+    assert asked(ANY, M=8192) == FP8  # half as many
+    assert asked(ANY, M=8191) == BF16_TORCH  # fewer: the casts of the weights weigh more
     assert asked(ANY, M=1 << 20) == BF16
-    assert asked(ANY, M=1 << 21) == asked(ANY, M=8192) == asked(ANY, N=1536) == BF16_TORCH  # nobody measured them
+    assert asked(ANY, M=1 << 21) == BF16_TORCH  # the nearest is our bf16 GEMM, which was not measured there
     assert asked(ANY_ONCE, M=65536) == BF16_TORCH
     assert asked(FP8_ONLY) == FP8_TORCH
     write(folder, row(BF16_TORCH, None), nearest=nearest)
@@ -101,10 +104,10 @@ def test_meta_tensors_have_the_table_of_the_arch_that_is_compiled_for(folder: Pa
     (folder / "sm_90.py").write_text(f"ROWS: tuple[object, ...] = {(row(BF16, ANY),)!r}\n")
     lookup.forget()
     assert lookup.running_arch(meta) == "interpreter"
-    assert lookup.measured_configs(spec, meta) == {}
+    assert lookup.nearest_row(spec, key, meta) is None
     with lookup.compiling_for("sm_90"):
         assert lookup.running_arch(meta) == "sm_90"
         assert lookup.running_arch(CPU) == "interpreter"
         assert lookup.config_for(spec, key, meta) == {"METHOD": BF16}
-        assert lookup.measured_configs(spec, meta)[key] == {"METHOD": BF16}
+        assert lookup.nearest_row(spec, key, meta) == (key, {"METHOD": BF16})
     assert lookup.config_for(spec, key, meta) == {"METHOD": FP8}

@@ -532,3 +532,16 @@ def test_wrong_weights_are_refused(w: torch.Tensor, options: dict[str, Any], nam
 def test_it_says_what_it_is(device: str) -> None:
     quantized = quantize_weights(torch.zeros(E, N, K, device=device))
     assert repr(quantized).startswith(f"QuantizedWeights(({E}, {K}, {N}), torch.float8_e4m3fn")
+
+
+def test_a_view_that_is_a_leaf_of_its_own_gets_the_gradient_and_is_watched() -> None:
+    B_t = torch.randn(2, 32, 48, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+    optimizer = torch.optim.SGD([B_t], lr=1.0)
+    quantized = quantize_weights(B_t)
+    out = fp8_grouped_mm(torch.randn(9, 48, dtype=torch.bfloat16), quantized, torch.tensor([4, 9], dtype=torch.int32))
+    out.sum().backward()
+    assert B_t.grad is not None
+    assert bool(B_t.grad.any())
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="quantize_weights again"):
+        quantized.check()

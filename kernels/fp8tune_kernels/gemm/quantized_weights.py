@@ -171,8 +171,7 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     for quantized in list(_made.values()):
-        source = quantized._w if quantized._w._base is None else quantized._w._base
-        quantized._is_stepped |= id(source) in stepped
+        quantized._is_stepped |= id(quantized._w) in stepped or id(quantized._w._base) in stepped
 
 
 @functools.cache
@@ -195,7 +194,8 @@ def _as_stored(w: Tensor) -> Tensor:
     _, rows, columns = w.shape if as_stored else w.mT.shape
     check_multiples("w", N=rows, K=columns)
     base = w._base
-    if not as_stored and base is not None and base.shape == w.mT.shape and base.is_contiguous():
+    reaches = base is not None and base.requires_grad == w.requires_grad  # else the view is a leaf of its own
+    if not as_stored and base is not None and reaches and base.shape == w.mT.shape and base.is_contiguous():
         return base
     return w
 

@@ -29,7 +29,7 @@ __all__ = [
     "config_for",
     "device_name",
     "forget",
-    "measured_configs",
+    "nearest_row",
     "pick",
     "running_arch",
     "table",
@@ -41,7 +41,6 @@ INTERPRETER = "interpreter"
 _Asked = tuple[str, torch.device, tuple[int, ...]]
 
 _configs: dict[_Asked, dict[str, int]] = {}
-_measured: dict[tuple[str, torch.device], dict[tuple[int, ...], dict[str, int]]] = {}
 _arch_of_meta = [INTERPRETER]
 
 
@@ -60,17 +59,19 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
     return found
 
 
-def measured_configs(spec: KernelSpec, device: torch.device) -> Mapping[tuple[int, ...], Mapping[str, int]]:
-    """The config of each key that the table has a row of, in the order of ``spec.key``; this device's before its
-    arch's. Without the fallback row, which has no key. Found once, then remembered."""
-    found = _measured.get((spec.name, device))
-    if found is None:
-        rows = sorted(_rows(spec, _exported(spec, device), device_name(device)), key=lambda row: row[1] != "")
-        keyed = [(dict(row[2]), dict(row[3])) for row in rows if row[2] is not None]
-        found = {tuple(key[name] for name in spec.key): {**spec.default, **config} for key, config in keyed}
-        if device.type != "meta":
-            _measured[spec.name, device] = found
-    return found
+def nearest_row(
+    spec: KernelSpec, key: tuple[int, ...], device: torch.device
+) -> tuple[tuple[int, ...], Mapping[str, int]] | None:
+    """The key that was measured and is nearest to ``key``, with its config, whether the table names the kernel or not.
+
+    None where the table has no row that can be compared: with other flags, or the fallback row alone.
+    """
+    rows = _rows(spec, _exported(spec, device), device_name(device))
+    row = nearest(tuple(sorted(zip(spec.key, key, strict=True))), rows, spec.span, spec.default)
+    if row is None or row[2] is None:
+        return None
+    measured = dict(row[2])
+    return tuple(measured[name] for name in spec.key), {**spec.default, **dict(row[3])}
 
 
 def _exported(spec: KernelSpec, device: torch.device) -> Table:
@@ -88,7 +89,7 @@ def forget() -> None:
         clear()
 
 
-caches += [_configs.clear, _measured.clear, user_table.cache_clear, table.cache_clear]
+caches += [_configs.clear, user_table.cache_clear, table.cache_clear]
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
