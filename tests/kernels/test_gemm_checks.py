@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,13 @@ SHAPES = {
 def tensors(kernel: str, content: str, in_dtype: str, routing: str, device: str) -> checking.Tensors:
     problem = Problem(kernel, SHAPES[kernel], routing, in_dtype=in_dtype)
     return checking.build_edge(catalog.load(kernel), Edge(content, problem, content), device)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """A worker process runs other tests afterwards: the tensors take 1 GB."""
+    yield
+    tensors.cache_clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a sweep checks every config there")

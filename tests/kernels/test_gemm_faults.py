@@ -45,6 +45,13 @@ def checked_on(kernel: str, dtype: str) -> tuple[checking.Tensors, ...]:
     return checking.build(spec, problem, "cpu"), *on_edges
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """A worker process runs other tests afterwards: the tensors take 2 GB."""
+    yield
+    checked_on.cache_clear()
+
+
 def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
     """The spec of a copy with a fault, or of one that has none."""
     kernel, *modules = title.partition(":")[0].split(", ")
