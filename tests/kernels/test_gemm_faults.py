@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -94,8 +95,10 @@ def test_a_planted_fault_is_found(title: str, descriptors: int, dtype: str, tmp_
     assert number > 0 or not fault.hides, wrong
 
 
-@pytest.mark.parametrize("dtype", [FP8, BF16, "float8_e4m3fnuz"])
-@pytest.mark.parametrize("descriptors", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("descriptors", "dtype"),
+    [*itertools.product((0, 1, 2), (FP8, BF16)), (0, "float8_e4m3fnuz")],  # AMD's GPUs have no descriptors
+)
 @pytest.mark.parametrize("kernel", GEMMS)
 def test_a_copy_without_a_fault_is_right(kernel: str, descriptors: int, dtype: str, tmp_path: Path) -> None:
     assert [*wrong_on(planted(kernel, tmp_path), kernel, dtype, descriptors)] == []
