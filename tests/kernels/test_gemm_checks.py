@@ -39,7 +39,7 @@ def tensors(kernel: str, content: str, in_dtype: str, routing: str, device: str)
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_given_back() -> Iterator[None]:
-    """A worker process runs other tests afterwards: the tensors take 1 GB."""
+    """A worker process runs other tests afterwards."""
     yield
     tensors.cache_clear()
 

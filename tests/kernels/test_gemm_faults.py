@@ -48,7 +48,7 @@ def checked_on(kernel: str, dtype: str) -> tuple[checking.Tensors, ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_given_back() -> Iterator[None]:
-    """A worker process runs other tests afterwards: the tensors take 2 GB."""
+    """A worker process runs other tests afterwards."""
     yield
     checked_on.cache_clear()
 
