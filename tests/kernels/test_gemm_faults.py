@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -96,8 +95,8 @@ def test_a_planted_fault_is_found(title: str, descriptors: int, dtype: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "dtype"),
-    [*itertools.product((0, 1, 2), (FP8, BF16)), (0, "float8_e4m3fnuz")],  # AMD's GPUs have no descriptors
+    ("descriptors", "dtype"),  # each value of both; AMD's GPUs have no descriptors
+    [(0, FP8), (1, BF16), (2, FP8), (0, "float8_e4m3fnuz")],
 )
 @pytest.mark.parametrize("kernel", GEMMS)
 def test_a_copy_without_a_fault_is_right(kernel: str, descriptors: int, dtype: str, tmp_path: Path) -> None:
