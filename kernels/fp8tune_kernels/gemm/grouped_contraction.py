@@ -23,12 +23,12 @@ Sums are those of :mod:`.grouped_rows`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
@@ -43,10 +43,9 @@ from fp8tune_kernels.gemm.operands import (
 )
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets
-from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_ends, check_offsets
+from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.lookup import config_for
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, define
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["ALIGNMENT", "SPEC", "contract_rows"]
@@ -168,8 +167,7 @@ def contract_rows(
     ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. Raises ValueError, before
     any launch, for another one, and for other shapes, dtypes, strides or devices.
     """
-    out: torch.Tensor = _operator(a, b, offs, scale_a, scale_b, alignment)
-    return out
+    return _operator(a, b, offs, scale_a, scale_b, alignment)
 
 
 def reference(
@@ -310,36 +308,22 @@ SPEC = KernelSpec(
 )
 
 
-def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, alignment: int) -> tuple[int, ...]:
+def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
     """The lookup key of inputs. M counts as rounded up to the alignment: ``offs`` is not read."""
+    *_, alignment = rest
     rows = a.shape[0] if alignment == 1 else a.shape[0] - alignment * offs.shape[0]  # see padded_rows
     dtype = DTYPES.index(str(a.dtype).removeprefix("torch."))
     return bucket(rows), a.shape[1], b.shape[1], offs.shape[0], dtype
 
 
-def run(
+def _arguments(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
-    alignment: int,
-) -> torch.Tensor:
-    """Launch on the current device what the table says, on inputs that were checked."""
-    (out,) = outputs(a, b, offs)
-    config = config_for(SPEC, key(a, b, offs, alignment), a.device)
-    launch(config, (a, b, offs, scale_a, scale_b, alignment), (out,))
-    return out
-
-
-def _check(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int,
-) -> None:
+    alignment: int = 1,  # torch leaves out what is the schema's default
+) -> Inputs:
     check_dtypes(a, b)
     is_fp8 = a.dtype != torch.bfloat16
     for name, operand in (("a", a), ("b", b)):
@@ -355,6 +339,7 @@ def _check(
     check_scales(a, scale_a, scale_b, G * N, G * K)
     check_addresses(a=a, b=b)
     _check_alignment(alignment, is_fp8, a.shape[0], G)
+    return a, b, offs, scale_a, scale_b, alignment
 
 
 def _check_alignment(alignment: int, is_fp8: bool, rows: int, groups: int) -> None:
@@ -367,50 +352,4 @@ def _check_alignment(alignment: int, is_fp8: bool, rows: int, groups: int) -> No
         raise ValueError(f"a has {rows} rows, wanted a multiple of alignment={alignment} and a piece for each group")
 
 
-def _on_gpu(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int,
-) -> torch.Tensor:
-    _check(a, b, offs, scale_a, scale_b, alignment)
-    return run(a, b, offs, scale_a, scale_b, alignment)
-
-
-def _on_cpu(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int,
-) -> torch.Tensor:
-    _check(a, b, offs, scale_a, scale_b, alignment)
-    check_ends(offs, a.shape[0])
-    with torch.no_grad():  # autograd would follow the reference
-        if interpreter.INTERPRETED:
-            return run(a, b, offs, scale_a, scale_b, alignment)
-        return reference(a, b, offs, scale_a, scale_b, alignment)[0]
-
-
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int,
-) -> torch.Tensor:
-    _check(a, b, offs, scale_a, scale_b, alignment)
-    return outputs(a, b, offs)[0]
-
-
-_operator = define(
-    "contract_rows(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, int alignment) -> Tensor",
-    _on_gpu,
-    _on_cpu,
-    _fake,
-    makes_codes=True,
-)
+_operator = register(SPEC, contract_rows, _arguments, key)

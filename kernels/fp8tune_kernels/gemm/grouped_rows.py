@@ -28,16 +28,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
 from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
 from fp8tune_kernels.inputs import offsets
-from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.lookup import config_for
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, define
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "multiply_rows"]
@@ -134,8 +131,7 @@ def multiply_rows(
     Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
     at 16 bytes, and for scales beside bfloat16 or none beside FP8.
     """
-    out: torch.Tensor = _operator(a, b, offs, scale_a, scale_b)
-    return out
+    return _operator(a, b, offs, scale_a, scale_b)
 
 
 def reference(
@@ -237,66 +233,15 @@ SPEC = KernelSpec(
 )
 
 
-def key(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+def key(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
     """The lookup key of inputs."""
     M, K = a.shape
     return bucket(M), b.shape[1], K, b.shape[0], DTYPES.index(str(a.dtype).removeprefix("torch."))
 
 
-def run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> torch.Tensor:
-    """Launch on the current device what the table says, on inputs that were checked."""
-    (out,) = outputs(a, b)
-    launch(config_for(SPEC, key(a, b), a.device), (a, b, offs, scale_a, scale_b), (out,))
-    return out
+def _arguments(*given: torch.Tensor | None) -> Inputs:
+    check_operands(*given)  # type: ignore[arg-type]  # the first three are there
+    return given
 
 
-def _on_gpu(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> torch.Tensor:
-    check_operands(a, b, offs, scale_a, scale_b)
-    return run(a, b, offs, scale_a, scale_b)
-
-
-def _on_cpu(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> torch.Tensor:
-    check_operands(a, b, offs, scale_a, scale_b)
-    check_ends(offs, a.shape[0])
-    with torch.no_grad():  # autograd would follow the reference
-        if interpreter.INTERPRETED:
-            return run(a, b, offs, scale_a, scale_b)
-        return reference(a, b, offs, scale_a, scale_b)[0]
-
-
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> torch.Tensor:
-    check_operands(a, b, offs, scale_a, scale_b)
-    return outputs(a, b)[0]
-
-
-_operator = define(
-    "multiply_rows(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b) -> Tensor",
-    _on_gpu,
-    _on_cpu,
-    _fake,
-    makes_codes=True,
-)
+_operator = register(SPEC, multiply_rows, _arguments, key)

@@ -5,6 +5,7 @@ Each has one implementation for CUDA and HIP devices, one for the CPU, and a fak
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,7 +25,14 @@ Tensors = tuple[torch.Tensor, ...]
 
 _LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
 
-_TYPES = {"torch.Tensor": "Tensor", "torch.dtype | None": "ScalarType?", "bool": "bool", "int": "int", "str": "str"}
+_TYPES = {
+    "torch.Tensor": "Tensor",
+    "torch.Tensor | None": "Tensor?",
+    "torch.dtype | None": "ScalarType?",
+    "bool": "bool",
+    "int": "int",
+    "str": "str",
+}
 """An annotation of a wrapper -> the type in the operator's schema."""
 
 
@@ -94,31 +102,38 @@ def register(
     ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups.
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
+    annotations = dict(wrapper.__annotations__)
+    returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
 
-    def launch(*arguments: Any) -> Tensors:
+    def given(outputs: Tensors) -> Tensors | torch.Tensor:
+        return outputs if len(returned) > 1 else outputs[0]
+
+    def launch(*arguments: Any) -> Tensors | torch.Tensor:
         inputs = prepare(*arguments)
         outputs = outputs_for(*inputs)
         launch_kernel(config_for(spec, key(*inputs), arguments[0].device), inputs, outputs)
-        return outputs
+        return given(outputs)
 
-    def on_cpu(*arguments: Any) -> Tensors:
+    def on_cpu(*arguments: Any) -> Tensors | torch.Tensor:
         inputs = prepare(*arguments)
         if spec.routed:
-            *_, offs = (each for each in inputs if isinstance(each, torch.Tensor))
+            offs = next(each for each in inputs if isinstance(each, torch.Tensor) and each.dtype == torch.int32)
             check_ends(offs, inputs[0].shape[group_dim])
         with torch.no_grad():  # autograd would follow the reference, and stumbles over its views
-            return launch(*arguments) if interpreter.INTERPRETED else spec.reference(*inputs)
+            return launch(*arguments) if interpreter.INTERPRETED else given(spec.reference(*inputs))
 
-    def fake(*arguments: Any) -> Tensors:
-        return outputs_for(*prepare(*arguments))
+    def fake(*arguments: Any) -> Tensors | torch.Tensor:
+        return given(outputs_for(*prepare(*arguments)))
 
     # the schema: quantize_x(Tensor x, bool power_of_two, int alignment=1) -> (Tensor, Tensor); all by position, and a
     # default for numbers alone, which came later than the operators
-    annotations = dict(wrapper.__annotations__)
-    returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
-    given: dict[str, Any] = wrapper.__kwdefaults__ or {}
-    defaults = {name: f"={given[name]}" for name in annotations if annotations[name] == "int"}
+    defaults = {
+        name: f"={each.default}"
+        for name, each in inspect.signature(wrapper).parameters.items()
+        if annotations[name] == "int"
+    }
     parameters = [f"{_TYPES[annotation]} {name}{defaults.get(name, '')}" for name, annotation in annotations.items()]
-    schema = f"{wrapper.__name__}({', '.join(parameters)}) -> ({', '.join(returned)})"
+    returns = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
+    schema = f"{wrapper.__name__}({', '.join(parameters)}) -> {returns}"
     operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True)
     return operator
