@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import database_to_read
 from fp8tune.options import JsonOrTable, Option, ReadDatabase, TableFormat, examples
 
 
@@ -26,8 +25,11 @@ def doctor(
     from fp8tune.check import doctor as checking
     from fp8tune.check import repair as repairing
     from fp8tune.render.machine import print_findings
+    from fp8tune.render.terminal import notice
+    from fp8tune.store import location
 
-    path = database_to_read(db)
+    found = location.to_read(db, notice)
+    path = found.own or found.base or ""
     findings = [*(repairing.repair(path) if repair else ()), *checking.diagnose(path)]
     print_findings(findings, str(format))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
