@@ -7,17 +7,18 @@ So nothing here computes a confidence from the blocks or samples of one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8tune.choose.pairs import Axes, Pairs, largest_block
 from fp8tune.records import NamedInts, ProcessTimes
-from fp8tune.stats import TRIMMED_SHARE, t_quantile
+from fp8tune.stats import TRIMMED_SHARE
 
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
 """What the finals timed of each finalist."""

@@ -51,7 +51,9 @@ class Pairs:
     ) -> Pairs:
         """``alpha`` is shared out over the rivals of one config."""
         names = dict.fromkeys(process for of_config in values.values() for process in of_config)
-        chosen, processes = largest_block({name: [config for config in values if name in values[config]] for name in names})
+        chosen, processes = largest_block(
+            {name: [config for config in values if name in values[config]] for name in names}
+        )
         configs = sorted(chosen, key=lambda config: (config != default, canonical_order(config, axes)))
         logs = np.array([[values[config][process] for process in processes] for config in configs])
         differences, count = logs[:, None, :] - logs[None, :, :], len(processes)
