@@ -16,3 +16,7 @@ format:
 
 types:
     mypy
+
+# The documentation, every warning an error: build/docs/index.html.
+docs:
+    sphinx-build -W -n -q docs build/docs

@@ -138,7 +138,7 @@ def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
     A, grad = (torch.randn(48, columns, generator=generator).bfloat16() for columns in (32, 64))
     w = torch.nn.Parameter(torch.randn(3, 64, 32, generator=generator).bfloat16())
     names: dict[str, Any] = {"A": A, "grad": grad, "w": w, "offs": torch.tensor([13, 13, 40], dtype=torch.int32)}
-    operation, kernels, aligned = code_blocks("grouped-gemm.md")
+    operation, kernels, aligned = code_blocks("results/grouped-gemm.md")
     outs = []
     for line in operation.splitlines():
         exec(line, names)
