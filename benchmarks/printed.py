@@ -73,7 +73,7 @@ def updated(text: str) -> str:
     """The page as it should be. Raises ValueError for markers that are no pairs, and for a command that fails."""
     if not text.count(BEGIN) == text.count(END) == len(BLOCK.findall(text)):
         raise ValueError(f"each {BEGIN} COMMAND --> wants one {END} after it")
-    with _folder():
+    with folder():
         return BLOCK.sub(_block, text)
 
 
@@ -159,7 +159,7 @@ def _captured(is_all: bool) -> Iterator[tuple[io.StringIO, io.StringIO]]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[None]:
+def folder() -> Iterator[None]:
     """A folder of its own to run in, with nothing of whoever runs this: no database, no tables."""
     with tempfile.TemporaryDirectory() as name:
         for shared in SHARED:

@@ -34,7 +34,7 @@ def test_a_block_becomes_a_console_with_the_command_and_its_output():
     assert printed.updated(block("fp8tune --version", "old\n")) == wanted.replace("fp8tune X", version)
 
 
-def test_commands_of_a_block_share_a_console_and_a_folder():
+def test_commands_of_a_block_share_a_console_and_afolder():
     lines = "cat sweeps/tiny.toml | head -1\nquiet: cat sweeps/tiny.toml\ncat docs/examples/add.toml | head -1"
     text = printed.updated(block(lines))
     assert text.count("```toml\n") == 2
@@ -88,6 +88,6 @@ def test_a_stale_page_is_named_with_a_diff_and_written(tmp_path, capsys, monkeyp
 def test_nothing_of_the_user_is_read(monkeypatch):
     """A database of one's own would change what a page prints."""
     monkeypatch.setenv("FP8TUNE_DB", "mine.db")
-    with printed._folder():
+    with printed.folder():
         assert "FP8TUNE_DB" not in os.environ
         assert sorted(path.name for path in Path().iterdir()) == sorted(printed.SHARED)
