@@ -24,11 +24,8 @@ from fp8tune.errors import UsageError
 from fp8tune.records import Published
 from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
 
-DATABASE = "fp8tune.db"
-"""In this folder: written, and read first, unless ``--db`` names another."""
-
-COMMITTED_DATABASE = "results.db"
-"""In a checkout: read where nothing was swept yet, written only if ``--db`` names it."""
+DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it is there, else fp8tune.db in the user's data folder"
+"""The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
 
 LARGEST_SEED = 2**63 - 1
 """What the database and torch hold."""
@@ -86,9 +83,14 @@ def module_path(path: Path | None) -> Path | None:
 
 def database(url: str | None) -> str | None:
     """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
-    if url is not None and (url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")):
+    if url is not None and is_in_memory(url):
         raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
     return url
+
+
+def is_in_memory(url: str) -> bool:
+    """Whether a database is gone when the command ends."""
+    return url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")
 
 
 def database_option(shown: str, help: str = "") -> Option:
@@ -134,7 +136,9 @@ TimeBudget = Annotated[
 ]
 Arch = Annotated[str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.")]
 WrittenDatabase = Annotated[str | None, database_option(DATABASE)]
-ReadDatabase = Annotated[str | None, database_option(f"{DATABASE} where there is one, else {COMMITTED_DATABASE}")]
+ReadDatabase = Annotated[
+    str | None, database_option(f"{DATABASE}; its rows over those that come with fp8tune, which FP8TUNE_BASE names")
+]
 
 
 class TableFormat(enum.StrEnum):

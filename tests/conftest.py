@@ -17,6 +17,8 @@ settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a firs
 settings.load_profile("fp8tune")
 
 os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
+os.environ["FP8TUNE_DB"] = "fp8tune.db"  # of the test's folder, not of whoever runs the tests
+os.environ["FP8TUNE_BASE"] = ""  # and no rows below it
 
 # Triton reads it when it is imported and when a kernel is decorated. On a GPU tests are of compiled kernels, whatever
 # the environment says.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fp8tune.commands.options import database_to_read
+from fp8tune.commands.options import opened_to_read
 from fp8tune.compare.options import CompareOptions
 
 
@@ -20,11 +20,10 @@ def compare(options: CompareOptions) -> None:
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render import compare as render_compare
     from fp8tune.render import terminal as render
-    from fp8tune.store.results import Store
 
     backend, notices = backend_for(None, options.timer)
     if options.from_db or not backend.times:
-        with Store.open(database_to_read(options.db), writable=False) as store:
+        with opened_to_read(options.db) as (store, _):
             both = sides(options.repository, options.revisions, options.kernels)
             comparison = recorded.compare(recorded.stored(store, both), both)
         if not options.from_db:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.commands.options import database_to_read
 from fp8tune.options import Option, ReadDatabase
 
 
@@ -22,8 +21,11 @@ def doctor(
     from fp8tune.check import doctor as checking
     from fp8tune.check import repair as repairing
     from fp8tune.render.machine import print_findings
+    from fp8tune.render.terminal import notice
+    from fp8tune.store import location
 
-    path = database_to_read(db)
+    found = location.to_read(db, notice)
+    path = found.own or found.base or ""
     findings = [*(repairing.repair(path) if repair else ()), *checking.diagnose(path)]
     print_findings(findings, "json" if json else "table")
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fp8tune.commands.options import database_to_read
+from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Kernels, Option, ReadDatabase, module_path
 
@@ -117,13 +117,11 @@ def _export_table(options: ExportOptions) -> None:
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
     from fp8tune.store import names
-    from fp8tune.store.results import Store
 
     arch, output = options.arch, module_path(options.output)
     if options.kernels and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
-    db = database_to_read(options.db)
-    with Store.open(db, writable=False) as store:
+    with opened_to_read(options.db) as (store, _):
         names.check_arch(arch, store)
         wanted = names.stored_kernels(options.kernels, store) if options.kernels else None
         evidence = selecting.evidence_for(store, arch)
@@ -182,9 +180,8 @@ def _givens(options: ExportOptions, has_all_devices: bool) -> list[Given]:
     from fp8tune.export import given
     from fp8tune.render.terminal import notice
     from fp8tune.store import names
-    from fp8tune.store.results import Store
 
-    with Store.open(database_to_read(options.db), writable=False) as store:
+    with opened_to_read(options.db) as (store, _):
         names.check_arch(options.arch, store)
         (kernel,) = names.stored_kernels(options.kernels, store)
         if has_all_devices and options.device is None:

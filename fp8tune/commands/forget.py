@@ -25,7 +25,7 @@ def forget(
     if bool(rows) == unreadable:
         raise UsageError("say what to forget: rows such as trials:17, or --unreadable for all that cannot be read")
     named = [parse_name(text) for text in rows]
-    db = database_to_write(db)
+    db = database_to_write(db, create=False)
     with Store.open(db) as store:
         found = dict.fromkeys(named, "") if named else store.unreadable()
         removed = store.forget(found)

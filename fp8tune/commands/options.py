@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
 from fp8tune.errors import UsageError
-from fp8tune.options import COMMITTED_DATABASE, DATABASE, Argument, Option
+from fp8tune.options import Argument, Option
 from fp8tune.render.terminal import notice
+
+if TYPE_CHECKING:
+    from fp8tune.store.layers import Reader
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -80,24 +83,31 @@ def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def database_to_write(db: str | None) -> str:
-    """What ``--db`` names, else the default one. Raises UsageError if git tracks that: the next pull would conflict."""
+def database_to_write(db: str | None, *, create: bool = True) -> str:
+    """What ``--db`` names, else the user's own database; says which. ``create``: with its folder.
+
+    Raises UsageError if git tracks it: the next pull would conflict.
+    """
     from fp8tune.revisions import git
+    from fp8tune.store import database, location
 
     if db is not None:
         return db
-    if git.tracks(Path(DATABASE)):
-        raise UsageError(f"git tracks {DATABASE}: write into it with --db {DATABASE}, or into another with --db PATH")
-    if Path(COMMITTED_DATABASE).exists() and not Path(DATABASE).exists():
-        notice(f"rows go into {DATABASE}; {COMMITTED_DATABASE} stays as it is unless --db names it")
-    return DATABASE
+    own = location.to_write(db, create=create)
+    if (path := database.path_of(own)) is not None and git.tracks(path):
+        raise UsageError(f"git tracks {path}: write into it with --db {path}, or into another with --db PATH")
+    notice(f"rows go into {database.label(own)}" if create else f"the database is {database.label(own)}")
+    return own
 
 
-def database_to_read(db: str | None) -> str:
-    """What ``--db`` names, else the default one if it is there, else the committed one; says which where both are."""
-    if db is not None:
-        return db
-    own, committed = Path(DATABASE).exists(), Path(COMMITTED_DATABASE).exists()
-    if own and committed:
-        notice(f"rows are those of {DATABASE}; --db {COMMITTED_DATABASE} reads the committed ones")
-    return COMMITTED_DATABASE if committed and not own else DATABASE
+@contextlib.contextmanager
+def opened_to_read(db: str | None) -> Iterator[tuple[Reader, str]]:
+    """The rows that ``--db`` names, else the own ones over those that come with fp8tune; and what messages call them.
+
+    Says on stderr which they are, where there are both.
+    """
+    from fp8tune.store import layers, location
+
+    found = location.to_read(db, notice)
+    with layers.opened_databases(found, notice) as reader:
+        yield reader, found.label

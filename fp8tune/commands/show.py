@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fp8tune.commands.options import database_to_read
+from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Kernels, OperationName, Option, ReadDatabase
 from fp8tune.records import Evidence, Kind
@@ -89,8 +89,8 @@ def show(options: ShowOptions) -> None:
 
         if options.conflicts:
             raise UsageError("--conflicts and --published are two lists: give one of them")
-        db = database_to_read(options.db)
-        found = claims(_evidence(options, db), incumbents.COMMITTED)
+        evidence, db = _evidence(options)
+        found = claims(evidence, incumbents.COMMITTED)
         if not found and options.format is Format.TABLE:
             notice(f"no published configs of this in {db}: run fp8tune import")
         print_claims(found, options.format)
@@ -100,7 +100,7 @@ def show(options: ShowOptions) -> None:
         from fp8tune.choose.conflicts import conflicts
         from fp8tune.render.evidence import print_conflicts
 
-        evidence = _evidence(options, database_to_read(options.db), kinds=[Kind.PUBLISHED])
+        evidence, _ = _evidence(options, kinds=[Kind.PUBLISHED])
         print_conflicts(conflicts(evidence), options.format)
     else:
         _show_picks(options)
@@ -122,8 +122,8 @@ def _show_picks(options: ShowOptions) -> None:
     from fp8tune.render.evidence import print_single_bests
     from fp8tune.render.winners import print_winners
 
-    db, with_losses = database_to_read(options.db), bool(options.kernels) and options.format is Format.TABLE
-    evidence = _evidence(options, db, keep=ranking.competing, finalists_only=not with_losses)
+    with_losses = bool(options.kernels) and options.format is Format.TABLE
+    evidence, db = _evidence(options, keep=ranking.competing, finalists_only=not with_losses)
     winners = ranking.winners(evidence, incumbents.COMMITTED)
     if not winners and options.format is Format.TABLE:
         notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
@@ -132,17 +132,19 @@ def _show_picks(options: ShowOptions) -> None:
         print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
 
 
-def _evidence(options: ShowOptions, db: str, **wanted: Any) -> list[Evidence]:
-    """Of the kernels and arch that the options name; ``wanted`` is what :meth:`Store.evidence` takes besides."""
-    from fp8tune.store import names
-    from fp8tune.store.results import Store
+def _evidence(options: ShowOptions, **wanted: Any) -> tuple[list[Evidence], str]:
+    """Of the kernels and arch that the options name, with the name of the database.
 
-    with Store.open(db, writable=False) as store:
+    ``wanted`` is what :meth:`Store.evidence` takes besides.
+    """
+    from fp8tune.store import names
+
+    with opened_to_read(options.db) as (store, db):
         named = names.stored_kernels(options.kernels, store)
         if options.arch is not None:
             names.check_arch(options.arch, store)
         kernels = named if options.kernels else [None]
-        return [row for kernel in kernels for row in store.evidence(kernel, options.arch, **wanted)]
+        return [row for kernel in kernels for row in store.evidence(kernel, options.arch, **wanted)], db
 
 
 def _show_operation(options: ShowOptions, op: OperationName) -> None:
@@ -150,12 +152,10 @@ def _show_operation(options: ShowOptions, op: OperationName) -> None:
     from fp8tune.plan import shapes
     from fp8tune.render.evidence import print_published
     from fp8tune.render.passes import print_operation
-    from fp8tune.store.results import Store
 
     rows = [row for name in options.shapes for row in shapes.load(name).rows]
     layers = {layer for row in rows if (layer := passes.layer_of(row))} if options.shapes else None
-    db = database_to_read(options.db)
-    with Store.open(db, writable=False) as store:
+    with opened_to_read(options.db) as (store, db):
         of_passes = [name for name in PASSES if op is OperationName.GROUPED_MM and name in store.kernels()]
         evidence = [row for name in of_passes for row in store.evidence(name, options.arch, keep=ranking.competing)]
         published = [row for row in store.published() if op.covers(row) and options.arch in (None, row.device.arch)]
@@ -177,10 +177,8 @@ def _show_operation(options: ShowOptions, op: OperationName) -> None:
 def _show_tallies(options: ShowOptions) -> None:
     from fp8tune.render.tallies import print_tallies
     from fp8tune.store import names
-    from fp8tune.store.results import Store
 
-    db = database_to_read(options.db)
-    with Store.open(db, writable=False) as store:
+    with opened_to_read(options.db) as (store, db):
         kernels = names.stored_kernels(options.kernels, store)
         if options.arch not in (None, INTERPRETER):
             names.check_arch(options.arch, store)

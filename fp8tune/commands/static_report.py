@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fp8tune.commands.options import database_to_read
+from fp8tune.commands.options import opened_to_read
 from fp8tune.options import Arch, Kernels, Option, ReadDatabase, TableFormat
 from fp8tune.records import Kind
 from fp8tune.render.terminal import notice
@@ -24,10 +24,8 @@ def static_report(
     from fp8tune.choose import ranking, untimed
     from fp8tune.render.evidence import print_compiled, print_fitting
     from fp8tune.store import names
-    from fp8tune.store.results import Store
 
-    db = database_to_read(db)
-    with Store.open(db, writable=False) as store:
+    with opened_to_read(db) as (store, label):
         wanted = names.stored_kernels(kernels, store)
         if arch is not None:
             names.check_arch(arch, store)
@@ -39,5 +37,5 @@ def static_report(
         print_fitting(rows, format)
         return
     if not rows:
-        notice(f"nothing was compiled only in {db}: run fp8tune sweep --static --arch {untimed.TIMED_ON}")
+        notice(f"nothing was compiled only in {label}: run fp8tune sweep --static --arch {untimed.TIMED_ON}")
     print_compiled(rows, format)

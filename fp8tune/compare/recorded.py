@@ -16,7 +16,7 @@ from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
-from fp8tune.store.results import Store
+from fp8tune.store.layers import Reader
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
 
@@ -24,7 +24,7 @@ Best = Mapping[tuple[Problem, Device], Evidence]
 """The best config of each problem on each device."""
 
 
-def stored(store: Store, both: Sides) -> list[Evidence]:
+def stored(store: Reader, both: Sides) -> list[Evidence]:
     """What a database has of the two revisions' timed rows; nothing else is read."""
     versions = {(kernel.name, source_hash) for kernel in both.kernels for source_hash in kernel.hashes if source_hash}
 

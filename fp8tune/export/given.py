@@ -16,7 +16,7 @@ from fp8tune.choose.ranking import all_candidates, competing, grouped, usable
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status, Subject
-from fp8tune.store.results import Store
+from fp8tune.store.layers import Reader
 from fp8tune.text import visible
 
 
@@ -74,7 +74,7 @@ class File:
     text: str
 
 
-def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -> Given:
+def given_for(store: Reader, arch: str, kernel: str, device: str | None = None) -> Given:
     """What the database has of a kernel on one device of an arch: the one named, else the one with the most problems.
 
     Raises UsageError where nothing was swept to its end, for a device without rows, and where as many problems were
@@ -113,7 +113,7 @@ def given_for(store: Store, arch: str, kernel: str, device: str | None = None) -
     )
 
 
-def given_for_each_device(store: Store, arch: str, kernel: str) -> list[Given]:
+def given_for_each_device(store: Reader, arch: str, kernel: str) -> list[Given]:
     """:func:`given_for` for each device of an arch, by name; one where nothing was swept to its end is a notice.
 
     Raises UsageError where that is so for all.
@@ -129,7 +129,7 @@ def given_for_each_device(store: Store, arch: str, kernel: str) -> list[Given]:
     return [replace(found[0], notices=(*found[0].notices, *refused)), *found[1:]]
 
 
-def _timed(store: Store, arch: str, kernel: str) -> list[Candidates]:
+def _timed(store: Reader, arch: str, kernel: str) -> list[Candidates]:
     found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
     timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
     if not timed:
@@ -216,7 +216,7 @@ def _in_order(found: Sequence[Candidates], recorded: Sequence[Problem]) -> list[
     return sorted(found, key=lambda one: places.get(one.problem, len(places)))  # stable: else the order of the ranking
 
 
-def _tuned(store: Store, found: Candidates, launch: Launch | None, recorded: Kernel | None) -> Tuned:
+def _tuned(store: Reader, found: Candidates, launch: Launch | None, recorded: Kernel | None) -> Tuned:
     winner, pick = found.winner, found.pick
     assert pick.config is not None  # usable ones name it
     is_published = found.kind is Kind.PUBLISHED
@@ -238,7 +238,7 @@ def _tuned(store: Store, found: Candidates, launch: Launch | None, recorded: Ker
     )
 
 
-def _failures(store: Store, subject: Subject, found: Candidates) -> dict[NamedInts, tuple[str, str]]:
+def _failures(store: Reader, subject: Subject, found: Candidates) -> dict[NamedInts, tuple[str, str]]:
     outcomes = store.tally(subject).outcomes
     return {
         config: (str(outcome.status), outcome.reason)

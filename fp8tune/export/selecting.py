@@ -24,7 +24,7 @@ from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import all_candidates, competing, grouped, robust, usable
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats import geomean
-from fp8tune.store.results import Store
+from fp8tune.store.layers import Reader
 from fp8tune_kernels import tables
 
 DEVICE_LOSS = 1.02
@@ -84,7 +84,7 @@ class Selection:
     """Kernels whose nearest row loses less on shapes held out than the fallback row."""
 
 
-def evidence_for(store: Store, arch: str) -> list[Evidence]:
+def evidence_for(store: Reader, arch: str) -> list[Evidence]:
     """What :func:`select` needs: all that is stored of an arch, and the times that stand in for those it lacks."""
     found = store.evidence(arch=arch, keep=competing)
     if arch == untimed.TIMED_ON or all(item.kind is not Kind.STATIC for item in found):

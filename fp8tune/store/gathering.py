@@ -133,12 +133,16 @@ class Gathering:
             wanted = wanted.where(_in_pools(kept.values()))
         return self._read_finalists(wanted, kept) if finalists_only else self.read(wanted)
 
-    def _pools(self, wanted: Select[Any], *, few: bool) -> dict[ComparableRows, _Ids]:
+    def pools(self, wanted: Select[Any]) -> list[ComparableRows]:
+        """Every pool of the wanted candidates, each with the time of its newest row."""
+        return list(self._pools(wanted, few=False, dated=True))
+
+    def _pools(self, wanted: Select[Any], *, few: bool, dated: bool = False) -> dict[ComparableRows, _Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
         ids = wanted.with_only_columns(*_POOL).distinct()
         found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, ids)]
         rivals = len({problem for problem, *_ in found}) < len(found)
-        newest = _last_timed(self.connection, wanted if few else None) if rivals else {}
+        newest = _last_timed(self.connection, wanted if few else None) if rivals or dated else {}
         pools = {}
         for pool in found:
             with contextlib.suppress(MissingRowError):

@@ -9,19 +9,19 @@ from fp8tune.errors import UsageError, unknown
 from fp8tune.revisions import source
 from fp8tune.revisions.loading import load_spec
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.store.results import Store
+from fp8tune.store.layers import Reader
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import NAMES
 
 
-def check_arch(arch: str, store: Store | None = None) -> None:
+def check_arch(arch: str, store: Reader | None = None) -> None:
     """Raise UsageError, naming the near matches, unless ``arch`` is known or has rows in the database."""
     known = {*ARCHES, *(store.arches() if store is not None else ())}
     if arch not in known:
         raise unknown("arch", arch, known)
 
 
-def stored_kernels(kernels: Sequence[str] | None, store: Store) -> list[str]:
+def stored_kernels(kernels: Sequence[str] | None, store: Reader) -> list[str]:
     """The kernels to read: those named (see :func:`declared_name`), or all with rows. Raises UsageError if unknown."""
     stored = store.kernels()
     known = dict.fromkeys((*NAMES, *stored))

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Select, Table, func, select
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     Code,
+    ComparableRows,
     Device,
     Facts,
     KernelVersion,
@@ -65,6 +66,14 @@ class Connected:
     def close(self) -> None:
         """Close; SQLite is left as one plain file where no other process has it open."""
         database.close(self._connection, wrote=self._writable)
+
+    @property
+    def changes(self) -> int | None:
+        """A number that another process's commit changes; None where the database counts none."""
+        if self._connection.dialect.name != "sqlite":
+            return None
+        with self._transaction():
+            return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
@@ -251,22 +260,28 @@ class Reading(Connected):
         return sorted({row.kernel for row in readable(self._connection, query)})
 
     @reads
-    def counts(self) -> dict[tuple[str, Kind], int]:
-        """(arch, kind) -> trials stored."""
+    def counts(self, without: Collection[ComparableRows] = ()) -> dict[tuple[str, Kind], int]:
+        """(arch, kind) -> trials stored; of all but some rows that may be compared with each other."""
         per_candidate = select(Trials.c.candidate_id, func.count().label("trials")).group_by(Trials.c.candidate_id)
         trials = per_candidate.subquery()
+        ids = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
         query = (
-            select(Candidates.c.device_id, Candidates.c.kind, func.sum(trials.c.trials))
+            select(*ids, func.sum(trials.c.trials))
             .join(trials, trials.c.candidate_id == Candidates.c.id)
             .where(Candidates.c.kind.in_(list(map(str, Kind))))
-            .group_by(Candidates.c.device_id, Candidates.c.kind)
+            .group_by(*ids)
         )
         counts: dict[tuple[str, Kind], int] = {}
         arches = {row.id: row.arch for row in readable(self._connection, select(Devices.c.id, Devices.c.arch))}
-        for device, kind, number in self._connection.execute(query):
-            if device in arches:
-                place = arches[device], Kind(kind)
-                counts[place] = counts.get(place, 0) + int(number)
+        shared = Shared.load(self._connection) if without else None
+        left_out = {(rows.problem, rows.version, rows.device, rows.kind) for rows in without}
+        for problem, version, device, kind, number in self._connection.execute(query):
+            if device not in arches:
+                continue
+            if shared and _ids_named(shared, problem, version, device, kind) in left_out:
+                continue
+            place = arches[device], Kind(kind)
+            counts[place] = counts.get(place, 0) + int(number)
         return dict(sorted(counts.items()))
 
     @reads
@@ -281,6 +296,14 @@ class Reading(Connected):
         for row in readable(self._connection, query.distinct()):
             found.setdefault(row.kernel, set()).add(row.source_hash)
         return found
+
+
+def _ids_named(shared: Shared, problem: int, version: int, device: int, kind: str) -> tuple[object, ...] | None:
+    """What the ids of a candidate stand for; None where one of them cannot be read."""
+    try:
+        return shared.problems[problem], shared.versions[version], shared.devices[device], Kind(kind)
+    except MissingRowError:
+        return None
 
 
 _ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")

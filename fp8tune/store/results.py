@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Table, inspect, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
+    ComparableRows,
     Device,
     Evidence,
     FinalsRun,
@@ -262,6 +263,20 @@ class Store(Reading):
         if keep is None:
             return gathering.read(wanted)
         return gathering.read_kept(wanted, keep, few=problems is not None, finalists_only=finalists_only)
+
+    @reads
+    def pools(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
+    ) -> list[ComparableRows]:
+        """What :meth:`evidence` would offer to ``keep``: all rows that may be compared with each other, as one."""
+        gathering = Gathering.begin(self._connection, COPY_CEILING)
+        return gathering.pools(gathering.wanted(chosen(kernel, arch, kinds), problems, device))
 
     # Health
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8tune.measure import checking, edges
 from fp8tune_kernels import catalog
+from fp8tune_kernels.gemm import operands
 from fp8tune_kernels.runtime.checks import FP8_DTYPES
 from fp8tune_kernels.spec import CONTENTS, ROUTINGS, Edge, NamedInts, Problem
 
@@ -170,3 +172,9 @@ def test_every_fp8_dtype_is_checked() -> None:
             "infinite",
             "zeros",
         }
+
+
+def test_a_traced_tensor_on_a_gpu_has_no_address_to_check() -> None:
+    with FakeTensorMode():
+        traced = torch.empty(64, 64, device="cuda")
+    operands.check_addresses(a=traced)

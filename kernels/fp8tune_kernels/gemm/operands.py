@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fp8tune_kernels.gemm.grouped_configs import WITHOUT_FP8
 from fp8tune_kernels.inputs import dtype_named
@@ -131,5 +132,7 @@ def check_scales(
 def check_addresses(**tensors: torch.Tensor) -> None:
     """Raise ValueError unless each tensor on a GPU begins at a multiple of 16 bytes."""
     for name, tensor in tensors.items():
+        if isinstance(tensor, FakeTensor):  # of a traced call: it has no address
+            continue
         if tensor.is_cuda and tensor.data_ptr() % ADDRESS_BYTES:
             raise ValueError(f"{name} begins {tensor.data_ptr() % ADDRESS_BYTES} bytes past a multiple of 16: copy it")
