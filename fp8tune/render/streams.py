@@ -41,7 +41,7 @@ def own_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         os.dup2(results.fileno(), _OUTPUT)
         for stream in (results, notices):
-            with contextlib.suppress(Fp8tuneError):  # raised before
+            with contextlib.suppress(Fp8tuneError, OSError):  # raised before
                 stream.close()
 
 
@@ -60,22 +60,35 @@ def _check_open() -> None:
 
 
 def _opened(number: int, like: Any, name: str) -> TextIO:
-    raw = _Checked(os.dup(number), name)
-    is_line_buffered = name == "stderr" or raw.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, "backslashreplace", line_buffering=is_line_buffered)
+    raw = io.FileIO(os.dup(number), "wb")
+    return _Checked(raw, name, like.encoding, is_line_buffered=name == "stderr" or raw.isatty())
 
 
-class _Checked(io.FileIO):
-    """A descriptor whose errors are told from those of other files."""
+class _Checked(io.TextIOWrapper):
+    """A stream whose errors are told from those of other files.
 
-    def __init__(self, descriptor: int, name: str) -> None:
-        super().__init__(descriptor, "wb")
+    They are caught here and not where bytes are written: a signal that is heard after a Python method wrote them, and
+    before it returns, would leave the buffer full, and its closing would write them again.
+    """
+
+    def __init__(self, raw: io.FileIO, name: str, encoding: str, *, is_line_buffered: bool) -> None:
+        super().__init__(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=is_line_buffered)
         self._said = name
 
-    def write(self, data: Any, /) -> int:
+    def write(self, text: str, /) -> int:
         """Raises ReaderLeft or MachineError."""
+        with self._errors_told():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Raises ReaderLeft or MachineError."""
+        with self._errors_told():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _errors_told(self) -> Iterator[None]:
         try:
-            return super().write(data)
+            yield
         except BrokenPipeError:
             raise ReaderLeft from None
         except OSError as error:
