@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
 
-DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it is there, else fp8tune.db in the user's data folder"
+DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it exists, else fp8tune.db in your data folder"
 """The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -140,8 +140,8 @@ def is_in_memory(url: str) -> bool:
 def database_option(shown: str, help: str = "") -> Option:
     """``--db``; ``shown`` is what it is by default."""
     help = help or (
-        "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
-        "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
+        "The results: an SQLite file, or postgresql://USER@HOST/NAME (its password in PGPASSWORD or ~/.pgpass, as "
+        "others see a command line)."
     )
     return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
 
@@ -150,8 +150,8 @@ Kernels = Annotated[
     tuple[str, ...],
     Option(
         "--kernel",
-        "A kernel that fp8tune sweep --help lists; module:ATTRIBUTE or path.py:ATTRIBUTE of a spec or of a recorded "
-        "kernel, @RECORDING.json may follow. Repeatable.",
+        "One of fp8tune's (fp8tune sweep -h lists them); or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec or of a "
+        "recorded kernel, which @RECORDING.json may follow. Repeatable.",
         "all kernels",
         placeholder="NAME",
         completes=Names.KERNEL,
@@ -201,9 +201,7 @@ Arch = Annotated[
     str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.", group=Group.WHERE, completes=Names.ARCH)
 ]
 WrittenDatabase = Annotated[str | None, database_option(DATABASE)]
-ReadDatabase = Annotated[
-    str | None, database_option(f"{DATABASE}; its rows over those that come with fp8tune, which FP8TUNE_BASE names")
-]
+ReadDatabase = Annotated[str | None, database_option(f"{DATABASE}; over the rows that come with fp8tune")]
 
 
 class TableFormat(enum.StrEnum):

@@ -30,8 +30,8 @@ def test_help_fits_the_terminal_and_uses_it(name: str, width: int) -> None:
     assert shown.stdout == shown.stdout.replace("\x1b", "")  # plain where it is no terminal
     lines = [line for line in shown.stdout.splitlines() if not line.startswith("    fp8tune ")]  # to be copied whole
     assert max(map(len, lines)) <= max(width, 80)
-    prose = [line for line in lines[1:] if len(line) > width * 0.75]
-    assert prose
+    if name not in ("", "completion"):  # all of them is short
+        assert any(len(line) > width * 0.75 for line in lines[1:])
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.command)
@@ -49,7 +49,7 @@ def test_every_command_has_examples_and_a_format() -> None:
     for name, command in COMMANDS.items():
         assert command.examples, name
         flags = {flag for parameter in command.params for flag in parameter.opts}
-        assert "--format" in flags or name in ("import", "forget", "completion"), name
+        assert "--format" in flags or name == "completion", name  # which prints what a shell runs
 
 
 def test_json_is_accepted_and_not_named() -> None:

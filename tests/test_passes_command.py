@@ -74,7 +74,7 @@ def test_the_table_has_the_methods_by_name(database: Path) -> None:
     assert all(name in lines[2] for name in (*METHODS, "choice", "over bf16", "verdict"))
     assert len([line for line in lines if line.strip().startswith("16384")]) == 8
     assert "METHOD" not in shown.stdout
-    legend = fp8tune("show", "--help").stdout
+    legend = fp8tune("sweep", "--help").stdout
     assert "METHOD" in legend
 
 

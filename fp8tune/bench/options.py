@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fp8tune.errors import UsageError
-from fp8tune.options import Group, Kernels, OperationName, Option, Routing, Seed, TimeBudget, Timer
+from fp8tune.options import Group, Kernels, Names, OperationName, Option, Routing, Seed, TimeBudget, Timer
 
 AGAINST = ("torch.compile", "torchao")
 
@@ -27,11 +27,21 @@ class BenchOptions:
     kernels: Kernels = ()
     op: Annotated[
         OperationName | None,
-        Option("--op", "The whole grouped GEMM, forward and backward, instead of single kernels."),
+        Option(
+            "--op",
+            "grouped-mm or mxfp8-grouped-mm: a whole grouped GEMM, forward and backward, instead of single kernels.",
+            placeholder="NAME",
+        ),
     ] = None
     shapes: Annotated[
         tuple[str, ...],
-        Option("--shapes", "A shape set or a path.toml. Repeatable.", "starting-line, or grouped-mm"),
+        Option(
+            "--shapes",
+            "A shape set or a path.toml. Repeatable.",
+            "starting-line, or grouped-mm",
+            placeholder="SET",
+            completes=Names.SHAPES,
+        ),
     ] = ()
     routing: Routing = "jagged"
     groups: Annotated[
@@ -40,10 +50,13 @@ class BenchOptions:
             "--groups",
             "With --op: a file with the rows of each group, a number a line, as a router gave them. Rows of the shape "
             "sets with as many experts are timed, M being their sum; --routing is not looked at.",
+            placeholder="FILE",
         ),
     ] = None
     seed: Seed = 0
-    against: Annotated[tuple[str, ...], Option("--against", "torch.compile or torchao. Repeatable.", "both")] = ()
+    against: Annotated[
+        tuple[str, ...], Option("--against", "torch.compile or torchao. Repeatable.", "both", placeholder="NAME")
+    ] = ()
     alone: Annotated[bool, Option("--alone", "Only our kernels and the ceiling; with --op no torchao.")] = False
     variants: Annotated[
         bool,

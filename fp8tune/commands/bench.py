@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     ("The whole operation, forward and backward", "fp8tune bench --op grouped-mm"),
 )
 def bench(options: BenchOptions) -> None:
-    """Time our kernels with their exported configs beside torch.compile and torchao. Needs a GPU.
+    """Time our kernels beside torch.compile and torchao. Needs a GPU.
 
-    The ceiling is what memory gives: a copy in the same run, or the fastest kernel of it where that is faster.
+    Kernels are launched with their exported configs. The ceiling is what memory gives: a copy in the same run, or
+    the fastest kernel of it where that is faster.
 
     Every output is compared with our reference first, byte for byte. A contender whose bytes are other is named wrong,
     with the share, and is in no ratio. Exit code 1 where ours is.

@@ -21,9 +21,10 @@ def calibrate(
     db: WrittenDatabase = None,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
+    """Measure this device's own noise. Takes half a minute.
 
-    Stored in the database: later sweeps on this device go by it.
+    How many processes and rounds finals need follows from it. Stored in the database: later sweeps on this device go
+    by it.
     """
     from fp8tune.calibrate import record as calibrating
     from fp8tune.measure.backends.choice import backend_for

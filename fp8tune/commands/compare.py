@@ -14,10 +14,10 @@ from fp8tune.options import examples
     ("Without a GPU, from recorded rows", "fp8tune compare main..branch --from-db"),
 )
 def compare(options: CompareOptions) -> None:
-    """Whether a change made kernels slower, faster or wrong: both revisions built, checked and timed in turns.
+    """Whether a change made kernels slower, faster or wrong.
 
-    Without a GPU, or with --from-db, from recorded rows. Exit code 1: a regression or newly wrong bytes; 3: a row is
-    open, or the control arm drifted; 0: neither.
+    Builds, checks and times both revisions in turns. Without a GPU, or with --from-db, from recorded rows. Exit
+    code 1: a regression or newly wrong bytes; 3: a row is open, or the control arm drifted; 0: neither.
     """
     from fp8tune.compare import live, recorded
     from fp8tune.compare.comparison import Comparison

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -41,8 +43,9 @@ def answer_shell(program: Any) -> None:
 
     vars(_completion_classes)["_sanitize_help_text"] = str  # ours has no markup, and rich takes as long as all the rest
     try:
-        completion_init()
-        code = shell_complete(program, {}, "fp8tune", VARIABLE, os.environ[VARIABLE])
+        with contextlib.redirect_stderr(io.StringIO()):
+            completion_init()
+            code = shell_complete(program, {}, "fp8tune", VARIABLE, os.environ[VARIABLE])
     except SystemExit as ended:  # fish asks whether there are names
         code = int(ended.code or 0)
     except Exception:

@@ -19,15 +19,18 @@ class Shell(enum.StrEnum):
 
 @examples(
     ("Complete in this bash", 'eval "$(fp8tune completion bash)"'),
-    ("In every new shell", "fp8tune completion zsh --install"),
+    ("In every new zsh; bash and fish alike", "fp8tune completion zsh --install"),
 )
 def completion(
-    shell: Annotated[Shell, Argument("bash, zsh or fish.", "SHELL")],
+    shell: Annotated[Shell, Argument("The shell you type in.", "bash|zsh|fish")],
     install: Annotated[
         bool, Option("--install", "Write it where the shell looks, and say where.", group=Group.OUTPUT)
     ] = False,
 ) -> None:
-    """Print the script that completes commands, options and the names of kernels, arches and shape sets."""
+    """Complete commands, options and names in bash, zsh or fish.
+
+    Prints the script that a shell reads. Names are those of kernels, GPU arches and shape sets.
+    """
     from typer import _completion_shared as typers
 
     if install:

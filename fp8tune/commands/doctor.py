@@ -21,7 +21,10 @@ def doctor(
     ] = False,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """What is wrong with this machine, the database or the tables, and what to do about each."""
+    """What is wrong with this machine, the database or the tables.
+
+    Each finding says what to do about it. Exit code 1: one of them is an error.
+    """
     from fp8tune.check import doctor as checking
     from fp8tune.check import repair as repairing
     from fp8tune.render.machine import print_findings

@@ -63,11 +63,16 @@ class ExportOptions:
             "--size",
             "With --for json or vllm: what a size of their file names is, NAME=DIM or NAME=NUMBER, such as "
             "M=num_tokens or E=8. Repeatable.",
+            placeholder="NAME=SIZE",
         ),
     ] = ()
     dtype: Annotated[
         str | None,
-        Option("--dtype", "With --for vllm: what their file names call the dtype, such as fp8_w8a8; by the input's."),
+        Option(
+            "--dtype",
+            "With --for vllm: what their file names call the dtype, such as fp8_w8a8; by the input's.",
+            placeholder="NAME",
+        ),
     ] = None
     within: Annotated[
         float | None,
@@ -79,9 +84,9 @@ class ExportOptions:
     dry: Annotated[
         bool, Option("--dry", "With --for: write nothing, say what would be written.", group=Group.OUTPUT)
     ] = False
-    output_format: Annotated[
-        TableFormat, Option("--format", "table; with --for also json, a summary.", group=Group.OUTPUT)
-    ] = TableFormat.TABLE
+    output_format: Annotated[TableFormat, Option("--format", "table, or json: a summary.", group=Group.OUTPUT)] = (
+        TableFormat.TABLE
+    )
     prune: Annotated[
         bool,
         Option("--prune", "Remove rows of kernels and devices of the database that it does not give."),
@@ -104,7 +109,9 @@ class ExportOptions:
     ("Files that vLLM reads", "fp8tune export --for vllm --arch sm_90 --kernel colwise --size E=8 --output configs"),
 )
 def export(options: ExportOptions) -> None:
-    """Write the best configs of an arch: the module that our kernels read, or --for others. Needs no GPU.
+    """Write the best configs of an arch, for our kernels or others.
+
+    Needs no GPU.
 
     With --for FORMAT the picks of one --kernel are written as others read them, with their evidence. For a recorded
     kernel one of the formats is a diff of its own configs=[...].
@@ -127,7 +134,6 @@ def export(options: ExportOptions) -> None:
         "--dtype": options.dtype is not None,
         "--within": options.within is not None,
         "--dry": options.dry,
-        "--format json": options.json,
     }
     for flag in (flag for flag, is_given in given.items() if is_given):
         raise UsageError(f"{flag} goes with --for FORMAT: name a format, or leave it out")
@@ -138,6 +144,7 @@ def _export_table(options: ExportOptions) -> None:
     from fp8tune.choose import incumbents
     from fp8tune.export import merging, selecting
     from fp8tune.export import table as exporting
+    from fp8tune.render import contracts
     from fp8tune.render import terminal as render
     from fp8tune.render import trust as render_trust
     from fp8tune.store import names
@@ -163,14 +170,22 @@ def _export_table(options: ExportOptions) -> None:
     if options.check:
         stale = exporting.stale(merged.table, path)
         again = f"stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}"
-        print(f"{path}: {again if stale else 'up to date'}")
+        if options.json:
+            state = "stale" if stale else "up to date"
+            render.print_json(contracts.exported_table(str(path), state, merged))
+        else:
+            print(f"{path}: {again if stale else 'up to date'}")
         raise typer.Exit(1 if stale else 0)
     if own:
         exporting.make_folder(path.parent)
     written = "written" if exporting.write(merged.table, path) else "unchanged"
-    print(f"{path}: {written}: {render_trust.export_changes(merged)}")
+    if not options.json:
+        print(f"{path}: {written}: {render_trust.export_changes(merged)}")
     for line in render_trust.export_losses(merged):
         render.notice(line)
+    if options.json:
+        render.print_json(contracts.exported_table(str(path), written, merged))
+        return
     render_trust.print_robust(table.robust, merged.table.nearest)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option, WrittenDatabase, examples
-from fp8tune.render.terminal import notice
+from fp8tune.options import Argument, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
+from fp8tune.render.terminal import notice, print_json
 
 
 @examples(
@@ -18,11 +18,15 @@ def forget(
     rows: Annotated[tuple[str, ...], Argument("Rows as other commands name them, such as trials:17.", "[ROW]...")] = (),
     unreadable: Annotated[bool, Option("--unreadable", "All rows that cannot be read.")] = False,
     db: WrittenDatabase = None,
+    format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Remove rows from the database, each with all rows that refer to it. Asks nothing, says what went.
+    """Remove rows from the database.
+
+    Each goes with all rows that refer to it. Asks nothing, says what went.
 
     Every command names rows that it cannot read and leaves them out; fp8tune doctor lists them.
     """
+    from fp8tune.render import contracts
     from fp8tune.store.results import Store
     from fp8tune.store.unreadable import parse_name
 
@@ -33,6 +37,9 @@ def forget(
     with Store.open(db) as store:
         found = dict.fromkeys(named, "") if named else store.unreadable()
         removed = store.forget(found)
+    if format is TableFormat.JSON:
+        print_json(contracts.forgotten(db, found, removed))
+        return
     for (table, id), reason in found.items():
         notice(f"{table}:{id}" + (f": {reason}" if reason else ""))
     gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option, WrittenDatabase, examples
-from fp8tune.render.terminal import notice
+from fp8tune.options import Argument, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
+from fp8tune.render.terminal import notice, print_json_line
 from fp8tune.text import visible
 
 
@@ -23,17 +23,23 @@ def import_(
         Argument(
             "Another fp8tune database; a CSV of published measurements; or configs that others tuned: a Triton cache, "
             "JSON of Hugging Face kernels, vLLM or SGLang, a cache of flash-linear-attention, or a folder of them.",
-            metavar="PATH",
+            metavar="PATH...",
         ),
     ] = (),
     kernel: Annotated[
-        str, Option("--kernel", "What others' configs are of, as show names it: some files do not say.")
+        str,
+        Option("--kernel", "What others' configs are of, as show names it: some files do not say.", placeholder="NAME"),
     ] = "",
-    device: Annotated[str, Option("--device", "The GPU that they are for, such as 'NVIDIA H200'.")] = "",
+    device: Annotated[
+        str, Option("--device", "The GPU that they are for, such as 'NVIDIA H200'.", placeholder="NAME")
+    ] = "",
     db: WrittenDatabase = None,
     compile: Annotated[bool, Option("--compile", "Also compile all published configs, as export needs them.")] = False,
+    format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Merge another database (all rows kept), or published rows with their source: all of a file or nothing.
+    """Merge another database, published rows, or others' configs.
+
+    All rows of another database are kept. Published rows carry their source. A file is read whole or not at all.
 
     Configs that others tuned are published rows too, most without a time: show --published lists them beside what was
     measured here. Of a folder, damaged files are named and the others read.
@@ -42,6 +48,7 @@ def import_(
     fp8tune sweep --arch ARCH.
     """
     from fp8tune.export import published as foreign
+    from fp8tune.render import contracts
     from fp8tune.render.progress import Display, SweepProgress
     from fp8tune.store import importing
     from fp8tune.store.results import Store
@@ -61,7 +68,10 @@ def import_(
                 loaded[path] = importing.Loaded(path, rows=tuple(rows))
             with Display() as display:
                 report = loaded[path].store(store, lambda done, total: display.update("rows stored", done, total))
-            print(f"{visible(str(path))}: {report.added} rows added, {report.already_there} already there")
+            if format is TableFormat.JSON:
+                print_json_line(contracts.imported(str(path), report.added, report.already_there))
+            else:
+                print(f"{visible(str(path))}: {report.added} rows added, {report.already_there} already there")
         if compile:
             # also with nothing new: the kernels may have changed since they were compiled
             with SweepProgress() as shown:

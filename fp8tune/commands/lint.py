@@ -9,6 +9,7 @@ import typer
 from fp8tune.options import (
     Argument,
     Group,
+    Names,
     Option,
     Seed,
     Shapes,
@@ -22,21 +23,34 @@ from fp8tune.render.terminal import notice
 
 
 @examples(
-    ("Does its key hold all that moves the winner?", "fp8tune lint colwise"),
+    ("One kernel's key", "fp8tune lint colwise"),
     ("The same, in less time", "fp8tune lint colwise --grid num_stages=1 --time-budget 300"),
 )
 def lint(
-    kernel: Annotated[str, Argument("A kernel, as for sweep --kernel.")],
+    kernel: Annotated[str, Argument("A kernel, as for sweep --kernel.", "KERNEL", completes=Names.KERNEL)],
     shapes: Shapes = ("starting-line",),
-    routing: Annotated[str, Option("--routing", "How rows spread over groups where the pick is made.")] = "jagged",
+    routing: Annotated[
+        str, Option("--routing", "How rows spread over groups where the pick is made.", placeholder="NAME")
+    ] = "jagged",
     grid: Annotated[
-        tuple[str, ...], Option("--grid", "Narrow an axis, and so the time it takes: num_stages=1. Repeatable.")
+        tuple[str, ...],
+        Option(
+            "--grid",
+            "Narrow an axis, and so the time it takes: num_stages=1. Repeatable.",
+            placeholder="AXIS=VALUES",
+            group=Group.HOW_LONG,
+        ),
     ] = (),
     seed: Seed = 0,
     timer: Timer = None,
     time_budget_s: Annotated[
         float | None,
-        Option("--time-budget", "Screen no new problem after this many seconds; say what was left out.", parse=seconds),
+        Option(
+            "--time-budget",
+            "Screen no new problem after this many seconds; say what was left out.",
+            parse=seconds,
+            group=Group.HOW_LONG,
+        ),
     ] = None,
     db: Annotated[
         str | None, database_option("a temporary one", "Keep the rows there, and continue from them.")

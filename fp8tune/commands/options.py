@@ -101,7 +101,8 @@ def _described(declared: Option, default: object) -> str:
     """An option's help, and its default."""
     if default is inspect.Parameter.empty:
         return f"{declared.help} [required]"
-    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(default)
+    number = f"{default:g}" if isinstance(default, float) else default
+    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(number)
     shown = declared.shown or own
     return f"{declared.help} [default: {shown}]" if shown else declared.help
 

@@ -22,7 +22,7 @@ KILLED = range(129, 193)
     ("Kernels without an autotuner too", "fp8tune record --jit 'my_kernels:*' -- python train.py"),
 )
 def record(
-    command: Annotated[tuple[str, ...], Argument("The program and its arguments.", "-- COMMAND")] = (),
+    command: Annotated[tuple[str, ...], Argument("The program and its arguments.", "-- COMMAND...")] = (),
     output: Annotated[
         str, Option("-o, --output", "Where the recording goes.", group=Group.OUTPUT, placeholder="FILE")
     ] = "recording.json",
@@ -36,10 +36,11 @@ def record(
     ] = (),
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Run a program and write down which autotuned Triton kernels it launches, with what, and how often.
+    """Record which autotuned Triton kernels a program launches.
 
-    For any Python program, script or module, with all its child processes: fp8tune record -- torchrun train.py. The
-    exit code is the program's, and 2 where nothing was recorded.
+    Writes down what each is launched with, and how often. For any Python program, script or module, with all its
+    child processes: fp8tune record -- torchrun train.py. The exit code is the program's, and 2 where nothing was
+    recorded.
     """
     from fp8tune.record import program
     from fp8tune.recording import text_of

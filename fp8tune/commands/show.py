@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
-from fp8tune.options import Arch, Group, Kernels, OperationName, Option, ReadDatabase, examples
+from fp8tune.options import Arch, Group, Kernels, Names, OperationName, Option, ReadDatabase, examples
 from fp8tune.records import Evidence, Kind
 from fp8tune.render.terminal import notice
 from fp8tune_kernels.catalog import PASSES
@@ -36,13 +36,20 @@ class ShowOptions:
         OperationName | None,
         Option(
             "--op",
-            "Of a whole operation, instead: the method of each pass, as it was measured here (grouped-mm), and what "
-            "others published, in any recipe.",
+            "grouped-mm or mxfp8-grouped-mm, instead: the method of each pass, as it was measured here (grouped-mm), "
+            "and what others published, in any recipe.",
+            placeholder="NAME",
         ),
     ] = None
     shapes: Annotated[
         tuple[str, ...],
-        Option("--shapes", "With --op: the layers of a shape set or a path.toml alone. Repeatable.", "all"),
+        Option(
+            "--shapes",
+            "With --op: the layers of a shape set or a path.toml alone. Repeatable.",
+            "all",
+            placeholder="SET",
+            completes=Names.SHAPES,
+        ),
     ] = ()
     conflicts: Annotated[bool, Option("--conflicts", "Published rows that contradict each other, instead.")] = False
     published: Annotated[
@@ -50,7 +57,8 @@ class ShowOptions:
     ] = False
     failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
     recording: Annotated[
-        str | None, Option("--recording", "What fp8tune record wrote: the kernels that ran, instead.")
+        str | None,
+        Option("--recording", "What fp8tune record wrote: the kernels that ran, instead.", placeholder="FILE"),
     ] = None
     db: ReadDatabase = None
     format: Annotated[Format, Option("--format", "table, json or csv.", group=Group.OUTPUT)] = Format.TABLE

@@ -20,10 +20,11 @@ def static_report(
     db: ReadDatabase = None,
     format: Annotated[TableFormat, Option("--format", "table or json.", group=Group.OUTPUT)] = TableFormat.TABLE,
 ) -> None:
-    """What was compiled for each arch and not run, and the config that suits it best; with --arch each that fits.
+    """What was compiled for each arch and not run.
 
-    Configs are in the order of choice: by what they lose where they were timed, and what they spill here. Filled by
-    fp8tune sweep --static --arch ARCH. Needs no GPU.
+    Gives the config that suits each best; with --arch each config that fits. Configs are in the order of choice: by
+    what they lose where they were timed, and what they spill here. Filled by fp8tune sweep --static --arch ARCH.
+    Needs no GPU.
     """
     from fp8tune.choose import ranking, untimed
     from fp8tune.render.evidence import print_compiled, print_fitting

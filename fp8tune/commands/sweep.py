@@ -23,10 +23,11 @@ from fp8tune.sweep.options import Options
     ("Compile for a GPU that is not here", "fp8tune sweep --kernel colwise --arch gfx942"),
 )
 def sweep(options: Options) -> None:
-    """Check and time every config of a kernel's grid on every shape; store each result as it comes.
+    """Check and time every config of a kernel on every shape.
 
-    Run the same command again to continue a sweep that was stopped. Without a GPU the same command checks scaled-down
-    shapes on Triton's interpreter and times nothing. Exit code 1: a problem is left without any right config.
+    Each result is stored as it comes. Run the same command again to continue a sweep that was stopped. Without a
+    GPU the same command checks scaled-down shapes on Triton's interpreter and times nothing. Exit code 1: a problem
+    is left without any right config.
     """
     from fp8tune.render import contracts
     from fp8tune.render.progress import SweepProgress

@@ -36,7 +36,9 @@ class CompareOptions:
 
     revisions: Annotated[str, Argument("A..B, or A...B from their merge base; WORKTREE is uncommitted work.", "A..B")]
     kernels: Kernels = ()
-    repository: Annotated[Path, Option("--repo", "The git repository that holds both revisions.")] = Path(".")
+    repository: Annotated[
+        Path, Option("--repo", "The git repository that holds both revisions.", placeholder="FOLDER")
+    ] = Path(".")
     shapes: Shapes = ("llama4",)
     routing: Routing = "jagged"
     scale_mode: ScaleMode = None
@@ -48,7 +50,7 @@ class CompareOptions:
         bool, Option("--blind", "Times identical code too: A..A shows what this machine makes of no change.")
     ] = False
     timer: Timer = None
-    from_db: Annotated[bool, Option("--from-db", "Run nothing: compare recorded rows.")] = False
+    from_db: Annotated[bool, Option("--from-db", "Run nothing: compare recorded rows.", group=Group.WHERE)] = False
     db: ReadDatabase = None
     format: Annotated[CompareFormat, Option("--format", "table, markdown, json or html.", group=Group.OUTPUT)] = (
         CompareFormat.TABLE

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.passes import Choice
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
+    from fp8tune.export.merging import Merged
     from fp8tune.store.results import Tally
 
 Object = Mapping[str, object]
@@ -201,6 +202,28 @@ def fitting(found: CompiledKernel, each: Fitting) -> Object:
 
 
 # calibrate, lint, doctor
+
+
+def imported(path: str, added: int, already_there: int) -> Object:
+    """What became of one file of ``import``, a line: the rows that were new, and those that were there before."""
+    return {"path": path, "added": added, "already_there": already_there}
+
+
+def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[str, int]) -> Object:
+    """``forget``: each row that was asked for with why it cannot be read, and how many rows of each table went."""
+    rows = [{"row": f"{table}:{id}", "reason": reason} for (table, id), reason in found.items()]
+    return {
+        "database": redacted(db),
+        "rows": rows,
+        "removed": {name: count for name, count in removed.items() if count},
+    }
+
+
+def exported_table(path: str, state: str, merged: Merged) -> Object:
+    """``export`` without ``--for``. ``state`` is written, unchanged, stale or up to date; the rest are numbers of rows,
+    ``left`` those of ``kept`` that the database does not give."""
+    names = ("added", "changed", "kept", "removed", "left")
+    return {"path": path, "state": state, **{name: len(getattr(merged, name)) for name in names}}
 
 
 def calibration(found: Calibration) -> Object:

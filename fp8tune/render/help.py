@@ -47,7 +47,7 @@ def command_help(
 ) -> str:
     """The help of a command, as wide as the terminal (``COLUMNS`` overrides it)."""
     width = max(NARROWEST, shutil.get_terminal_size().columns)
-    lines = [f"{_heading('Usage')} {command.get_usage(context).partition(':')[2].strip()}"]
+    lines = [f"{_heading('Usage')} {_usage(command, context)}"]
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         lines += ["", *textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)]
     if isinstance(command, TyperGroup):
@@ -73,8 +73,16 @@ def _heading(text: str) -> str:
     return typer.style(f"{text}:", bold=True)  # the printer removes it where the output is no terminal
 
 
+def _usage(command: Any, context: Any) -> str:
+    if isinstance(command, TyperGroup):
+        return f"{context.command_path} COMMAND [OPTIONS]"
+    arguments = [_name(one) for one in command.get_params(context) if one.param_type_name == "argument"]
+    return " ".join((context.command_path, "[OPTIONS]", *arguments))
+
+
 def _first_sentence(command: Any) -> str:
-    return " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
+    first = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
+    return first.partition(". ")[0].removesuffix(".")
 
 
 def _name(one: Any) -> str:

@@ -43,6 +43,7 @@ class Options:
             "--op",
             "grouped-mm: the methods of its passes, instead of kernels. Kernels are launched with the installed table: "
             "sweep and export them first.",
+            placeholder="NAME",
         ),
     ] = None
     shapes: Shapes = ("llama4",)
@@ -62,6 +63,7 @@ class Options:
             "exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.",
             "the kernel's own",
             group=Group.RIGHT,
+            placeholder="RULE",
         ),
     ] = None
     reference: Annotated[
