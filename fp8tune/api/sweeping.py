@@ -14,6 +14,7 @@ from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
 from fp8tune.options import OperationName, Option
 from fp8tune.records import Problem
+from fp8tune.redaction import redacted
 from fp8tune.store import location
 from fp8tune.store.results import Store
 from fp8tune.sweep import planning, session
@@ -93,6 +94,8 @@ def sweep(
     database that cannot be written. Configs that are wrong raise nothing: see :attr:`Swept.is_right`.
     """
     given: dict[str, Any] = {
+        **({} if kernel is None else {"kernels": several(kernel)}),
+        "shapes": several(shapes),
         "op": None if op is None else _operation(op),
         "routing": routing,
         "recording": None if recording is None else os.fspath(recording),
@@ -111,8 +114,6 @@ def sweep(
         "time_budget_s": time_budget_s,
         "trial_timeout_s": trial_timeout_s,
         "db": None if db is None else os.fspath(db),
-        "shapes": several(shapes),
-        **({} if kernel is None else {"kernels": several(kernel)}),
     }
     options = _checked(given)
     notices: list[str] = []
@@ -176,4 +177,5 @@ def _checked(given: Mapping[str, Any]) -> Options:
         except ValueError as error:
             raise UsageError(f"{name}: {error}") from None
     said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Options, name, None))
+    said = redacted(said.replace("kernels=", "kernel=", 1))
     return Options(**values, command=f"fp8tune.sweep({said})")

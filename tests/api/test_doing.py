@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 from command_line import fp8tune as command
 from database_rows import config, finished_sweep, problem
+from places import ROOT
 
 import fp8tune
 from fp8tune import api
-from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.errors import UsageError
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Finished, Started, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.runtime import lookup
 
+ONE = str(ROOT / "tests" / "api" / "one.toml")
+
 TINY: dict[str, Any] = {
-    "shapes": "tiny",
+    "shapes": ONE,
     "timer": "simulated:1",
     "quick": True,
     "grid": {"BLOCK_SIZE": 1, "num_warps": [4, 8], "num_stages": 1},
@@ -41,7 +44,7 @@ def test_a_sweep_tells_its_callback_and_gives_its_picks(tmp_path: Path) -> None:
     assert (swept.is_right, swept.left_out, swept.db) == (True, 0, str(tmp_path / "rows.db"))
     assert set(swept.picks["verdict"]) == {"quick"}
     assert len(swept.picks) == len(swept.problems) == len(swept.results.picks()) > 0
-    assert set(swept.problems["configs"]) == set(swept.problems["ok"]) == {3}  # the default among them
+    assert set(swept.problems["configs"]) == set(swept.problems["ok"]) == {9}
     assert any("simulated clock" in line for line in swept.notices)
 
 
@@ -52,7 +55,7 @@ def test_a_sweep_that_was_done_is_answered_from_its_rows(swept: api.Swept) -> No
     assert again.picks.equals(swept.picks)
 
 
-def test_a_callback_that_raises_ends_a_sweep_which_goes_on_later(tmp_path: Path) -> None:
+def test_a_callback_that_raises_ends_a_sweep_which_the_same_call_goes_on_with(tmp_path: Path) -> None:
     def stop(event: object) -> None:
         if isinstance(event, TrialDone):
             raise KeyboardInterrupt
@@ -60,30 +63,17 @@ def test_a_callback_that_raises_ends_a_sweep_which_goes_on_later(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=stop, **TINY)
     assert len(fp8tune.open(tmp_path / "rows.db").trials()) == 1
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        (said,) = store.unfinished_sweeps()
+    assert said.startswith("fp8tune.sweep(kernel=('rowwise-2d',), shapes=(")
     events: list[Any] = []
     fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=events.append, **TINY)
     assert sum(isinstance(event, TrialDone) and event.from_database for event in events) == 1
 
 
-def test_the_command_is_kept_with_the_rows_without_passwords(tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "rows.db"), create=True), pytest.raises(Fp8tuneError):
-        fp8tune.sweep("rowwise-2d", db="postgresql://me:hunter2@127.0.0.1:1/rows", **TINY)
-    events: list[Any] = []
-
-    def stop(event: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=stop, **TINY)
-    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
-        (said,) = store.unfinished_sweeps()
-    assert said.startswith("fp8tune.sweep(grid=('BLOCK_SIZE=1', 'num_warps=4,8', 'num_stages=1'), timer='simulated:1'")
-    assert not events
-
-
 def test_a_sweep_has_the_options_of_the_command() -> None:
     ours = {"kernel": "kernels", **{name: name for name in inspect.signature(api.sweep).parameters if name != "kernel"}}
-    of_the_terminal = {"json", "command", "output_format"}
+    of_the_terminal = {"format", "command"}
     assert {*ours.values()} - {"callback"} == {field.name for field in fields(Options)} - of_the_terminal
     defaults = Options()
     for name, parameter in inspect.signature(api.sweep).parameters.items():
@@ -207,10 +197,9 @@ def test_an_export_into_a_table_keeps_its_rows(stored: Path, tmp_path: Path) -> 
 
 
 def test_an_export_in_a_format_of_others(stored: Path) -> None:
-    exported = fp8tune.export(
-        arch="sm_90", kernel="colwise", format="vllm", db=stored, sizes={"M": "K", "E": "G", "N": 7}
-    )
+    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="json", db=stored, sizes={"N": "G"})
     assert any("device_name=NVIDIA_H100" in name for name in exported.files)
+    assert all(name.endswith(".json") for name in exported.files)
 
 
 @pytest.mark.parametrize(
