@@ -324,9 +324,9 @@ def test_a_lookup_costs_less_than_a_microsecond():
 
 def test_the_package_is_imported_without_torch_and_offers_pin():
     code = "import fp8tune, sys; from fp8tune import pin, unpin; assert callable(pin); assert fp8tune.pin is pin; "
-    code += "assert not {'torch', 'triton'} & set(sys.modules); fp8tune.sweep"
+    code += "assert not {'torch', 'triton'} & set(sys.modules); fp8tune.none"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'sweep'"
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'none'"
     assert pinning.MODES == ("off", "strict", "nearest", "tune")
 
 

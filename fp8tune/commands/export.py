@@ -189,51 +189,36 @@ def _export_table(options: ExportOptions) -> None:
     render_trust.print_robust(table.robust, merged.table.nearest)
 
 
-DEFAULT_WITHIN = 0.02
-"""What a problem may lose by having fewer configs: less than kernels differ between two machines."""
-
-
 def _check_options_of(name: str, options: ExportOptions) -> None:
     """Raise UsageError for an option that does not go with a format."""
-    from fp8tune.export.formats.known import DIFF, known
+    from fp8tune.export import asked
+    from fp8tune.export.formats.known import DIFF
 
-    wanted, output = known(name), options.output
+    output = options.output
     if options.prune:
         raise UsageError("--prune is for the table: leave it out with --for")
-    if options.sizes and "sizes" not in wanted.options:
-        raise UsageError(f"--size is for --for json and vllm: the files of --for {name} are not named by sizes")
-    if options.dtype is not None and "dtype" not in wanted.options:
-        raise UsageError(f"--dtype is for --for vllm: the files of --for {name} name no such dtype")
-    if options.within is not None and name != DIFF:
-        raise UsageError(f"--within is for --for diff: --for {name} has a config for each key")
-    if len(options.kernels) != 1:
-        raise UsageError("--for writes the picks of one kernel: name it with --kernel")
+    given = {"sizes": bool(options.sizes), "dtype": options.dtype is not None, "within": options.within is not None}
+    asked.check_options(name, options.kernels, **given)
     if name == DIFF and output is None and options.check:
         raise UsageError("--check compares with a file: name the one that holds the diff with --output FILE")
     if name == DIFF and output is not None and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
 
 
-def _givens(options: ExportOptions, has_all_devices: bool) -> list[Given]:
+def _givens(options: ExportOptions, name: str) -> list[Given]:
     """The picks, for each device that the format holds; says what was left out."""
-    from fp8tune.export import given
+    from fp8tune.export import asked
     from fp8tune.render.terminal import notice
-    from fp8tune.store import names
 
     with opened_to_read(options.db) as (store, _):
-        names.check_arch(options.arch, store)
-        (kernel,) = names.stored_kernels(options.kernels, store)
-        if has_all_devices and options.device is None:
-            found = given.given_for_each_device(store, options.arch, kernel)
-        else:
-            found = [given.given_for(store, options.arch, kernel, options.device)]
-    notice(*(f"{kernel}: {line}" for one in found for line in one.notices))
+        found = asked.givens(store, options.arch, options.kernels, options.device, name)
+    notice(*(f"{found[0].kernel}: {line}" for one in found for line in one.notices))
     return found
 
 
 def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune.export import files
-    from fp8tune.export.formats import by_size, diff
+    from fp8tune.export import asked, files
+    from fp8tune.export.formats import diff
     from fp8tune.export.formats.known import DIFF, known
     from fp8tune.export.given import File
     from fp8tune.render import given as render_given
@@ -241,10 +226,10 @@ def _export_for(options: ExportOptions, name: str) -> None:
 
     wanted, output = known(name), options.output
     _check_options_of(name, options)
-    givens = _givens(options, wanted.has_all_devices)
+    givens = _givens(options, name)
     kernel, shrunk = givens[0].kernel, None
     if name == DIFF:
-        shrunk = diff.shrink(givens[0], DEFAULT_WITHIN if options.within is None else options.within)
+        shrunk = diff.shrink(givens[0], asked.DEFAULT_WITHIN if options.within is None else options.within)
         notice(*(f"{kernel}: {line}" for line in shrunk.notes))
         texts = (shrunk.diff, render_given.markdown(shrunk))
         if output is None and not options.json:
@@ -257,9 +242,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
         ]
     else:
         folder = output or Path()
-        made = wanted.write(givens, notice=notice, sizes=by_size.sizes(options.sizes), dtype=options.dtype)
-        if not made:
-            raise UsageError(f"{kernel} has no pick that --for {name} could hold")
+        made = asked.files(givens, name, options.sizes, options.dtype, notice)
     placed = files.placed(made, folder)
     first = made[0].path.parts[0] if made else ""
     next = wanted.next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))

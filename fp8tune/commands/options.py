@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from fp8tune.commands.completing import completer
-from fp8tune.errors import UsageError
 from fp8tune.options import Argument, Group, Option
 from fp8tune.render.terminal import notice
 
@@ -137,16 +136,9 @@ def database_to_write(db: str | None, *, create: bool = True) -> str:
 
     Raises UsageError if git tracks it: the next pull would conflict.
     """
-    from fp8tune.revisions import git
-    from fp8tune.store import database, location
+    from fp8tune.store import location
 
-    if db is not None:
-        return db
-    own = location.to_write(db, create=create)
-    if (path := database.path_of(own)) is not None and git.tracks(path):
-        raise UsageError(f"git tracks {path}: write into it with --db {path}, or into another with --db PATH")
-    notice(f"rows go into {database.label(own)}" if create else f"the database is {database.label(own)}")
-    return own
+    return location.to_write(db, notice, create=create)
 
 
 @contextlib.contextmanager

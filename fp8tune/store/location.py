@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.options import is_in_memory
+from fp8tune.revisions import git
 from fp8tune.store import database
 
 VARIABLE = "FP8TUNE_DB"
@@ -96,10 +97,11 @@ def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
     return found
 
 
-def to_write(db: str | None, *, create: bool = True) -> str:
-    """What a command writes: what ``--db`` names, else the user's own database, whose folder is made.
+def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = True) -> str:
+    """What a command writes: what ``--db`` names, else the user's own database. ``create``: with its folder.
 
-    Raises UsageError where the variable names the base, DatabaseError where the folder cannot be made.
+    ``notice`` takes one line which database that is. Raises UsageError where the variable names the base, and where git
+    tracks it: the next pull would conflict. Raises DatabaseError where the folder cannot be made.
     """
     if db is not None:
         return db
@@ -113,6 +115,9 @@ def to_write(db: str | None, *, create: bool = True) -> str:
             raise DatabaseError(
                 f"{data_folder()} cannot be made ({error.strerror}): name a database with --db or {VARIABLE}"
             ) from None
+    if (path := database.path_of(mine)) is not None and git.tracks(path):
+        raise UsageError(f"git tracks {path}: write into it with --db {path}, or into another with --db PATH")
+    notice(f"rows go into {database.label(mine)}" if create else f"the database is {database.label(mine)}")
     return mine
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.candidates import Winner
+from fp8tune.choose.candidates import Candidates, Winner
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind, Problem, Row, Subject
@@ -68,6 +68,11 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
 
 def winners(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Winner]:
     """The best config of each of these problems on the back end's device."""
+    return [found.winner for found in candidates(store, backend, problems)]
+
+
+def candidates(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Candidates]:
+    """What competes for each of these problems on the back end's device."""
     wanted, device = set(problems), backend.device
     evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
-    return ranking.winners(evidence, incumbents.COMMITTED)
+    return ranking.all_candidates(evidence, incumbents.COMMITTED)

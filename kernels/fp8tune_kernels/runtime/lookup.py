@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from fp8tune_kernels.runtime.chain import taken
 from fp8tune_kernels.runtime.nearest import nearest
 from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
@@ -94,13 +95,7 @@ caches += [_configs.clear, user_table.cache_clear, table.cache_clear]
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
     """The config of ``key`` by a table; an axis that the row leaves out has the default's value."""
-    wanted = tuple(sorted(key.items()))
-    rows = _rows(spec, exported, device)
-    near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near, spec.span, spec.default)
-    if row is None:  # the fallback row, which has no key
-        fallbacks = [row for row in rows if row[2] is None]
-        row = min(fallbacks, key=lambda row: (row[1] == "", row[3]), default=None)
+    _, row = taken(spec, key, exported, device)
     return {**spec.default, **dict(row[3] if row else ())}
 
 

@@ -1,0 +1,108 @@
+"""``fp8tune.export``: what a table or another tool's files would say, as text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fp8tune.api.results import Names, Results, open, several
+from fp8tune.choose import incumbents
+from fp8tune.errors import UsageError
+from fp8tune.export import asked, files, merging, selecting
+from fp8tune.export import table as exporting
+from fp8tune.export.formats import diff
+from fp8tune.export.formats.known import DIFF
+from fp8tune.export.given import File
+from fp8tune.store import names
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export, as text. ``str()`` is the first one's: the module, or a format's first file."""
+
+    files: Mapping[str, str]
+    """Path below a folder -> text."""
+    notices: tuple[str, ...] = ()
+    """One line each: what was left out and why."""
+
+    def __str__(self) -> str:
+        return next(iter(self.files.values()))
+
+    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write the files that are stale below a folder, all or none; returns all paths. Raises UsageError."""
+        placed = files.placed([File(PurePosixPath(path), text) for path, text in self.files.items()], Path(folder))
+        files.write(placed)
+        return [one.path for one in placed]
+
+
+def export(
+    *,
+    arch: str,
+    kernel: Names = None,
+    format: str | None = None,
+    db: str | os.PathLike[str] | Results | None = None,
+    into: str | os.PathLike[str] | None = None,
+    prune: bool = False,
+    device: str | None = None,
+    sizes: Mapping[str, str | int] | None = None,
+    dtype: str | None = None,
+    within: float | None = None,
+) -> Exported:
+    """The best configs of an arch as text: the module that our kernels read, or a format of others. Writes nothing.
+
+    ``kernel`` None is all. ``into`` names a module that is there: rows that the database does not give stay, as with
+    ``fp8tune export``; ``prune`` removes those of kernels and devices that the database knows.
+
+    ``format`` is one of ``fp8tune export --for``, of one ``kernel``. Its options: ``device`` where an arch has several;
+    ``sizes``, what a size of file names is (``{"M": "num_tokens", "E": 8}``); ``dtype``, what they call the dtype;
+    ``within``, the share of time that fewer configs may lose (0.02).
+
+    Raises UsageError for names that nobody knows and where there is nothing to export.
+    """
+    results = db if isinstance(db, Results) else open(db)
+    of_formats = {"device": device, "sizes": sizes, "dtype": dtype, "within": within}
+    if format is None:
+        for name in (name for name, value in of_formats.items() if value is not None):
+            raise UsageError(f"{name} goes with a format: name one, or leave it out")
+        return _module(results, arch, several(kernel), None if into is None else Path(into), prune)
+    if into is not None or prune:
+        raise UsageError("into and prune are for the table: leave them out with a format")
+    texts = [f"{name}={value}" for name, value in (sizes or {}).items()]
+    return _formatted(results, arch, several(kernel), format, device, texts, dtype, within)
+
+
+def _module(results: Results, arch: str, kernels: Sequence[str], into: Path | None, prune: bool) -> Exported:
+    with results.reading() as reader:
+        names.check_arch(arch, reader)
+        wanted = names.stored_kernels(kernels, reader) if kernels else None
+        evidence = selecting.evidence_for(reader, arch)
+    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.COMMITTED)
+    if not table.entries:
+        why = table.notices[0] if table.notices else "run a sweep, or open another database"
+        raise UsageError(f"the database has nothing to export for {arch}: {why}")
+    if into is not None:
+        table = merging.merge(merging.existing(into), table, prune=prune).table
+    return Exported({f"{arch}.py": table.module, f"{arch}.json": table.evidence}, table.notices)
+
+
+def _formatted(
+    results: Results,
+    arch: str,
+    kernels: Sequence[str],
+    format: str,
+    device: str | None,
+    sizes: Sequence[str],
+    dtype: str | None,
+    within: float | None,
+) -> Exported:
+    asked.check_options(format, kernels, sizes=bool(sizes), dtype=dtype is not None, within=within is not None)
+    with results.reading() as reader:
+        found = asked.givens(reader, arch, kernels, device, format)
+    notices = [line for one in found for line in one.notices]
+    if format != DIFF:
+        made = asked.files(found, format, sizes, dtype, notices.append)
+        return Exported({str(file.path): file.text for file in made}, tuple(notices))
+    shrunk = diff.shrink(found[0], asked.DEFAULT_WITHIN if within is None else within)
+    return Exported({"configs.diff": shrunk.diff}, (*notices, *shrunk.notes, shrunk.headline))

@@ -1,0 +1,297 @@
+"""Records as pandas DataFrames: which columns a table has, of what type and unit.
+
+Texts are ``string``, whole numbers ``Int64`` and truths ``boolean``, which know ``<NA>``. Other numbers are
+``float64``, where NaN is what was not measured. Moments are ``datetime64`` in UTC. A unit ends a column's name:
+``_us`` microseconds, ``_gb_per_s`` 10^9 bytes a second, ``_share`` 0 to 1, ``_ratio`` one time over another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fp8tune.ceiling import gb_per_s
+from fp8tune.choose.candidates import Candidates
+from fp8tune.records import Device, Evidence, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.store.results import COPY_CEILING, Tally
+
+if TYPE_CHECKING:
+    import pandas
+
+T = TypeVar("T")
+
+TEXT, WHOLE, REAL, FLAG, MOMENT = "string", "Int64", "float64", "boolean", "datetime64[us, UTC]"
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column."""
+
+    name: str
+    dtype: str
+    says: str
+    """What it holds, for the reference."""
+    value: Callable[[T], object]
+
+
+def table(
+    columns: Sequence[Column[T]], items: Iterable[T], *, expand: Callable[[T], Mapping[str, int]] | None = None
+) -> pandas.DataFrame:
+    """A row an item. ``expand``: what further columns it has, whole numbers."""
+    import pandas
+
+    found = list(items)
+    data = {column.name: _series(column, [column.value(item) for item in found]) for column in columns}
+    if expand is not None:
+        sizes = [expand(item) for item in found]
+        names = dict.fromkeys(name for each in sizes for name in each)
+        data |= {name: pandas.Series([each.get(name) for each in sizes], dtype=WHOLE) for name in names}
+    return pandas.DataFrame(data)
+
+
+def _series(column: Column[T], values: Iterable[Any]) -> Any:
+    import pandas
+
+    found = list(values)
+    if column.dtype == MOMENT:
+        found = [value and datetime.fromtimestamp(value, UTC) for value in found]
+    if column.dtype == REAL:
+        found = [math.nan if value is None else value for value in found]
+    return pandas.Series(found, dtype=column.dtype)
+
+
+def text(named: NamedInts | None) -> str | None:
+    """``BLOCK_SIZE=32 num_warps=4``; None for what is not named."""
+    return None if named is None else str(named)
+
+
+def sizes(problem: Problem, config: NamedInts | None) -> dict[str, int]:
+    """The further columns of ``expand``: ``shape.K`` and ``config.num_warps``."""
+    found = {f"shape.{name}": size for name, size in problem.shape.items()}
+    return found | {f"config.{name}": value for name, value in (config or {}).items()}
+
+
+def _rate(bytes_moved: int | None, time_us: float | None) -> float | None:
+    return gb_per_s(bytes_moved, time_us) if bytes_moved and time_us else None
+
+
+def _about(problem: Callable[[T], Problem], device: Callable[[T], Device]) -> tuple[Column[T], ...]:
+    """What every table begins with."""
+    said = {
+        "shape": "the sizes, as NAME=SIZE",
+        "routing": "how rows spread over groups; none for a kernel without groups",
+        "input_layout": "contiguous or transposed; recorded-ID for a recorded launch",
+        "in_dtype": "of the input",
+        "fp8_dtype": "of the output; empty where there is none",
+        "scale_mode": "how scales are rounded; empty where there are none",
+    }
+    return (
+        Column("kernel", TEXT, "as commands name it", lambda item: problem(item).kernel),
+        Column("arch", TEXT, "such as sm_90", lambda item: device(item).arch),
+        Column("device", TEXT, "the GPU's name", lambda item: device(item).name),
+        Column("shape", TEXT, said["shape"], lambda item: str(problem(item).shape)),
+        Column("routing", TEXT, said["routing"], lambda item: problem(item).routing),
+        Column("input_layout", TEXT, said["input_layout"], lambda item: problem(item).input_layout),
+        Column("in_dtype", TEXT, said["in_dtype"], lambda item: problem(item).in_dtype),
+        Column("fp8_dtype", TEXT, said["fp8_dtype"], lambda item: problem(item).fp8_dtype),
+        Column("scale_mode", TEXT, said["scale_mode"], lambda item: problem(item).scale_mode),
+        Column("seed", WHOLE, "of values and group layout", lambda item: problem(item).seed),
+    )
+
+
+def _outcome(name: str, dtype: str, says: str) -> Column[Row]:
+    return Column(name, dtype, says, lambda row: getattr(row.outcome, name))
+
+
+def _fact(name: str, dtype: str, says: str) -> Column[Row]:
+    return Column(name, dtype, says, lambda row: getattr(row.outcome.facts, name))
+
+
+def _telemetry(name: str, dtype: str, says: str) -> Column[Row]:
+    return Column(name, dtype, says, lambda row: getattr(row.outcome.telemetry, name))
+
+
+def _of_samples(function: Callable[[Sequence[float]], float]) -> Callable[[Row], float | None]:
+    return lambda row: function(row.outcome.samples_us) if row.outcome.samples_us else None
+
+
+TRIALS: tuple[Column[Row], ...] = (
+    *_about(lambda row: row.problem, lambda row: row.device),
+    Column("config", TEXT, "the launch config, as NAME=VALUE", lambda row: text(row.config)),
+    Column("kind", TEXT, "measured, published, static, interpreter or simulated", lambda row: str(row.kind)),
+    Column("stage", TEXT, "screen, final, or duplicate: the default's second name in finals", lambda row: row.stage),
+    Column("round", WHOLE, "counted from 0", lambda row: row.round),
+    Column("process", TEXT, "the worker process, the unit of replication", lambda row: row.process),
+    Column("position", WHOLE, "place in the order of the round", lambda row: row.position),
+    Column("status", TEXT, "ok, wrong, compile_error, pruned, ...", lambda row: str(row.outcome.status)),
+    _outcome("reason", TEXT, "why it is not ok"),
+    _outcome("time_us", REAL, "the block's value: the mean of the middle half of its samples"),
+    Column("median_us", REAL, "of its samples", _of_samples(median)),
+    Column("min_us", REAL, "the least sample", _of_samples(min)),
+    Column("max_us", REAL, "the largest sample", _of_samples(max)),
+    Column("samples", WHOLE, "how many samples are kept", lambda row: len(row.outcome.samples_us)),
+    _outcome("tick_us", REAL, "the smallest step between two samples"),
+    Column("gb_per_s", REAL, "bytes moved over time_us", lambda row: _rate(row.bytes_moved, row.outcome.time_us)),
+    Column("bytes_moved", WHOLE, "the least that an implementation moves", lambda row: row.bytes_moved),
+    _fact("registers", WHOLE, "a thread"),
+    _fact("spill_bytes", WHOLE, "a thread"),
+    _fact("shared_bytes", WHOLE, "a block"),
+    _fact("compile_s", REAL, "seconds to compile"),
+    _telemetry("sm_clock_mhz", WHOLE, "around the block"),
+    _telemetry("memory_clock_mhz", WHOLE, "around the block"),
+    _telemetry("temperature_c", WHOLE, "around the block"),
+    _telemetry("power_w", REAL, "around the block"),
+    Column("source", TEXT, "the publication; empty for own rows", lambda row: row.source),
+    Column("note", TEXT, "what the publication says besides", lambda row: row.note),
+    Column("commit", TEXT, "of the working tree; + where it had changes", lambda row: row.commit),
+    Column("source_hash", TEXT, "of the kernel's code", lambda row: row.version and row.version.source_hash),
+)
+"""A row a trial: one timed block, one check or one compilation."""
+
+
+def _bound(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+PICKS: tuple[Column[Candidates], ...] = (
+    *_about(lambda of: of.problem, lambda of: of.device),
+    Column("config", TEXT, "the pick; <NA> where a publication names none", lambda of: text(of.winner.config)),
+    Column("verdict", TEXT, "certified, near-tie, ambiguous, kept-incumbent, ...", lambda of: of.winner.verdict),
+    Column("time_us", REAL, "of finals the geometric mean over processes", lambda of: of.winner.time_us),
+    Column(
+        "gb_per_s",
+        REAL,
+        "bytes moved over time_us",
+        lambda of: _rate(of.winner.evidence.bytes_moved, of.winner.time_us),
+    ),
+    Column("ceiling_share", REAL, "of what memory or the tensor cores give", lambda of: of.winner.ceiling_share),
+    Column("bound", TEXT, "memory or compute: what the share is of", lambda of: of.winner.bound),
+    Column("runner_up", TEXT, "the fastest other config; it may be faster", lambda of: text(of.winner.runner_up)),
+    Column("runner_up_us", REAL, "its time", lambda of: of.winner.runner_up_us),
+    Column("runner_up_ratio", REAL, "its time over the pick's", lambda of: of.winner.decision.ratio),
+    Column(
+        "slowdown_lower",
+        REAL,
+        "at least so much slower than the runner-up",
+        lambda of: _bound(of.winner.decision.lower),
+    ),
+    Column(
+        "slowdown_upper", REAL, "at most so much slower than any finalist", lambda of: _bound(of.winner.decision.upper)
+    ),
+    Column("noise_floor_share", REAL, "how far the default was from itself", lambda of: of.winner.noise_floor),
+    Column("processes", WHOLE, "that the time rests on; printed figures of a publication", lambda of: of.winner.n),
+    Column("is_default", FLAG, "whether it is the declared default", lambda of: of.winner.config == of.default),
+    Column("is_incumbent", FLAG, "whether the shipped table holds it", lambda of: of.winner.config == of.incumbent),
+    Column("is_complete", FLAG, "whether the sweep ran to its end", lambda of: of.pick.complete),
+    Column("check", TEXT, "by which its outputs were right", lambda of: of.pick.check),
+    Column("lookup_key", TEXT, "the key of the exported table", lambda of: text(of.pick.lookup_key)),
+    Column("kind", TEXT, "measured, published or simulated", lambda of: str(of.kind)),
+    Column("source", TEXT, "the publication; empty for own rows", lambda of: of.pick.source),
+    Column("measured_at", MOMENT, "when its last row was stored", lambda of: of.pick.newest or None),
+)
+"""A row a problem and device: the best config."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config that reached the finals of a problem."""
+
+    of: Candidates
+    evidence: Evidence
+
+    @property
+    def process_us(self) -> tuple[float, ...]:
+        """Its time in each process."""
+        return tuple(times.time_us for times in self.evidence.finals)
+
+
+FINALS: tuple[Column[Finalist], ...] = (
+    *_about(lambda one: one.of.problem, lambda one: one.of.device),
+    Column("config", TEXT, "the finalist", lambda one: text(one.evidence.config)),
+    Column("time_us", REAL, "geometric mean over processes", lambda one: one.of.times_us.get(one.evidence.config)),  # type: ignore[arg-type]
+    Column(
+        "slowdown_ratio",
+        REAL,
+        "its time over the fastest finalist's",
+        lambda one: one.of.slowdowns.get(one.evidence.config),  # type: ignore[arg-type]
+    ),
+    Column("processes", WHOLE, "fresh processes that timed it", lambda one: len(one.process_us)),
+    Column("blocks", WHOLE, "timed blocks, all processes", lambda one: sum(len(t.blocks) for t in one.evidence.finals)),
+    Column("fastest_process_us", REAL, "in its fastest process", lambda one: min(one.process_us)),
+    Column("slowest_process_us", REAL, "in its slowest process", lambda one: max(one.process_us)),
+    Column("screen_us", REAL, "what the screen said", lambda one: one.evidence.screen_us),
+    Column("is_pick", FLAG, "whether it is the pick", lambda one: one.evidence.config == one.of.pick.config),
+    Column("is_default", FLAG, "whether it is the declared default", lambda one: one.evidence.config == one.of.default),
+    Column(
+        "is_incumbent", FLAG, "whether the shipped table holds it", lambda one: one.evidence.config == one.of.incumbent
+    ),
+    Column("measured_at", MOMENT, "when its last row was stored", lambda one: one.evidence.newest or None),
+)
+"""A row a config that reached the finals of a problem on a device."""
+
+
+def _first_failure(tally: Tally) -> Outcome | None:
+    return next(iter(tally.failures.values()), None)
+
+
+def _count(status: Status) -> Callable[[Tally], int]:
+    return lambda tally: tally.counts[status]
+
+
+TALLIES: tuple[Column[Tally], ...] = (
+    *_about(lambda tally: tally.subject.problem, lambda tally: tally.subject.device),
+    Column("configs", WHOLE, "that were tried", lambda tally: len(tally.outcomes)),
+    Column("ok", WHOLE, "right, and timed where there is a GPU", _count(Status.OK)),
+    Column("wrong", WHOLE, "with wrong output", _count(Status.WRONG)),
+    Column("pruned", WHOLE, "not tried, for a reason of the hardware", _count(Status.PRUNED)),
+    Column(
+        "failed",
+        WHOLE,
+        "for other reasons",
+        lambda tally: len(tally.failures) - tally.counts[Status.WRONG],
+    ),
+    Column("reason", TEXT, "of the first that failed", lambda tally: (found := _first_failure(tally)) and found.reason),
+    Column("has_right", FLAG, "whether a config is right", lambda tally: tally.has_right),
+)
+"""A row a problem: what became of its configs."""
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """A device with what is stored of it."""
+
+    device: Device
+    kernels: int
+    problems: int
+    calibration: Mapping[str, float]
+
+
+def _of_device(name: str, dtype: str, says: str) -> Column[DeviceRows]:
+    return Column(name, dtype, says, lambda one: getattr(one.device, name))
+
+
+DEVICES: tuple[Column[DeviceRows], ...] = (
+    _of_device("arch", TEXT, "such as sm_90"),
+    Column("device", TEXT, "the GPU's name", lambda one: one.device.name),
+    Column("multiprocessors", WHOLE, "SMs or CUs", lambda one: one.device.multiprocessors or None),
+    _of_device("driver", TEXT, "its version"),
+    _of_device("runtime", TEXT, "cuda or rocm, with its version"),
+    _of_device("torch", TEXT, "its version"),
+    _of_device("triton", TEXT, "its version"),
+    _of_device("uuid_hash", TEXT, "tells devices of one name apart"),
+    Column("kernels", WHOLE, "that were tried on it", lambda one: one.kernels),
+    Column("problems", WHOLE, "that were tried on it", lambda one: one.problems),
+    Column(
+        "copy_gb_per_s",
+        REAL,
+        "a device-to-device copy, read plus written",
+        lambda one: one.calibration.get(COPY_CEILING),
+    ),
+    Column("timer_tick_us", REAL, "the timer's step", lambda one: one.calibration.get("timer_tick_us")),
+    Column("process_sd_share", REAL, "spread from process to process", lambda one: one.calibration.get("process_sd")),
+)
+"""A row a device with the software that drove it: rows of two are never compared."""

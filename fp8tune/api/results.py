@@ -1,0 +1,188 @@
+"""``fp8tune.open``: a results database as DataFrames."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fp8tune import options
+from fp8tune.api import frames
+from fp8tune.choose import incumbents, ranking
+from fp8tune.choose.candidates import Candidates
+from fp8tune.errors import UsageError
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.store import layers, location, names
+from fp8tune.store.columns import parse_named_ints
+from fp8tune.store.layers import Reader
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+logger = logging.getLogger("fp8tune")
+
+Names = str | Sequence[str] | None
+"""A name, several, or None for all."""
+
+Shape = str | Mapping[str, int] | None
+"""Sizes that a problem must have, as ``"K=5120 G=64"`` or a mapping; None for any."""
+
+
+def open(url: str | os.PathLike[str] | None = None) -> Results:
+    """The rows of a database: the path of an SQLite file, or ``postgresql://USER@HOST/NAME``.
+
+    Without ``url`` they are your own rows over those that come with fp8tune, as commands read them without ``--db``.
+    Raises DatabaseError for one that cannot be read, UsageError for one in memory.
+    """
+    found = Results(location.to_read(options.database(None if url is None else os.fspath(url)), logger.info))
+    with found.reading():
+        return found
+
+
+class Results:
+    """The rows of a results database as pandas DataFrames; :func:`open` makes it.
+
+    Every method reads anew, so that rows of a sweep which still runs are there. No connection stays open.
+
+    All methods take the same filters. ``kernel`` and ``arch`` are names, one or several; ``shape`` the sizes that a
+    problem must have; ``device`` a part of the GPU's name. None means any. A name that nobody knows raises UsageError.
+    ``expand=True`` adds a column a size and axis: ``shape.K``, ``config.num_warps``.
+    """
+
+    def __init__(self, databases: location.Databases) -> None:
+        self._databases = databases
+
+    def __repr__(self) -> str:
+        return f"<fp8tune.Results of {self._databases.label}>"
+
+    def trials(
+        self,
+        *,
+        kernel: Names = None,
+        arch: Names = None,
+        shape: Shape = None,
+        device: str | None = None,
+        expand: bool = False,
+    ) -> DataFrame:
+        """A row a trial, those of the screen and those of the finals: :data:`fp8tune.api.frames.TRIALS`.
+
+        Samples are read for each, so name a kernel where the database is large.
+        """
+        wanted = _Wanted.of(shape, device)
+        with self.reading() as reader:
+            found = [
+                row
+                for name, of_arch in _places(reader, kernel, arch)
+                for row in reader.rows(name, of_arch)
+                if wanted.has(row.problem, row.device)
+            ]
+        expanded: Callable[..., Mapping[str, int]] = lambda row: frames.sizes(row.problem, row.config)  # noqa: E731
+        return frames.table(frames.TRIALS, found, expand=expanded if expand else None)
+
+    def picks(
+        self,
+        *,
+        kernel: Names = None,
+        arch: Names = None,
+        shape: Shape = None,
+        device: str | None = None,
+        expand: bool = False,
+    ) -> DataFrame:
+        """A row a problem and device, its best config, as ``fp8tune show``: :data:`fp8tune.api.frames.PICKS`."""
+        found = self._candidates(kernel, arch, shape, device)
+        expanded: Callable[..., Mapping[str, int]] = lambda of: frames.sizes(of.problem, of.winner.config)  # noqa: E731
+        return frames.table(frames.PICKS, found, expand=expanded if expand else None)
+
+    def finals(
+        self,
+        *,
+        kernel: Names = None,
+        arch: Names = None,
+        shape: Shape = None,
+        device: str | None = None,
+        expand: bool = False,
+    ) -> DataFrame:
+        """A row a config that reached the finals of a problem: :data:`fp8tune.api.frames.FINALS`.
+
+        The blocks behind it are the trials whose stage is ``final``.
+        """
+        found = [
+            frames.Finalist(of, entry)
+            for of in self._candidates(kernel, arch, shape, device)
+            for entry in of.named
+            if entry.finals
+        ]
+        expanded: Callable[..., Mapping[str, int]] = lambda one: frames.sizes(one.of.problem, one.evidence.config)  # noqa: E731
+        return frames.table(frames.FINALS, found, expand=expanded if expand else None)
+
+    def devices(self, *, kernel: Names = None, arch: Names = None, device: str | None = None) -> DataFrame:
+        """A row a device with its software, where something was tried: :data:`fp8tune.api.frames.DEVICES`."""
+        wanted = _Wanted.of(None, device)
+        with self.reading() as reader:
+            tried: dict[Device, set[Problem]] = {}
+            for name, of_arch in _places(reader, kernel, arch):
+                for subject in reader.tried_subjects(name, of_arch):
+                    if wanted.has(subject.problem, subject.device):
+                        tried.setdefault(subject.device, set()).add(subject.problem)
+            found = [
+                frames.DeviceRows(one, len({of.kernel for of in problems}), len(problems), reader.calibration(one))
+                for one, problems in sorted(tried.items(), key=lambda item: item[0].fingerprint)
+            ]
+        return frames.table(frames.DEVICES, found)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """The rows as records, for what no table has. Raises DatabaseError for a database that cannot be read."""
+        with layers.opened_databases(self._databases, logger.warning) as reader:
+            yield reader
+
+    def _candidates(self, kernel: Names, arch: Names, shape: Shape, device: str | None) -> list[Candidates]:
+        wanted = _Wanted.of(shape, device)
+        with self.reading() as reader:
+            evidence = [
+                item
+                for name, of_arch in _places(reader, kernel, arch)
+                for item in reader.evidence(name, of_arch, keep=ranking.competing, finalists_only=True)
+                if wanted.has(item.problem, item.device)
+            ]
+        return ranking.all_candidates(evidence, incumbents.COMMITTED)
+
+
+class _Wanted:
+    """Which problems and devices a filter lets through."""
+
+    def __init__(self, sizes: NamedInts, device: str) -> None:
+        self._sizes, self._device = sizes, device
+
+    @classmethod
+    def of(cls, shape: Shape, device: str | None) -> _Wanted:
+        return cls(sizes_of(shape), (device or "").casefold())
+
+    def has(self, problem: Problem, device: Device) -> bool:
+        return self._device in device.name.casefold() and self._sizes.items() <= problem.shape.items()
+
+
+def sizes_of(shape: Shape) -> NamedInts:
+    """The sizes that a text or a mapping names. Raises UsageError for another text or value."""
+    try:
+        return parse_named_ints(
+            " ".join((shape or "").split()) if isinstance(shape, str | None) else str(NamedInts(shape))
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{shape!r:.80} is no shape, {error}: write it as 'K=5120 G=64' or {{'K': 5120}}") from None
+
+
+def _places(reader: Reader, kernel: Names, arch: Names) -> list[tuple[str | None, str | None]]:
+    """The kernels and arches to read, None for any."""
+    kernels: Collection[str | None] = [None] if kernel is None else names.stored_kernels(several(kernel), reader)
+    for each in several(arch):
+        names.check_arch(each, reader)
+    arches: Collection[str | None] = [None] if arch is None else several(arch)
+    return [(name, each) for name in kernels for each in dict.fromkeys(arches)]
+
+
+def several(given: Names) -> tuple[str, ...]:
+    """One name as a tuple; none for None."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

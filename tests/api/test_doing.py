@@ -1,0 +1,219 @@
+"""``fp8tune.sweep``, ``lookup`` and ``export``: what the commands do, from Python."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import fp8tune as command
+from database_rows import config, finished_sweep, problem
+from places import ROOT
+
+import fp8tune
+from fp8tune import api
+from fp8tune.errors import UsageError
+from fp8tune.store.results import Store
+from fp8tune.sweep.events import Finished, Started, TrialDone
+from fp8tune.sweep.options import Options
+from fp8tune_kernels.runtime import lookup
+
+ONE = str(ROOT / "tests" / "api" / "one.toml")
+
+TINY: dict[str, Any] = {
+    "shapes": ONE,
+    "timer": "simulated:1",
+    "quick": True,
+    "grid": {"BLOCK_SIZE": 1, "num_warps": [4, 8], "num_stages": 1},
+}
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> api.Swept:
+    return fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", **TINY)
+
+
+def test_a_sweep_tells_its_callback_and_gives_its_picks(tmp_path: Path) -> None:
+    events: list[object] = []
+    swept = fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=events.append, **TINY)
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert sum(isinstance(event, TrialDone) for event in events) == swept.trials > 0
+    assert (swept.is_right, swept.left_out, swept.db) == (True, 0, str(tmp_path / "rows.db"))
+    assert set(swept.picks["verdict"]) == {"quick"}
+    assert len(swept.picks) == len(swept.problems) == len(swept.results.picks()) > 0
+    assert set(swept.problems["configs"]) == set(swept.problems["ok"]) == {9}
+    assert any("simulated clock" in line for line in swept.notices)
+
+
+def test_a_sweep_that_was_done_is_answered_from_its_rows(swept: api.Swept) -> None:
+    events: list[Any] = []
+    again = fp8tune.sweep("rowwise-2d", db=swept.db, callback=events.append, **TINY)
+    assert all(event.from_database for event in events if isinstance(event, TrialDone))
+    assert again.picks.equals(swept.picks)
+
+
+def test_a_callback_that_raises_ends_a_sweep_which_the_same_call_goes_on_with(tmp_path: Path) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, TrialDone):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=stop, **TINY)
+    assert len(fp8tune.open(tmp_path / "rows.db").trials()) == 1
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        (said,) = store.unfinished_sweeps()
+    assert said.startswith("fp8tune.sweep(kernel=('rowwise-2d',), shapes=(")
+    events: list[Any] = []
+    fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=events.append, **TINY)
+    assert sum(isinstance(event, TrialDone) and event.from_database for event in events) == 1
+
+
+def test_a_sweep_has_the_options_of_the_command() -> None:
+    ours = {"kernel": "kernels", **{name: name for name in inspect.signature(api.sweep).parameters if name != "kernel"}}
+    of_the_terminal = {"format", "command"}
+    assert {*ours.values()} - {"callback"} == {field.name for field in fields(Options)} - of_the_terminal
+    defaults = Options()
+    for name, parameter in inspect.signature(api.sweep).parameters.items():
+        if name not in ("kernel", "shapes", "callback", "grid"):
+            assert parameter.default == getattr(defaults, name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kernel": "rowwise-2"}, "unknown kernel 'rowwise-2': did you mean rowwise-2d"),
+        ({"shapes": "tinny"}, "unknown shape set 'tinny'"),
+        ({"seed": 2**70}, "seed: .* is too large for a seed"),
+        ({"time_budget_s": -1.0}, "time_budget_s: -1.0 is no time"),
+        ({"trial_timeout_s": 0.5}, "ends trials before they begin"),
+        ({"grid": {"num_warp": 4}}, "unknown grid axis 'num_warp'"),
+        ({"op": "grouped"}, "unknown operation 'grouped'"),
+        ({"db": ":memory:"}, "in memory"),
+        ({"timer": "clock"}, "unknown timer 'clock'"),
+    ],
+)
+def test_what_cannot_be_swept_is_an_error_of_the_caller(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fp8tune.sweep(**{"kernel": "rowwise-2d", "db": tmp_path / "rows.db", **TINY, **given})
+    assert not (tmp_path / "rows.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "arch", "step"),
+    [
+        ("M=16640 K=5120 G=16", "sm_90", "key"),
+        ("M=16640 K=5000 G=16", "sm_90", "nearest"),
+        ({"M": 16640, "K": 5120, "G": 16}, "gfx90a", "fallback"),
+        ("M=16640 K=5120 G=16", "sm_80", "default"),
+    ],
+)
+def test_a_lookup_says_by_which_step(shape: Any, arch: str, step: str) -> None:
+    found = fp8tune.lookup("colwise", shape, arch=arch)
+    assert (found.step, found.is_own, found.arch) == (step, False, arch)
+    assert set(found.config) == {"BLOCK_SIZE", "BLOCK_SIZE_ITER", "LEAD", "num_warps", "num_stages", "maxnreg"}
+    assert (found.row_key is None) == (step in ("fallback", "default"))
+    assert (found.row_key == found.key) == (step == "key")
+    assert str(found).startswith(f"colwise, {found.key} on {arch}: {found.config} (")
+
+
+def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from fp8tune.revisions.loading import load_spec
+
+    spec = load_spec("colwise")
+    lookup.forget()
+    with lookup.compiling_for("sm_90"):
+        for M, K, G in ((16640, 5120, 16), (100, 77, 3), (1 << 17, 5120, 1)):
+            found = fp8tune.lookup("colwise", {"M": M, "K": K, "G": G}, arch="sm_90")
+            assert lookup.config_for(spec, tuple(found.key.values()), torch.device("meta")) == found.config
+
+
+def test_a_lookup_reads_the_users_own_table_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
+    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+    key = (("G", 16), ("K", 5120), ("M_bucket", 16384))
+    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2))),)
+    (tmp_path / "gfx90a.py").write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = {rows!r}\n")
+    lookup.forget()
+    try:
+        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+        (tmp_path / "gfx90a.py").write_text("no table")
+        lookup.forget()
+        with pytest.raises(UsageError, match="is no table"):
+            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+    finally:
+        monkeypatch.undo()
+        lookup.forget()
+    assert (shipped.step, shipped.is_own) == ("fallback", False)
+    assert (found.step, found.is_own, found.config["num_warps"]) == ("key", True, 2)
+    assert str(found).endswith("(the row of its key in your own table)")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kernel": "colwse"}, "unknown kernel 'colwse'"),
+        ({"arch": "sm_91"}, "unknown arch 'sm_91'"),
+        ({"shape": "M=16640 K=5120"}, "colwise needs G, which the shape M=16640 K=5120 lacks"),
+        ({"shape": "M=16640 K=large"}, "is no shape"),
+        ({"in_dtype": "int8"}, "colwise has no input dtype 'int8': it has bfloat16"),
+        ({"input_layout": "transposed"}, "colwise has no input layout 'transposed'"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_an_error_of_the_caller(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fp8tune.lookup(**{"kernel": "colwise", "shape": "M=16640 K=5120 G=16", "arch": "sm_90", **given})
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.db"
+    with Store.open(str(path), create=True) as store:
+        finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 120.0} for K in (1024, 2048)})
+    return path
+
+
+def test_an_export_is_the_text_that_the_command_writes(stored: Path, tmp_path: Path) -> None:
+    exported = fp8tune.export(arch="sm_90", db=stored)
+    assert list(exported.files) == ["sm_90.py", "sm_90.json"]
+    assert command("export", "--arch", "sm_90", "--db", stored, "--output", tmp_path / "own.py").returncode == 0
+    assert str(exported) == (tmp_path / "own.py").read_text()
+    assert exported.write(tmp_path / "made") == [tmp_path / "made" / name for name in exported.files]
+    assert (tmp_path / "made" / "sm_90.json").read_text() == (tmp_path / "own.json").read_text()
+
+
+def test_an_export_into_a_table_keeps_its_rows(stored: Path, tmp_path: Path) -> None:
+    row = '    ("rowwise", "", None, (("num_warps", 4),)),\n'
+    there = tmp_path / "there.py"
+    there.write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = (\n{row})\n")
+    results = fp8tune.open(stored)
+    assert row in str(fp8tune.export(arch="sm_90", db=results, into=there))
+    assert row not in str(fp8tune.export(arch="sm_90", db=results))
+    assert row in there.read_text()
+
+
+def test_an_export_in_a_format_of_others(stored: Path) -> None:
+    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="json", db=stored, sizes={"N": "G"})
+    assert any("device_name=NVIDIA_H100" in name for name in exported.files)
+    assert all(name.endswith(".json") for name in exported.files)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"arch": "sm_91"}, "unknown arch"),
+        ({"arch": "gfx942"}, "nothing to export for gfx942"),
+        ({"kernel": "colwise", "format": "vlm"}, "unknown format 'vlm': did you mean vllm"),
+        ({"format": "vllm"}, "the picks of one kernel"),
+        ({"kernel": "colwise", "format": "fla", "sizes": {"M": 1}}, "not named by sizes"),
+        ({"within": 0.1}, "within goes with a format"),
+        ({"kernel": "colwise", "format": "fla", "prune": True}, "into and prune are for the table"),
+    ],
+)
+def test_what_cannot_be_exported_is_an_error_of_the_caller(stored: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fp8tune.export(**{"arch": "sm_90", "db": stored, **given})
