@@ -1,6 +1,6 @@
-"""The README's performance table, written from the results database: no figure in it is typed by hand.
+"""How fast each kernel was, as a table in markdown from the results database: no figure in it is typed by hand.
 
-python -m benchmarks.readme_table            # after rows were added: writes README.md where it changed
+python -m benchmarks.printed                 # writes it into the pages that have it
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS, PASSES
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN = "<!-- begin: python -m benchmarks.readme_table -->"
-END = "<!-- end -->"
 
 
 def winners(db: Path) -> list[Winner]:
@@ -52,26 +50,11 @@ def _cells(group: Sequence[Winner]) -> list[str]:
     return [str(len(group)), *spread, f"{largest.problem.shape}{layout}", microseconds(largest.time_us), f"{rate:,.0f}"]
 
 
-def updated(readme: str, table: str) -> str:
-    """The README with this table between the two markers. Raises ValueError where it has not exactly one pair."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"README.md wants one pair of {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the README where its table is not what the database gives."""
+    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__.splitlines()[0])
     parser.add_argument("--db", type=Path, default=ROOT / "results.db")
-    given = parser.parse_args(arguments)
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    wanted = updated(text, markdown(winners(given.db)))
-    if wanted != text:
-        readme.write_text(wanted, encoding="utf-8")
-    print(f"{readme}: {'unchanged' if wanted == text else 'written'}")
+    print(markdown(winners(parser.parse_args(arguments).db)))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from fp8tune.commands import (
     bench,
     calibrate,
     compare,
+    completing,
+    completion,
     doctor,
     export,
     forget,
@@ -27,14 +29,19 @@ from fp8tune.commands import (
 )
 from fp8tune.commands.options import as_command
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
+from fp8tune.options import Example
 from fp8tune.redaction import redacted
 from fp8tune.render import streams
+from fp8tune.render.help import Command, Commands
 from fp8tune.stopping import Stopped, stopping_cleanly
+from fp8tune.sweep.options import LISTS
 from fp8tune.text import visible
 
 app = typer.Typer(
     name="fp8tune",
     help="Tune Triton kernels offline: check and time every launch config, keep every result, export the best.",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -54,18 +61,39 @@ def _root(
     if version:
         print(f"fp8tune {__version__}")
     elif context.invoked_subcommand is None:
-        print(context.get_help())
+        typer.echo(context.get_help())
 
 
-for _module in (record, sweep, bench, calibrate, show, static_report, export, lint, import_, forget, compare, doctor):
-    _name = _module.__name__.rpartition(".")[2]  # of the command's function too
-    # what follows the recorded program's name is the program's
-    _settings = {"allow_interspersed_args": False} if _module is record else {}
-    app.command(_name.strip("_").replace("_", "-"), context_settings=_settings)(as_command(getattr(_module, _name)))
+COMMANDS = {
+    "Find the best configs": (record, sweep, bench, calibrate),
+    "Look at results": (show, static_report, compare),
+    "Use them": (export, lint),
+    "Look after the database and this machine": (import_, forget, doctor, completion),
+}
+"""Each command's module, under its heading in ``--help``."""
+
+Commands.examples = (
+    Example("Check and time every config of one kernel, then see the best", "fp8tune sweep --kernel colwise"),
+    Example("See what is in the database, without a GPU", "fp8tune show --kernel colwise"),
+    Example("The options and examples of a command", "fp8tune sweep -h"),
+)
+
+for _heading, _modules in COMMANDS.items():
+    for _module in _modules:
+        _function = getattr(_module, _module.__name__.rpartition(".")[2])  # named as its module
+        _name = _function.__name__.strip("_").replace("_", "-")
+        # what follows the recorded program's name is the program's
+        _settings = {"allow_interspersed_args": False} if _module is record else {}
+        _shown = {"examples": getattr(_function, "examples", ()), "lists": LISTS if _module is sweep else ()}
+        _class = type("Command", (Command,), _shown)
+        app.command(_name, cls=_class, context_settings=_settings)(as_command(_function))
+        Commands.headings[_name] = _heading
 
 
 def main() -> None:
     """The console script."""
+    if completing.VARIABLE in os.environ:
+        completing.answer_shell(typer.main.get_command(app))
     gc.set_threshold(100_000)  # at Python's own, a tenth of a short command's time is garbage collection
     try:
         with stopping_cleanly(), streams.own_output():

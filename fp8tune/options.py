@@ -15,23 +15,60 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
-from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
 
 DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it is there, else fp8tune.db in the user's data folder"
 """The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_SEED = 2**63 - 1
 """What the database and torch hold."""
 
 LONGEST_S = 1e7
 """Sixteen weeks: a longer time is a typing error."""
+
+
+class Group(enum.StrEnum):
+    """The headings of ``--help``, in its order."""
+
+    WHAT = "What"
+    RIGHT = "What is right"
+    WHERE = "Where"
+    HOW_LONG = "How long"
+    OUTPUT = "Output"
+
+
+class Names(enum.StrEnum):
+    """What a shell completes the values of an option with."""
+
+    KERNEL = "kernel"
+    ARCH = "arch"
+    SHAPES = "shapes"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command line that ``--help`` ends with, and what it is for."""
+
+    what: str
+    command: str
+
+
+def examples(*pairs: tuple[str, str]) -> Callable[[Function], Function]:
+    """Give a command its examples, each what it is for and the command line; tests parse them."""
+
+    def given(function: Function) -> Function:
+        function.examples = tuple(Example(*pair) for pair in pairs)  # type: ignore[attr-defined]
+        return function
+
+    return given
 
 
 @dataclass(frozen=True)
@@ -47,6 +84,12 @@ class Option:
     """The value of a text. Raises ValueError. Its name is the placeholder in ``--help``."""
     check: Callable[[Any], Any] | None = None
     """The value, checked. Raises ValueError, which names the option to the user, or UsageError, which does not."""
+    group: Group = Group.WHAT
+    """The heading it stands under in ``--help``."""
+    placeholder: str = ""
+    """What stands for its value in ``--help``; by its type, if empty."""
+    completes: Names | None = None
+    """What a shell completes its value with."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +98,7 @@ class Argument:
 
     help: str
     metavar: str | None = None
+    completes: Names | None = None
 
 
 def seconds(text: str | float) -> float:
@@ -99,42 +143,63 @@ def database_option(shown: str, help: str = "") -> Option:
         "Results database: the path of an SQLite file, or postgresql://USER@HOST/NAME (both are tested, no other is). "
         "A server's password belongs into PGPASSWORD or ~/.pgpass: others see a command line."
     )
-    return Option("--db", help, shown, check=database)
-
-
-def _numbered(names: Sequence[str]) -> str:
-    return "; ".join(f"{number} {name}" for number, name in enumerate(names))
+    return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
 
 
 Kernels = Annotated[
     tuple[str, ...],
     Option(
         "--kernel",
-        f"One of {', '.join(KERNELS)}; a pass of grouped-mm, {', '.join(PASSES)}, whose METHOD is "
-        f"{_numbered(METHODS)}; or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec elsewhere, or of a recorded kernel: "
-        "then @RECORDING.json may follow. Repeatable.",
+        "A kernel that fp8tune sweep --help lists; module:ATTRIBUTE or path.py:ATTRIBUTE of a spec or of a recorded "
+        "kernel, @RECORDING.json may follow. Repeatable.",
         "all kernels",
+        placeholder="NAME",
+        completes=Names.KERNEL,
     ),
 ]
 """Names of kernels or specs; empty: all."""
 
-Shapes = Annotated[tuple[str, ...], Option("--shapes", "A shape set or a path.toml. Repeatable.")]
-Routing = Annotated[
-    str, Option("--routing", "How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.")
+Shapes = Annotated[
+    tuple[str, ...],
+    Option("--shapes", "A shape set or a path.toml. Repeatable.", placeholder="SET", completes=Names.SHAPES),
 ]
-ScaleMode = Annotated[str | None, Option("--scale-mode", "power-of-two or exact.", "the kernel's first")]
+Routing = Annotated[
+    str,
+    Option(
+        "--routing",
+        "How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.",
+        placeholder="NAME",
+    ),
+]
+ScaleMode = Annotated[
+    str | None, Option("--scale-mode", "power-of-two or exact.", "the kernel's first", placeholder="MODE")
+]
 InDtype = Annotated[
-    str | None, Option("--in-dtype", "Only problems with inputs of this dtype, such as bfloat16.", "all of the kernel")
+    str | None,
+    Option(
+        "--in-dtype",
+        "Only problems with inputs of this dtype, such as bfloat16.",
+        "all of the kernel",
+        placeholder="DTYPE",
+    ),
 ]
 Seed = Annotated[int, Option("--seed", "Seeds values and group layouts.", check=seed)]
 Timer = Annotated[
-    str | None, Option("--timer", "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", "do_bench")
+    str | None,
+    Option("--timer", "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", "do_bench", group=Group.WHERE),
 ]
 TimeBudget = Annotated[
     float | None,
-    Option("--time-budget", "Start no new problem after this many seconds; say what was left out.", parse=seconds),
+    Option(
+        "--time-budget",
+        "Start no new problem after this many seconds; say what was left out.",
+        parse=seconds,
+        group=Group.HOW_LONG,
+    ),
 ]
-Arch = Annotated[str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.")]
+Arch = Annotated[
+    str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.", group=Group.WHERE, completes=Names.ARCH)
+]
 WrittenDatabase = Annotated[str | None, database_option(DATABASE)]
 ReadDatabase = Annotated[
     str | None, database_option(f"{DATABASE}; its rows over those that come with fp8tune, which FP8TUNE_BASE names")
@@ -146,6 +211,9 @@ class TableFormat(enum.StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+JsonOrTable = Annotated[TableFormat, Option("--format", "table or json.", group=Group.OUTPUT)]
 
 
 class OperationName(enum.StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fp8tune.errors import UsageError
-from fp8tune.options import Kernels, OperationName, Option, Routing, Seed, TimeBudget, Timer
+from fp8tune.options import Group, Kernels, OperationName, Option, Routing, Seed, TimeBudget, Timer
 
 AGAINST = ("torch.compile", "torchao")
 
@@ -51,7 +51,9 @@ class BenchOptions:
     ] = False
     timer: Timer = None
     time_budget_s: TimeBudget = None
-    format: Annotated[OutputFormat, Option("--format", "table, markdown or json.")] = OutputFormat.TABLE
+    format: Annotated[OutputFormat, Option("--format", "table, markdown or json.", group=Group.OUTPUT)] = (
+        OutputFormat.TABLE
+    )
 
     def __post_init__(self) -> None:
         if self.op is not None and (self.kernels or "torch.compile" in self.against):

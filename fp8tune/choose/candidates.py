@@ -16,11 +16,11 @@ from fp8tune.choose.decision import (
     Decision,
     MeasuringPlan,
     PickVerdict,
-    canonical_order,
     decide_finals,
     noise_floor,
     unproven,
 )
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, is_recorded
 
 TIE_BAND = MeasuringPlan().tie_band

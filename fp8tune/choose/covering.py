@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.choose.decision import canonical_order
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.records import NamedInts
 from fp8tune.stats import geomean
 

@@ -6,22 +6,19 @@ So nothing here computes a confidence from the blocks or samples of one process.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8tune.choose.pairs import Axes, Pairs, largest_block
 from fp8tune.records import NamedInts, ProcessTimes
-from fp8tune.stats import TRIMMED_SHARE, t_quantile
-
-Axes = Sequence[tuple[str, Sequence[int]]]
-Key = TypeVar("Key", str, int)
+from fp8tune.stats import TRIMMED_SHARE
 
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
 """What the finals timed of each finalist."""
@@ -123,7 +120,7 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
     values: dict[NamedInts, dict[str, float]] = {}
     for process in sorted(processes):
         rounds = processes[process]
-        configs, numbers = _complete(rounds)
+        configs, numbers = largest_block(rounds)
         logs = np.array([[rounds[number][config] for config in configs] for number in numbers])
         centres = logs.mean(axis=1, keepdims=True)
         for config, value in zip(configs, centres.mean() + _trimmed_mean(logs - centres), strict=True):
@@ -149,14 +146,14 @@ def decide(
 
     Raises ValueError for no values.
     """
-    finals = _Finals.of(values, default, axes, plan.alpha / plan.decisions)
+    finals = Pairs.of(values, default, axes, plan.alpha / plan.decisions)
     place = {config: number for number, config in enumerate(finals.configs)}
     tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
     fresh = finals.first_tied(tie, None if default is None else place.get(default))
     if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
-        return finals.decision(place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+        return _decision(finals, place[incumbent], keep, is_fresh=place[incumbent] == fresh)
     contested = finals.is_contested(fresh, tie, plan.edge_sigmas)
-    return replace(finals.decision(fresh, keep, is_fresh=True), contested=contested)
+    return replace(_decision(finals, fresh, keep, is_fresh=True), contested=contested)
 
 
 def decide_finals(
@@ -219,114 +216,29 @@ def needs_more(decision: Decision) -> bool:
     return decision.verdict is PickVerdict.AMBIGUOUS or decision.contested
 
 
-def canonical_order(config: NamedInts, axes: Axes) -> tuple[object, ...]:
-    """Fewer stages, fewer warps, then the declared order of each axis' values, then the text."""
-    places = [
-        (list(values).index(config[name]) if config[name] in values else len(values), config[name])
-        for name, values in axes
-        if name in config
-    ]
-    return config.get("num_stages", 0), config.get("num_warps", 0), tuple(places), config.canonical
-
-
-@dataclass(frozen=True, eq=False)
-class _Finals:
-    """All pairs of finalists, in the order in which they are preferred. Log slowdowns of a config against a rival."""
-
-    configs: Sequence[NamedInts]
-    logs: NDArray[np.float64]
-    """(config, process): log microseconds."""
-    mean: NDArray[np.float64]
-    """(config, rival)."""
-    error: NDArray[np.float64]
-    """(config, rival): standard error of the mean, paired over processes; infinite with one process."""
-    quantile: float
-    """Standard errors from the mean to its one-sided bound."""
-
-    @classmethod
-    def of(
-        cls, values: Mapping[NamedInts, Mapping[str, float]], default: NamedInts | None, axes: Axes, alpha: float
-    ) -> _Finals:
-        """``alpha`` is shared out over the rivals of one config."""
-        names = dict.fromkeys(process for of_config in values.values() for process in of_config)
-        chosen, processes = _complete({name: [config for config in values if name in values[config]] for name in names})
-        configs = sorted(chosen, key=lambda config: (config != default, canonical_order(config, axes)))
-        logs = np.array([[values[config][process] for process in processes] for config in configs])
-        differences, count = logs[:, None, :] - logs[None, :, :], len(processes)
-        if count < 2:
-            return cls(configs, logs, differences[..., 0], np.where(np.eye(len(configs)), 0.0, np.inf), 1.0)
-        error = differences.std(axis=2, ddof=1) / math.sqrt(count)
-        quantile = t_quantile(1 - alpha / max(1, len(configs) - 1), count - 1)
-        return cls(configs, logs, differences.mean(axis=2), error, quantile)
-
-    @property
-    def lower(self) -> NDArray[np.float64]:
-        """(config, rival): it is at least this much slower."""
-        return self.mean - self.quantile * self.error
-
-    @property
-    def upper(self) -> NDArray[np.float64]:
-        """(config, rival): it is at most this much slower."""
-        return self.mean + self.quantile * self.error
-
-    @property
-    def fastest(self) -> int:
-        """The first of the fastest."""
-        return int(self.mean.max(axis=1).argmin())
-
-    def first_tied(self, band: float, default: int | None) -> int:
-        """The first that is within ``band`` of the fastest with a standard error to spare, and proven faster than the
-        default where that is not; the default where none is.
-        """
-        tied = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band)
-        if default is None or default in tied:
-            return int(tied[0])
-        return next((int(place) for place in tied if self.lower[default, place] > 0), default)
-
-    def is_contested(self, pick: int, band: float, sigmas: float) -> bool:
-        """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""
-        distance = np.abs(self.mean[: pick + 1, self.fastest] - band)
-        return bool((distance < sigmas * self.error[: pick + 1, self.fastest]).any())
-
-    def decision(self, pick: int, keep_band: float, *, is_fresh: bool) -> Decision:
-        """The pick beside its runner-up; ``is_fresh``: whether a new table would hold it, too."""
-        time_us, count = math.exp(self.logs[pick].mean()), self.logs.shape[1]
-        rivals = [number for number in range(len(self.configs)) if number != pick]
-        if not rivals:
-            return Decision(self.configs[pick], PickVerdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
-        runner_up = min(rivals, key=lambda rival: self.mean[rival, pick])
-        upper = float(self.upper[pick, rivals].max())
-        verdict = PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT
-        if upper <= 0:
-            verdict = PickVerdict.CERTIFIED
-        elif upper > keep_band:
-            verdict = PickVerdict.AMBIGUOUS
-        return Decision(
-            config=self.configs[pick],
-            verdict=verdict,
-            time_us=time_us,
-            runner_up=self.configs[runner_up],
-            ratio=math.exp(self.mean[runner_up, pick]),
-            lower=math.expm1(self.lower[pick, runner_up]),
-            upper=math.expm1(upper),
-            processes=count,
-        )
-
-
-def _complete(cells: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:
-    """The largest block of configs times keys without a gap: what failed now and then, or was stopped half-way, is out.
-
-    Looked for among the sets that occur and what any two of them share.
-    """
-    if not cells:
-        raise ValueError("no values")
-    sets = {frozenset(configs) for configs in cells.values()}
-    if len(sets) == 1:
-        return sorted(*sets, key=lambda config: config.canonical), sorted(cells)
-    sets |= {first & second for first, second in itertools.combinations(sets, 2)} - {frozenset()}
-    found = {chosen: sorted(key for key, configs in cells.items() if chosen <= set(configs)) for chosen in sets}
-    blocks = [(sorted(chosen, key=lambda config: config.canonical), keys) for chosen, keys in found.items()]
-    return min(blocks, key=lambda block: (-len(block[0]) * len(block[1]), -len(block[0]), str(block[0])))
+def _decision(finals: Pairs, pick: int, keep_band: float, *, is_fresh: bool) -> Decision:
+    """The pick beside its runner-up; ``is_fresh``: whether a new table would hold it, too."""
+    time_us, count = math.exp(finals.logs[pick].mean()), finals.logs.shape[1]
+    rivals = [number for number in range(len(finals.configs)) if number != pick]
+    if not rivals:
+        return Decision(finals.configs[pick], PickVerdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
+    runner_up = min(rivals, key=lambda rival: finals.mean[rival, pick])
+    upper = float(finals.upper[pick, rivals].max())
+    verdict = PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT
+    if upper <= 0:
+        verdict = PickVerdict.CERTIFIED
+    elif upper > keep_band:
+        verdict = PickVerdict.AMBIGUOUS
+    return Decision(
+        config=finals.configs[pick],
+        verdict=verdict,
+        time_us=time_us,
+        runner_up=finals.configs[runner_up],
+        ratio=math.exp(finals.mean[runner_up, pick]),
+        lower=math.expm1(finals.lower[pick, runner_up]),
+        upper=math.expm1(upper),
+        processes=count,
+    )
 
 
 def _trimmed_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner, value_us
-from fp8tune.choose.decision import canonical_order
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Status
 
 Item = TypeVar("Item")

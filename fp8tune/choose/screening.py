@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.choose.decision import Axes, MeasuringPlan, canonical_order
+from fp8tune.choose.decision import MeasuringPlan
+from fp8tune.choose.pairs import Axes, canonical_order
 from fp8tune.records import NamedInts
 
 LEAST_CHANCE = 0.01

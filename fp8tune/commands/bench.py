@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fp8tune.bench.options import BenchOptions
+from fp8tune.options import examples
 
 if TYPE_CHECKING:
     from fp8tune.measure.engine import Backend
 
 
+@examples(
+    ("One kernel beside torch.compile and torchao", "fp8tune bench --kernel colwise"),
+    ("The whole operation, forward and backward", "fp8tune bench --op grouped-mm"),
+)
 def bench(options: BenchOptions) -> None:
     """Time our kernels with their exported configs beside torch.compile and torchao. Needs a GPU.
 

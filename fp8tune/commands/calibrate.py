@@ -6,15 +6,20 @@ import sys
 from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
-from fp8tune.options import Option, WrittenDatabase
+from fp8tune.options import Group, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
 from fp8tune.redaction import command_line
 from fp8tune.render.terminal import notice
 
 
+@examples(
+    ("Once on each machine, before its first sweep", "fp8tune calibrate"),
+)
 def calibrate(
-    timer: Annotated[str | None, Option("--timer", "simulated:SEED calibrates a fake GPU.", "do_bench")] = None,
+    timer: Annotated[
+        str | None, Option("--timer", "simulated:SEED calibrates a fake GPU.", "do_bench", group=Group.WHERE)
+    ] = None,
     db: WrittenDatabase = None,
-    json: Annotated[bool, Option("--json", "One JSON object instead of tables.")] = False,
+    format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
     """Measure this device's own noise, and how many processes and rounds finals need for it. Takes half a minute.
 
@@ -36,4 +41,4 @@ def calibrate(
             if not isinstance(event, calibrating.Calibration):
                 display.update("calibrating, processes", event.done, event.total, phase="processes")
     assert isinstance(event, calibrating.Calibration)  # the last one is
-    print_calibration(event, "json" if json else "table")
+    print_calibration(event, str(format))

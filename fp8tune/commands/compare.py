@@ -6,8 +6,13 @@ import typer
 
 from fp8tune.commands.options import opened_to_read
 from fp8tune.compare.options import CompareOptions
+from fp8tune.options import examples
 
 
+@examples(
+    ("A verdict a row for a pull request", "fp8tune compare main..branch --format markdown"),
+    ("Without a GPU, from recorded rows", "fp8tune compare main..branch --from-db"),
+)
 def compare(options: CompareOptions) -> None:
     """Whether a change made kernels slower, faster or wrong: both revisions built, checked and timed in turns.
 

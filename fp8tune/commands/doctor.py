@@ -6,16 +6,20 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.options import Option, ReadDatabase
+from fp8tune.options import JsonOrTable, Option, ReadDatabase, TableFormat, examples
 
 
+@examples(
+    ("After an installation, or when something looks odd", "fp8tune doctor"),
+    ("After kill -9: put the rows of its log back", "fp8tune doctor --repair"),
+)
 def doctor(
     db: ReadDatabase = None,
     repair: Annotated[
         bool,
         Option("--repair", "Take in, or set aside, the log that a killed process left beside the file."),
     ] = False,
-    json: Annotated[bool, Option("--json", "Findings as JSON.")] = False,
+    format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
     """What is wrong with this machine, the database or the tables, and what to do about each."""
     from fp8tune.check import doctor as checking
@@ -27,5 +31,5 @@ def doctor(
     found = location.to_read(db, notice)
     path = found.own or found.base or ""
     findings = [*(repairing.repair(path) if repair else ()), *checking.diagnose(path)]
-    print_findings(findings, "json" if json else "table")
+    print_findings(findings, str(format))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)

@@ -12,7 +12,7 @@ import typer
 
 from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
-from fp8tune.options import Kernels, Option, ReadDatabase, module_path
+from fp8tune.options import Group, Kernels, Names, Option, ReadDatabase, TableFormat, examples, module_path
 
 if TYPE_CHECKING:
     from fp8tune.export.given import Given
@@ -32,7 +32,7 @@ def percent(text: str | float) -> float:
 class ExportOptions:
     """The options of ``export``."""
 
-    arch: Annotated[str, Option("--arch", "The GPU arch to export, such as sm_90.")]
+    arch: Annotated[str, Option("--arch", "The GPU arch to export, such as sm_90.", completes=Names.ARCH)]
     kernels: Kernels = ()
     format: Annotated[
         str | None,
@@ -40,6 +40,7 @@ class ExportOptions:
             "--for",
             "Who reads it: triton-cache, python (a file of its own), json (Hugging Face kernels), vllm "
             "(SGLang too), fla (flash-linear-attention), diff (of the kernel's configs=[...]), or t4.",
+            placeholder="FORMAT",
         ),
     ] = None
     output: Annotated[
@@ -49,9 +50,13 @@ class ExportOptions:
             "Where the module goes; with --for the folder of the files, with --for diff the file.",
             "fp8tune_kernels/tables/ARCH.py in a checkout, else the folder of FP8TUNE_TABLES; with --for this folder, "
             "with --for diff stdout",
+            group=Group.OUTPUT,
+            placeholder="PATH",
         ),
     ] = None
-    device: Annotated[str | None, Option("--device", "With --for: the device, where an arch has several.")] = None
+    device: Annotated[
+        str | None, Option("--device", "With --for: the device, where an arch has several.", placeholder="NAME")
+    ] = None
     sizes: Annotated[
         tuple[str, ...],
         Option(
@@ -68,17 +73,36 @@ class ExportOptions:
         float | None,
         Option("--within", "With --for diff: how much slower fewer configs may make a problem.", "2%", parse=percent),
     ] = None
-    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if the table or a file is stale.")] = False
-    dry: Annotated[bool, Option("--dry", "With --for: write nothing, say what would be written.")] = False
-    json: Annotated[bool, Option("--json", "With --for: a summary as JSON.")] = False
+    check: Annotated[
+        bool, Option("--check", "Write nothing; exit 1 if the table or a file is stale.", group=Group.OUTPUT)
+    ] = False
+    dry: Annotated[
+        bool, Option("--dry", "With --for: write nothing, say what would be written.", group=Group.OUTPUT)
+    ] = False
+    output_format: Annotated[
+        TableFormat, Option("--format", "table; with --for also json, a summary.", group=Group.OUTPUT)
+    ] = TableFormat.TABLE
     prune: Annotated[
         bool,
         Option("--prune", "Remove rows of kernels and devices of the database that it does not give."),
     ] = False
-    verbose: Annotated[bool, Option("--verbose", "Every notice, where there are many alike.")] = False
+    verbose: Annotated[bool, Option("--verbose", "Every notice, where there are many alike.", group=Group.OUTPUT)] = (
+        False
+    )
     db: ReadDatabase = None
 
+    @property
+    def json(self) -> bool:
+        """Whether a summary is printed as JSON."""
+        return self.output_format is TableFormat.JSON
 
+
+@examples(
+    ("Merge the best configs into the table that our kernels read", "fp8tune export --arch sm_90"),
+    ("In CI: exit code 1 if the table is stale", "fp8tune export --arch sm_90 --check --db results.db"),
+    ("A diff of your kernel's configs=[...]", "fp8tune export --for diff --arch sm_90 --kernel module:kernel"),
+    ("Files that vLLM reads", "fp8tune export --for vllm --arch sm_90 --kernel colwise --size E=8 --output configs"),
+)
 def export(options: ExportOptions) -> None:
     """Write the best configs of an arch: the module that our kernels read, or --for others. Needs no GPU.
 
@@ -103,7 +127,7 @@ def export(options: ExportOptions) -> None:
         "--dtype": options.dtype is not None,
         "--within": options.within is not None,
         "--dry": options.dry,
-        "--json": options.json,
+        "--format json": options.json,
     }
     for flag in (flag for flag, is_given in given.items() if is_given):
         raise UsageError(f"{flag} goes with --for FORMAT: name a format, or leave it out")

@@ -6,10 +6,14 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option, WrittenDatabase
+from fp8tune.options import Argument, Option, WrittenDatabase, examples
 from fp8tune.render.terminal import notice
 
 
+@examples(
+    ("One row that a message named", "fp8tune forget trials:17"),
+    ("All that cannot be read", "fp8tune forget --unreadable"),
+)
 def forget(
     rows: Annotated[tuple[str, ...], Argument("Rows as other commands name them, such as trials:17.", "[ROW]...")] = (),
     unreadable: Annotated[bool, Option("--unreadable", "All rows that cannot be read.")] = False,

@@ -7,11 +7,16 @@ from typing import Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option, WrittenDatabase
+from fp8tune.options import Argument, Option, WrittenDatabase, examples
 from fp8tune.render.terminal import notice
 from fp8tune.text import visible
 
 
+@examples(
+    ("Merge another machine's rows", "fp8tune import other.db"),
+    ("What Triton tuned in your programs", "fp8tune import ~/.triton/cache --kernel my-kernel"),
+    ("Published rows, compiled as export needs them", "fp8tune import published.csv --compile"),
+)
 def import_(
     paths: Annotated[
         tuple[str, ...],

@@ -6,10 +6,25 @@ from typing import Annotated
 
 import typer
 
-from fp8tune.options import Argument, Option, Seed, Shapes, TableFormat, Timer, database_option, seconds
+from fp8tune.options import (
+    Argument,
+    Group,
+    Option,
+    Seed,
+    Shapes,
+    TableFormat,
+    Timer,
+    database_option,
+    examples,
+    seconds,
+)
 from fp8tune.render.terminal import notice
 
 
+@examples(
+    ("Does its key hold all that moves the winner?", "fp8tune lint colwise"),
+    ("The same, in less time", "fp8tune lint colwise --grid num_stages=1 --time-budget 300"),
+)
 def lint(
     kernel: Annotated[str, Argument("A kernel, as for sweep --kernel.")],
     shapes: Shapes = ("starting-line",),
@@ -26,7 +41,7 @@ def lint(
     db: Annotated[
         str | None, database_option("a temporary one", "Keep the rows there, and continue from them.")
     ] = None,
-    format: Annotated[TableFormat, Option("--format", "table or json.")] = TableFormat.TABLE,
+    format: Annotated[TableFormat, Option("--format", "table or json.", group=Group.OUTPUT)] = TableFormat.TABLE,
 ) -> None:
     """Whether a kernel's lookup key holds all that moves its winner. Needs a GPU.
 

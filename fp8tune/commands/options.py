@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
+from fp8tune.commands.completing import completer
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option
+from fp8tune.options import Argument, Group, Option
 from fp8tune.render.terminal import notice
 
 if TYPE_CHECKING:
     from fp8tune.store.layers import Reader
+
+OLD_JSON = "old_json"
+"""``--json``, which is ``--format json`` where a command has ``--format``; help does not name it."""
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -29,9 +34,12 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     grouped = {name: list(_declared(group)) for name, group in groups.items()}
     parameters = [*(one for group in grouped.values() for one in group), *_declared(function)]
     defaults = {one.name: one.default for one in parameters}
+    format = next((one for one in parameters if _flag(one) == "--format"), None)
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
+        if format is not None and given.pop(OLD_JSON):
+            given[format.name] = type(format.default)("json")
         for name, value in given.items():
             if isinstance(defaults[name], tuple):
                 given[name] = tuple(value) if value else defaults[name]
@@ -39,7 +47,11 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = cast(Any, group)(**{one.name: given.pop(one.name) for one in grouped[name]})
         function(**given)
 
-    command.__signature__ = inspect.Signature(list(map(_for_typer, parameters)))  # type: ignore[attr-defined]
+    shown = list(map(_for_typer, parameters))
+    if format is not None:
+        hidden = Annotated[bool, typer.Option("--json", hidden=True)]
+        shown.append(inspect.Parameter(OLD_JSON, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hidden))
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return command
 
 
@@ -51,23 +63,59 @@ def _declared(owner: Any) -> Iterator[inspect.Parameter]:
             yield one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
 
 
+def _flag(one: inspect.Parameter) -> str:
+    declared = get_args(one.annotation)[1]
+    return declared.flag if isinstance(declared, Option) else ""
+
+
 def _for_typer(one: inspect.Parameter) -> inspect.Parameter:
     type, declared, *_ = get_args(one.annotation)
     repeats = isinstance(one.default, tuple)
+    completing = declared.completes and completer(declared.completes)
     info: Any
     if isinstance(declared, Argument):
-        info = typer.Argument(help=declared.help, metavar=declared.metavar)
+        info = typer.Argument(
+            help=declared.help,
+            metavar=declared.metavar,
+            show_default=False,
+            rich_help_panel=Group.WHAT,
+            autocompletion=completing,
+        )
     else:
         info = typer.Option(
             *declared.flag.split(", "),
-            help=declared.help,
-            show_default=declared.shown or (", ".join(one.default) or False if repeats else True),
+            help=_described(declared, one.default),
+            show_default=False,
+            metavar=None if type is bool else _placeholder(declared, type),
+            rich_help_panel=declared.group,
+            autocompletion=completing,
             parser=declared.parse and _naming_the_option(declared.parse),
             callback=declared.check and _naming_the_option(declared.check),
         )
     # typer takes a list where an option repeats
     type, default = (list[str] | None, None) if repeats else (type, one.default)
     return one.replace(default=default, annotation=Annotated[type, info])
+
+
+def _described(declared: Option, default: object) -> str:
+    """An option's help, and its default."""
+    if default is inspect.Parameter.empty:
+        return f"{declared.help} [required]"
+    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(default)
+    shown = declared.shown or own
+    return f"{declared.help} [default: {shown}]" if shown else declared.help
+
+
+def _placeholder(declared: Option, type: Any) -> str:
+    """What stands for the value: ``NAME``, ``SECONDS``, ``table|json``."""
+    if declared.placeholder or declared.parse:
+        return declared.placeholder or getattr(declared.parse, "__name__", "value").upper()
+    for one in (type, *get_args(type)):
+        if inspect.isclass(one) and issubclass(one, enum.Enum):
+            return "|".join(map(str, one))
+    if type is int:
+        return "N"
+    return declared.flag.rpartition("--")[2].upper()
 
 
 def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:

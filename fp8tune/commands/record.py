@@ -10,20 +10,31 @@ from typing import Annotated
 import typer
 
 from fp8tune.errors import UsageError
-from fp8tune.options import Argument, Option
+from fp8tune.options import Argument, Group, JsonOrTable, Option, TableFormat, examples
 
 KILLED = range(129, 193)
 """Exit codes of a program that a signal ended."""
 
 
+@examples(
+    ("The kernels of a training script", "fp8tune record -o run.json -- python train.py"),
+    ("Of all ranks", "fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py"),
+    ("Kernels without an autotuner too", "fp8tune record --jit 'my_kernels:*' -- python train.py"),
+)
 def record(
     command: Annotated[tuple[str, ...], Argument("The program and its arguments.", "-- COMMAND")] = (),
-    output: Annotated[str, Option("-o, --output", "Where the recording goes.")] = "recording.json",
+    output: Annotated[
+        str, Option("-o, --output", "Where the recording goes.", group=Group.OUTPUT, placeholder="FILE")
+    ] = "recording.json",
     jit: Annotated[
         tuple[str, ...],
-        Option("--jit", "Also bare @triton.jit kernels: module:name or name, with wildcards. Repeatable."),
+        Option(
+            "--jit",
+            "Also bare @triton.jit kernels: module:name or name, with wildcards. Repeatable.",
+            placeholder="PATTERN",
+        ),
     ] = (),
-    json: Annotated[bool, Option("--json", "One JSON object; the program's own output goes to stderr.")] = False,
+    format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
     """Run a program and write down which autotuned Triton kernels it launches, with what, and how often.
 
@@ -43,10 +54,10 @@ def record(
     if _is_no_recording(path):
         raise UsageError(f"{output!r} is no recording, and is left as it is: name another file")
     sys.stdout.flush()
-    ended = program.run(command, jit, None if json else _descriptor())
+    ended = program.run(command, jit, None if format is TableFormat.JSON else _descriptor())
     if ended.recording is not None and ended.recording.kernels:  # one without kernels takes no other's place
         path.write_text(text_of(ended.recording), encoding="utf-8")
-        print_recording(ended.recording, output, "json" if json else "table")
+        print_recording(ended.recording, output, str(format))
         raise typer.Exit(ended.exit_code)
     if ended.recording is None and ended.exit_code in KILLED:
         notice("fp8tune: the program was killed before its recording was first written: nothing is recorded")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
-from fp8tune.options import Arch, Kernels, OperationName, Option, ReadDatabase
+from fp8tune.options import Arch, Group, Kernels, OperationName, Option, ReadDatabase, examples
 from fp8tune.records import Evidence, Kind
 from fp8tune.render.terminal import notice
 from fp8tune_kernels.catalog import PASSES
@@ -53,9 +53,14 @@ class ShowOptions:
         str | None, Option("--recording", "What fp8tune record wrote: the kernels that ran, instead.")
     ] = None
     db: ReadDatabase = None
-    format: Annotated[Format, Option("--format", "table, json or csv.")] = Format.TABLE
+    format: Annotated[Format, Option("--format", "table, json or csv.", group=Group.OUTPUT)] = Format.TABLE
 
 
+@examples(
+    ("The best config of each shape of a kernel", "fp8tune show --kernel colwise --arch sm_90"),
+    ("For a script", "fp8tune show --kernel colwise --format json"),
+    ("What others published, beside what was measured here", "fp8tune show --published"),
+)
 def show(options: ShowOptions) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
 

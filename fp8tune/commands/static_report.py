@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fp8tune.commands.options import opened_to_read
-from fp8tune.options import Arch, Kernels, Option, ReadDatabase, TableFormat
+from fp8tune.options import Arch, Group, Kernels, Option, ReadDatabase, TableFormat, examples
 from fp8tune.records import Kind
 from fp8tune.render.terminal import notice
 
 
+@examples(
+    ("What compiles for each arch", "fp8tune static-report"),
+    ("Which configs suit one", "fp8tune static-report --arch gfx942 --kernel colwise"),
+)
 def static_report(
     kernels: Kernels = (),
     arch: Arch = None,
     db: ReadDatabase = None,
-    format: Annotated[TableFormat, Option("--format", "table or json.")] = TableFormat.TABLE,
+    format: Annotated[TableFormat, Option("--format", "table or json.", group=Group.OUTPUT)] = TableFormat.TABLE,
 ) -> None:
     """What was compiled for each arch and not run, and the config that suits it best; with --arch each that fits.
 

@@ -8,12 +8,20 @@ from dataclasses import replace
 import typer
 
 from fp8tune.commands.options import database_to_write
+from fp8tune.options import examples
 from fp8tune.records import Kind, Problem
 from fp8tune.redaction import command_line
 from fp8tune.render.terminal import notice, print_json_line
 from fp8tune.sweep.options import Options
 
 
+@examples(
+    ("Every config of one kernel on the layers of Llama 4", "fp8tune sweep --kernel colwise --shapes llama4"),
+    ("As much as five minutes allow; the same command goes on later", "fp8tune sweep --time-budget 300"),
+    ("A kernel of your own program", "fp8tune sweep --kernel module:kernel --recording run.json"),
+    ("The whole program on a fake GPU", "fp8tune sweep --kernel colwise --shapes tiny --timer simulated:1 --db try.db"),
+    ("Compile for a GPU that is not here", "fp8tune sweep --kernel colwise --arch gfx942"),
+)
 def sweep(options: Options) -> None:
     """Check and time every config of a kernel's grid on every shape; store each result as it comes.
 

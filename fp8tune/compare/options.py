@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fp8tune.options import Argument, Kernels, Option, ReadDatabase, Routing, ScaleMode, Seed, Shapes, Timer
+from fp8tune.options import Argument, Group, Kernels, Option, ReadDatabase, Routing, ScaleMode, Seed, Shapes, Timer
 
 
 class Configs(enum.StrEnum):
@@ -50,4 +50,6 @@ class CompareOptions:
     timer: Timer = None
     from_db: Annotated[bool, Option("--from-db", "Run nothing: compare recorded rows.")] = False
     db: ReadDatabase = None
-    format: Annotated[CompareFormat, Option("--format", "table, markdown, json or html.")] = CompareFormat.TABLE
+    format: Annotated[CompareFormat, Option("--format", "table, markdown, json or html.", group=Group.OUTPUT)] = (
+        CompareFormat.TABLE
+    )

@@ -7,20 +7,29 @@ from typing import Annotated
 
 from fp8tune.errors import UsageError
 from fp8tune.options import (
+    Group,
     InDtype,
     Kernels,
+    Names,
     OperationName,
     Option,
     Routing,
     ScaleMode,
     Seed,
     Shapes,
+    TableFormat,
     TimeBudget,
     Timer,
     WrittenDatabase,
     seconds,
 )
-from fp8tune_kernels.catalog import KERNELS
+from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
+
+LISTS = (
+    ("Kernels", ", ".join(KERNELS)),
+    ("Passes of grouped-mm", f"{', '.join(PASSES)}; METHOD is {'; '.join(f'{n} {m}' for n, m in enumerate(METHODS))}"),
+)
+"""Names that ``--kernel`` of every command takes; this command's help lists them."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +52,16 @@ class Options:
         Option(
             "--recording",
             "A file of fp8tune record: its kernels are swept, or those of --kernel, as they were launched.",
+            placeholder="FILE",
         ),
     ] = None
     check: Annotated[
         str | None,
         Option(
             "--check",
-            "What is right: exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.",
+            "exact, exact-inputs, tolerance or tolerance=RELATIVE,ABSOLUTE.",
             "the kernel's own",
+            group=Group.RIGHT,
         ),
     ] = None
     reference: Annotated[
@@ -59,28 +70,59 @@ class Options:
             "--reference",
             "module:function, which gives the right outputs for the kernel's arguments.",
             "the spec's own, or agreement with the config declared first",
+            group=Group.RIGHT,
+            placeholder="MODULE:FUNCTION",
         ),
     ] = None
-    grid: Annotated[tuple[str, ...], Option("--grid", "Narrow or widen an axis: num_warps=4,8. Repeatable.")] = ()
-    arch: Annotated[str | None, Option("--arch", "Compile for an arch that is not here: static facts, no timings.")] = (
-        None
-    )
-    static: Annotated[bool, Option("--static", "Compile only, also where --arch is this machine's.")] = False
+    grid: Annotated[
+        tuple[str, ...],
+        Option("--grid", "Narrow or widen an axis: num_warps=4,8. Repeatable.", placeholder="AXIS=VALUES"),
+    ] = ()
+    arch: Annotated[
+        str | None,
+        Option(
+            "--arch",
+            "Compile for an arch that is not here: static facts, no timings.",
+            group=Group.WHERE,
+            completes=Names.ARCH,
+        ),
+    ] = None
+    static: Annotated[
+        bool, Option("--static", "Compile only, also where --arch is this machine's.", group=Group.WHERE)
+    ] = False
     scale_mode: ScaleMode = None
     in_dtype: InDtype = None
     seed: Seed = 0
     timer: Timer = None
-    again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False
-    retry_failed: Annotated[bool, Option("--retry-failed", "Try configs again that failed before.")] = False
-    quick: Annotated[bool, Option("--quick", "The screen alone; without it finals in fresh processes.")] = False
+    again: Annotated[bool, Option("--again", "Measure anew what already has a row.", group=Group.HOW_LONG)] = False
+    retry_failed: Annotated[
+        bool, Option("--retry-failed", "Try configs again that failed before.", group=Group.HOW_LONG)
+    ] = False
+    quick: Annotated[
+        bool, Option("--quick", "The screen alone; without it finals in fresh processes.", group=Group.HOW_LONG)
+    ] = False
     time_budget_s: TimeBudget = None
     trial_timeout_s: Annotated[
-        float, Option("--trial-timeout", "Seconds after which a trial counts as hanging, at least 1.", parse=seconds)
+        float,
+        Option(
+            "--trial-timeout",
+            "Seconds after which a trial counts as hanging, at least 1.",
+            parse=seconds,
+            group=Group.HOW_LONG,
+        ),
     ] = 120.0
     db: WrittenDatabase = None
-    json: Annotated[bool, Option("--json", "One JSON object a line, one a trial, on stdout.")] = False
+    format: Annotated[
+        TableFormat,
+        Option("--format", "table, or json: one object a line, one a trial, as they come.", group=Group.OUTPUT),
+    ] = TableFormat.TABLE
     command: str = ""
     """The command line that is kept with the rows."""
+
+    @property
+    def json(self) -> bool:
+        """Whether trials are printed as they come, and no table."""
+        return self.format is TableFormat.JSON
 
     def __post_init__(self) -> None:
         if self.trial_timeout_s < 1:

@@ -2,17 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from database_rows import H100, H200, config, evidence, problem
 
-from benchmarks.readme_table import BEGIN, END, ROOT, markdown, updated, winners
+from benchmarks.readme_table import markdown
 from fp8tune.choose import ranking
-
-
-def test_the_readme_has_the_table_that_the_database_gives():
-    """Where it has not: python -m benchmarks.readme_table"""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert updated(readme, markdown(winners(ROOT / "results.db"))) == readme
 
 
 def best(time_us: float, K: int, device=H100, kernel: str = "colwise"):
@@ -35,16 +28,3 @@ def test_a_line_says_the_spread_and_the_largest_problem_of_a_kernel():
         "| NVIDIA H100 80GB HBM3 | `x` | 1 | 25 % | 25 % | 25 % | M=16640 K=900 G=64 | 60.00 | 749 |",
         "| NVIDIA H200 | `colwise` | 1 | 33 % | 33 % | 33 % | M=16640 K=1000 G=64 | 50.00 | 998 |",
     ]
-
-
-def test_only_what_is_between_the_markers_changes():
-    readme = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    wanted = f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    assert updated(readme, "new") == wanted
-    assert updated(wanted, "new") == wanted
-
-
-@pytest.mark.parametrize("readme", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
-def test_a_readme_without_one_pair_of_markers_is_refused(readme):
-    with pytest.raises(ValueError, match="one pair"):
-        updated(readme, "new")

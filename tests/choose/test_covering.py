@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.choose.covering import coverings
-from fp8tune.choose.decision import canonical_order
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.records import NamedInts
 
 AXES = (("BLOCK", (16, 32, 64, 128)),)

@@ -16,11 +16,11 @@ from fp8tune.choose.decision import (
     Decision,
     MeasuringPlan,
     PickVerdict,
-    canonical_order,
     decide,
     needs_more,
     process_values,
 )
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.choose.screening import finalists
 from fp8tune.records import NamedInts
 

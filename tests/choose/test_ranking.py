@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
 
-from fp8tune.choose.decision import canonical_order
+from fp8tune.choose.pairs import canonical_order
 from fp8tune.choose.ranking import all_candidates, robust, winners
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.store.importing import import_file

@@ -162,8 +162,9 @@ def test_a_base_that_cannot_be_read_leaves_the_own_rows(tmp_path: Path) -> None:
     (line,) = said
     assert line.startswith("left out the rows that come with fp8tune: ")
     assert "newer fp8tune" in line
-    with pytest.raises(DatabaseError, match="newer fp8tune"), layers.opened_databases(
-        location.Databases(None, paths[1]), pytest.fail
+    with (
+        pytest.raises(DatabaseError, match="newer fp8tune"),
+        layers.opened_databases(location.Databases(None, paths[1]), pytest.fail),
     ):
         pass
 

@@ -1,0 +1,199 @@
+"""README and documentation print what commands print: nothing between two markers is typed by hand.
+
+    <!-- begin: fp8tune show --kernel colwise --arch sm_90 | head -6 -->
+    (what it prints)
+    <!-- end -->
+
+python -m benchmarks.printed                 # after rows or output changed: writes the blocks that differ
+python -m benchmarks.printed --check         # writes nothing; a diff and exit code 1 where a block differs
+
+A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown. The commands of a
+page share a folder, which has the committed database, the shape sets, ``docs/`` and ``benchmarks/``, and is empty
+otherwise.
+
+======================  ====================================================================
+``fp8tune ...``         a console with the command and its output; markdown as it is
+``python -m MODULE``    what its ``main`` prints, as it is: a table in markdown
+``python FILE``         the output of a script, as a console
+``cat FILE``            the file
+======================  ====================================================================
+
+``| head -N``, ``| tail -N`` and ``2>&1`` work as in a shell. Times that a command took are no part of the comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import re
+import runpy
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from fp8tune import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- begin:", "<!-- end -->"
+BLOCK = re.compile(rf"({BEGIN} (?P<commands>.*?) -->\n)(?P<body>.*?){END}", re.DOTALL)
+WIDTH = 100
+"""Columns of the terminal whose text is shown."""
+
+SHARED = ("results.db", "sweeps", "docs", "benchmarks")
+"""Of the checkout, in the folder of a page."""
+
+_DURATION = re.compile(r"\b\d[\d.,]* (s|min|h)\b")
+_LANGUAGES = {".toml": "toml", ".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What one command printed; ``is_markdown``: it stands in the page as it is."""
+
+    text: str
+    is_markdown: bool = False
+    language: str = "console"
+
+
+def pages() -> list[Path]:
+    """The pages that have a block, below the root of the checkout."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+    return [path for path in found if BEGIN in path.read_text(encoding="utf-8")]
+
+
+def updated(text: str) -> str:
+    """The page as it should be. Raises ValueError for markers that are no pairs, and for a command that fails."""
+    if not text.count(BEGIN) == text.count(END) == len(BLOCK.findall(text)):
+        raise ValueError(f"each {BEGIN} COMMAND --> wants one {END} after it")
+    with folder():
+        return BLOCK.sub(_block, text)
+
+
+def _block(found: re.Match[str]) -> str:
+    shown = "".join(_shown(line.strip()) for line in found["commands"].splitlines() if line.strip())
+    shown = shown.replace("\n```\n```console\n", "\n\n")  # one console for all commands of a block
+    kept = found["body"] if _without_durations(found["body"]) == _without_durations(shown) else shown
+    return f"{found[1]}{kept}{END}"
+
+
+def _shown(command: str) -> str:
+    if command.startswith("quiet:"):
+        run(command.removeprefix("quiet:").strip())
+        return ""
+    printed = run(command)
+    if printed.is_markdown:
+        return f"{printed.text.strip()}\n"
+    typed = f"$ {command}\n" if printed.language == "console" else ""
+    return f"```{printed.language}\n{typed}{printed.text.rstrip()}\n```\n"
+
+
+def _without_durations(text: str) -> str:
+    return _DURATION.sub("? s", text)
+
+
+def run(command: str) -> Printed:
+    """What a command of a block prints. Raises ValueError where it ends with another exit code than 0."""
+    first, *filters = command.split(" | ")
+    is_all = first.endswith(" 2>&1")
+    program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
+    if program == "cat":
+        path = Path(arguments[0])
+        text = _filtered(path.read_text(encoding="utf-8"), filters)
+        return Printed(text, language=_LANGUAGES.get(path.suffix, "text"))
+    is_module = program == "python" and arguments[0] == "-m"
+    call = _module if is_module else _script if program == "python" else _fp8tune
+    with _captured(is_all) as (out, error):
+        code = call(arguments[1:] if is_module else arguments)
+    if code:
+        raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
+    is_markdown = is_module or "--format markdown" in first
+    return Printed(_filtered(out.getvalue(), filters), is_markdown)
+
+
+def _filtered(text: str, filters: Sequence[str]) -> str:
+    lines = [line.rstrip() for line in text.splitlines()]
+    for each in filters:
+        name, count = each.split(" -")
+        lines = lines[: int(count)] if name == "head" else lines[-int(count) :]
+    return "\n".join(lines)
+
+
+def _fp8tune(arguments: Sequence[str]) -> int:
+    with mock.patch("sys.argv", ["fp8tune", *arguments]):
+        return _ended(cli.main)
+
+
+def _module(arguments: Sequence[str]) -> int:
+    importlib.import_module(arguments[0]).main(list(arguments[1:]))
+    return 0
+
+
+def _script(arguments: Sequence[str]) -> int:
+    with mock.patch("sys.argv", list(arguments)):
+        return _ended(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+
+
+def _ended(main: object) -> int:
+    try:
+        main()  # type: ignore[operator]
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@contextlib.contextmanager
+def _captured(is_all: bool) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """Standard output and standard error; ``is_all``: both are one."""
+    out = io.StringIO()
+    error = out if is_all else io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        yield out, error
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[None]:
+    """A folder of its own to run in, with nothing of whoever runs this: no database, no tables."""
+    with tempfile.TemporaryDirectory() as name:
+        for shared in SHARED:
+            (Path(name) / shared).symlink_to(ROOT / shared)
+        alone = {"COLUMNS": str(WIDTH), "XDG_DATA_HOME": f"{name}/.data", "FP8TUNE_TABLES": "", "NO_COLOR": "1"}
+        with mock.patch.dict(os.environ, alone), contextlib.chdir(name):
+            os.environ.pop("FP8TUNE_DB", None)
+            yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check every page. 1 where ``--check`` found a difference."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.printed", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a block differs")
+    parser.add_argument("pages", nargs="*", type=Path, help="default: every page that has a block")
+    given = parser.parse_args(arguments)
+    stale = 0
+    for page in [path.resolve() for path in given.pages] or pages():
+        text = page.read_text(encoding="utf-8")
+        wanted = updated(text)
+        name = str(page.relative_to(ROOT))
+        if wanted != text and given.check:
+            stale = 1
+            sys.stdout.writelines(difference(text, wanted, name))
+        elif wanted != text:
+            page.write_text(wanted, encoding="utf-8")
+        print(f"{name}: {'unchanged' if wanted == text else 'stale' if given.check else 'written'}")
+    return stale
+
+
+def difference(text: str, wanted: str, name: str) -> Iterator[str]:
+    """A unified diff from a page to what it should be."""
+    return difflib.unified_diff(text.splitlines(True), wanted.splitlines(True), name, f"{name}, as commands print it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
