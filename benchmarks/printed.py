@@ -115,7 +115,8 @@ def run(command: str) -> Printed:
     if code:
         raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
     is_markdown = is_module or "--format markdown" in first
-    return Printed(_filtered(out.getvalue(), filters), is_markdown)
+    here = out.getvalue().replace(f"{ROOT}/", "")  # as one sees it in the checkout, wherever that is
+    return Printed(_filtered(here, filters), is_markdown)
 
 
 def _filtered(text: str, filters: Sequence[str]) -> str:

@@ -174,13 +174,13 @@ def _export_table(options: ExportOptions) -> None:
             state = "stale" if stale else "up to date"
             render.print_json(contracts.exported_table(str(path), state, merged))
         else:
-            print(f"{path}: {again if stale else 'up to date'}")
+            print(f"{render.path_here(path)}: {again if stale else 'up to date'}")
         raise typer.Exit(1 if stale else 0)
     if own:
         exporting.make_folder(path.parent)
     written = "written" if exporting.write(merged.table, path) else "unchanged"
     if not options.json:
-        print(f"{path}: {written}: {render_trust.export_changes(merged)}")
+        print(f"{render.path_here(path)}: {written}: {render_trust.export_changes(merged)}")
     for line in render_trust.export_losses(merged):
         render.notice(line)
     if options.json:

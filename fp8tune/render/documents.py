@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fp8tune.render.fields import Document, Field, Fields, field
+from fp8tune.render.fields import Document, Field, field
 
 INTS = "object of integers"
 INTS_OR_NULL = "object of integers or null"

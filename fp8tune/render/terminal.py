@@ -9,6 +9,7 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from fp8tune.records import RECORDED
 from fp8tune.redaction import redacted
@@ -47,6 +48,11 @@ def _csv_cell(value: object) -> object:
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     return quoted_formula(value) if isinstance(value, str) else value
+
+
+def path_here(path: Path) -> str:
+    """A path as one would type it: relative where it lies below this folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 LONGEST_NAME = 40
