@@ -237,3 +237,11 @@ def test_a_variable_that_names_a_database_in_memory_is_refused(home: Path, monke
     monkeypatch.setenv(location.VARIABLE, ":memory:")
     with pytest.raises(UsageError, match="gone when the command ends"):
         said_by(location.to_write, None)
+
+
+def test_doctor_names_git_as_the_way_back_of_a_committed_database(checkout: Path) -> None:
+    whole = Path("results.db").read_bytes()
+    Path("results.db").write_bytes(whole[: len(whole) // 2])
+    code, out, _ = fp8tune("doctor", "--db", "results.db")
+    assert code == 1
+    assert "mv results.db results.db.damaged; then git checkout -- results.db for the rows committed last" in out

@@ -66,9 +66,9 @@ def check_versions(timed: Collection[Versions], here: Machine) -> Iterator[Findi
 
 def check_own(own: str) -> list[Finding]:
     """The user's own database: its file, its rows, and kernels whose code has changed since they were swept."""
-    if not database.exists(own):
-        return [_not_there(own)]
     try:
+        if not database.exists(own):
+            return [_not_there(own)]
         with Store.open(own, writable=False) as store:
             findings = stored.check(own, store)
             timed = store.timed_sources()
@@ -87,11 +87,11 @@ def check_changed(timed: Mapping[str, Collection[str]]) -> Iterator[Finding]:
 
 def check_database(db: str) -> list[Finding]:
     """The file's health, then what its rows say about tables and kernels."""
-    if not database.exists(db):
-        return [Finding(Level.WARNING, f"{db} does not exist yet", "run fp8tune sweep or fp8tune import")]
     from fp8tune.check import tables  # what export reads, and with it most of fp8tune
 
     try:
+        if not database.exists(db):
+            return [Finding(Level.WARNING, f"{db} does not exist yet", "run fp8tune sweep or fp8tune import")]
         with Store.open(db, writable=False) as store:
             findings = stored.check(db, store)
             if any(finding.level is Level.ERROR for finding in findings):
