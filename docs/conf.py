@@ -24,6 +24,8 @@ copybutton_prompt_text = "$ "
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
+add_module_names = False
+smartquotes = False  # -- begins an option
 nitpick_ignore_regex = [("py:.*", r".*")]  # types of Python and of the libraries: no network, no inventory of theirs
 
 html_theme = "furo"

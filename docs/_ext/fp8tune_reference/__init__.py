@@ -10,9 +10,21 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from fp8tune_reference import commands, database, frames, json, spec, words
+
 MARK = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
-PARTS: dict[str, Callable[[], str]] = {}
+PARTS: dict[str, Callable[[], str]] = {
+    "command-list": commands.overview,
+    "commands": commands.part,
+    "database": database.part,
+    "exit-codes": words.exit_codes,
+    "frames": frames.part,
+    "json": json.part,
+    "spec": spec.part,
+    "verdicts": words.pick_verdicts,
+    "words": words.part,
+}
 """Name -> the Markdown of a part of the reference."""
 
 
