@@ -29,8 +29,7 @@ def section(given: str, columns: Sequence[frames.Column[Any]], text: str) -> str
     """The columns of one table."""
     heading = ", ".join(map(code, given.split(", ")))
     rows = [
-        (code(one.name), code(one.dtype), prose(needed(one.says, f"column {one.name} of {given}")))
-        for one in columns
+        (code(one.name), code(one.dtype), prose(needed(one.says, f"column {one.name} of {given}"))) for one in columns
     ]
     return sections(f"### Columns of {heading}", sentence(text), table(["column", "dtype", "meaning"], rows))
 
