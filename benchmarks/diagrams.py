@@ -107,7 +107,7 @@ def pick() -> Picture:
     shapes = []
     for place, (name, text, aside) in enumerate(steps):
         top = 10 + 100 * place
-        shapes += [box(10, top, 620, 66), words(30, top + 41, name, "name"), words(130, top + 41, text)]
+        shapes += [box(10, top, 620, 66), words(30, top + 41, name, "name"), words(145, top + 41, text)]
         if place + 1 < len(steps):
             shapes += [*down(70, top + 66, top + 100), words(92, top + 90, aside, "aside")]
     return Picture("Every config is checked, screened, timed again in finals, and one is decided on", 400, shapes)
@@ -137,7 +137,7 @@ def ceiling() -> Picture:
         box(10, 36, 620, 34),
         words(10, 104, "least time: its bytes at the ceiling's rate", "name"),
         box(10, 116, 434, 34, "part"),
-        words(460, 139, "of ceiling: 434 / 620 = 70 %", "good"),
+        words(460, 139, "70 % of ceiling", "good"),
     ]
     return Picture("The share is the least time that the bytes take over the time of the kernel", 165, shapes)
 

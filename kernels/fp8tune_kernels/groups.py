@@ -46,7 +46,7 @@ def _balanced(M: int, G: int, random: Random) -> list[int]:
 
 
 def _jagged(M: int, G: int, random: Random) -> list[int]:
-    """Uniformly random cut points, each a multiple of :data:`ALIGNMENT`."""
+    """Uniformly random cut points, each a multiple of 16."""
     return _from_cuts([ALIGNMENT * random.randint(0, M // ALIGNMENT) for _ in range(G - 1)], M)
 
 

@@ -16,6 +16,7 @@ MARK = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
 PARTS: dict[str, Callable[[], str]] = {
     "ceiling": concepts.ceiling,
+    "change-verdicts": words.change_verdicts,
     "check-numbers": concepts.check_numbers,
     "command-list": commands.overview,
     "commands": commands.part,

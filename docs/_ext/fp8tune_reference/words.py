@@ -45,6 +45,11 @@ def pick_verdicts() -> str:
     return of(PickVerdict)
 
 
+def change_verdicts() -> str:
+    """How rows of a comparison end."""
+    return of(ChangeVerdict)
+
+
 def exit_codes() -> str:
     """How commands end."""
     return table(["code", "meaning"], [(code(number), prose(text)) for number, text in EXIT_CODES.items()])
