@@ -42,7 +42,7 @@ def name(function: Function) -> str:
 
 
 def section(function: Function) -> str:
-    """One command. Raises Undocumented for it or an option without a text."""
+    """One command. Raises UndocumentedError for it or an option without a text."""
     called = f"fp8tune {name(function)}"
     given = [one for one in declared(function) if isinstance(_said(one), Argument)]
     usage = " ".join([called, "[OPTIONS]", *(_said(one).metavar or one.name.upper() for one in given)])

@@ -34,7 +34,7 @@ def part() -> str:
 
 
 def of_table(one: Table) -> str:
-    """One table. Raises Undocumented for it or a column without a text."""
+    """One table. Raises UndocumentedError for it or a column without a text."""
     text = needed(_texts().get(one.name, ""), f"table {one.name}")
     rows = [
         (code(column.name), _type(column), _unit(column.name), prose(meaning(one, column, text)))
@@ -44,7 +44,7 @@ def of_table(one: Table) -> str:
 
 
 def meaning(one: Table, column: Column[object], text: str) -> str:
-    """What a column holds. Raises Undocumented."""
+    """What a column holds. Raises UndocumentedError."""
     reference = next(iter(column.foreign_keys), None)
     if reference is not None:
         return f"the row of `{reference.column.table.name}`"
@@ -82,7 +82,7 @@ def _unit(name: str) -> str:
 
 
 def _views() -> Iterator[str]:
-    """A section for each view that a new database has. Raises Undocumented for a column without a text."""
+    """A section for each view that a new database has. Raises UndocumentedError for a column without a text."""
     engine = sqlalchemy.create_engine("sqlite://")
     with engine.begin() as connection:
         migrations.create(connection)

@@ -20,7 +20,7 @@ METHODS = {
 
 
 def part() -> str:
-    """A table for each. Raises Undocumented for a column without a text."""
+    """A table for each. Raises UndocumentedError for a column without a text."""
     texts = docstrings.of_attributes(frames)
     return sections(*(section(given, getattr(frames, name), texts[name]) for given, name in METHODS.items()))
 

@@ -11,7 +11,7 @@ from fp8tune_reference.markdown import code, needed, prose, sections, sentence, 
 
 
 def part(documents: Mapping[str, Document] = DOCUMENTS) -> str:
-    """A section an object, those of one command together. Raises Undocumented for a field without a meaning."""
+    """A section an object, those of one command together. Raises UndocumentedError for a field without a meaning."""
     order = {name(one): place for place, one in enumerate(functions())}
     placed = sorted(documents.values(), key=lambda one: order.get(one.commands.split()[0].strip(","), len(order)))
     return sections(*map(section, placed))

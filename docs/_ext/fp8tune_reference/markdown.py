@@ -1,4 +1,4 @@
-"""Markdown of texts and tables. Raises Undocumented for an empty meaning: a page has no gaps."""
+"""Markdown of texts and tables. Raises UndocumentedError for an empty meaning: a page has no gaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _CODE = re.compile(r"``(.+?)``")
 
 
-class Undocumented(ValueError):
+class UndocumentedError(ValueError):
     """Something in the code has no text that says what it is."""
 
 
@@ -26,9 +26,9 @@ def sentence(text: str) -> str:
 
 
 def needed(text: str, of: str) -> str:
-    """The text, which must be there. Raises Undocumented."""
+    """The text, which must be there. Raises UndocumentedError."""
     if not text.strip():
-        raise Undocumented(f"{of} has no text that says what it is: write its docstring or meaning")
+        raise UndocumentedError(f"{of} has no text that says what it is: write its docstring or meaning")
     return text
 
 

@@ -24,7 +24,7 @@ def part() -> str:
 
 
 def section(record: type[Any]) -> str:
-    """The fields of one record. Raises Undocumented for one without a docstring."""
+    """The fields of one record. Raises UndocumentedError for one without a docstring."""
     texts = docstrings.of_attributes(record)
     rows = []
     for one in dataclasses.fields(record):

@@ -34,7 +34,7 @@ def part() -> str:
 
 
 def of(words: type[StrEnum]) -> str:
-    """One set of words. Raises Undocumented for one without a docstring."""
+    """One set of words. Raises UndocumentedError for one without a docstring."""
     texts = docstrings.of_attributes(words)
     rows = [(code(one), prose(needed(texts.get(one.name, ""), f"{words.__name__}.{one.name}"))) for one in words]
     return table(["word", "meaning"], rows)
