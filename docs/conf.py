@@ -14,7 +14,7 @@ author = "the fp8tune authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference", "fp8tune_links"]
 exclude_patterns = ["examples", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
