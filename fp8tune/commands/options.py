@@ -100,8 +100,10 @@ def _described(declared: Option, default: object) -> str:
     """An option's help, and its default."""
     if default is inspect.Parameter.empty:
         return f"{declared.help} [required]"
+    if isinstance(default, bool):
+        return declared.help
     number = f"{default:g}" if isinstance(default, float) else default
-    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(number)
+    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, "") else str(number)
     shown = declared.shown or own
     return f"{declared.help} [default: {shown}]" if shown else declared.help
 
