@@ -112,8 +112,10 @@ def _described(declared: Option, default: object) -> str:
 
 def shown_default(declared: Option, default: object) -> str:
     """The default as people read it; empty where there is none."""
+    if isinstance(default, bool):
+        return ""
     number = f"{default:g}" if isinstance(default, float) else default
-    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(number)
+    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, "") else str(number)
     return declared.shown or own
 
 
@@ -142,14 +144,14 @@ def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def database_to_write(db: str | None, *, create: bool = True) -> str:
-    """What ``--db`` names, else the user's own database; says which. ``create``: with its folder.
+def database_to_write(db: str | None, say: Callable[[str], None] = notice, *, create: bool = True) -> str:
+    """What ``--db`` names, else the user's own database; ``say`` takes a line of which. ``create``: with its folder.
 
     Raises UsageError if git tracks it: the next pull would conflict.
     """
     from fp8tune.store import location
 
-    return location.to_write(db, notice, create=create)
+    return location.to_write(db, say, create=create)
 
 
 @contextlib.contextmanager
