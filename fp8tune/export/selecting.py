@@ -86,12 +86,17 @@ class Selection:
     """Kernels whose nearest row loses less on shapes held out than the fallback row."""
 
 
-def evidence_for(store: Reader, arch: str) -> list[Evidence]:
-    """What :func:`select` needs: all that is stored of an arch, and the times that stand in for those it lacks."""
+def evidence_for(store: Reader, arch: str, timed: Sequence[Evidence] | None = None) -> list[Evidence]:
+    """What :func:`select` needs: all that is stored of an arch, and the times that stand in for those it lacks.
+
+    ``timed``: what was read of :data:`fp8tune.choose.untimed.TIMED_ON` before; None to read it where it is needed.
+    """
     found = store.evidence(arch=arch, keep=competing)
     if arch == untimed.TIMED_ON or all(item.kind is not Kind.STATIC for item in found):
         return found
-    return found + store.evidence(arch=untimed.TIMED_ON, kinds=[Kind.MEASURED], keep=competing)
+    if timed is None:
+        timed = store.evidence(arch=untimed.TIMED_ON, kinds=[Kind.MEASURED], keep=competing)
+    return found + [item for item in timed if item.kind is Kind.MEASURED]
 
 
 def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Selection:

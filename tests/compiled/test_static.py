@@ -192,3 +192,4 @@ def test_an_export_reads_the_times_that_stand_in(tmp_path):
         store.add(begin(store), row())
         assert {item.device.arch for item in evidence_for(store, "gfx950")} == {"gfx950", TIMED_ON}
         assert {item.device.arch for item in evidence_for(store, TIMED_ON)} == {TIMED_ON}
+        assert evidence_for(store, "gfx950", evidence_for(store, TIMED_ON)) == evidence_for(store, "gfx950")
