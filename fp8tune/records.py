@@ -266,6 +266,80 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """The best config of a problem on a device, as it was decided. Times in microseconds, shares of 1."""
+
+    problem: Problem
+    config: NamedInts | None
+    """None for a published row whose source names none."""
+    device: Device
+    kind: Kind
+    version: KernelVersion | None
+    lookup_key: NamedInts | None
+    bytes_moved: int | None
+    source: str
+    note: str
+    runner_up: NamedInts | None
+    """The fastest other config; it may be faster."""
+    stage: str
+    """What decided: ``final`` or ``screen``."""
+    verdict: str | None
+    """None for published rows."""
+    time_us: float
+    processes: int
+    ceiling_share: float | None
+    bound: str | None
+    runner_up_us: float | None
+    runner_up_ratio: float | None
+    """The runner-up's time over the pick's."""
+    slowdown_lower_share: float | None
+    """At least so much slower than the runner-up; None where nothing bounds it."""
+    slowdown_upper_share: float | None
+    """At most so much slower than any finalist; None where nothing bounds it."""
+    noise_floor_share: float | None
+    is_default: bool
+    is_incumbent: bool
+    is_complete: bool
+    checked_by: str
+    newest: float
+    """When the last of its rows was stored, seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config that reached the finals of a problem on a device. Times in microseconds."""
+
+    problem: Problem
+    config: NamedInts | None
+    device: Device
+    kind: Kind
+    version: KernelVersion | None
+    source: str
+    note: str
+    time_us: float
+    """The geometric mean over processes."""
+    slowdown_ratio: float
+    """Its time over the fastest finalist's."""
+    processes: int
+    blocks: int
+    fastest_process_us: float
+    slowest_process_us: float
+    screen_us: float | None
+    is_pick: bool
+    is_default: bool
+    is_incumbent: bool
+    newest: float
+
+
+@dataclass(frozen=True)
+class Decided:
+    """All picks of a database with their finalists."""
+
+    picks: tuple[Pick, ...]
+    finalists: tuple[Finalist, ...]
+
+
+@dataclass(frozen=True)
 class Published:
     """What others printed of one grouped GEMM, beside bf16 on the same device. Times in microseconds."""
 

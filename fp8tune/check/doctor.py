@@ -27,6 +27,7 @@ from fp8tune.revisions import source
 from fp8tune.store import database, logs
 from fp8tune.store.database import ForeignLogError
 from fp8tune.store.results import Store
+from fp8tune.sweep import picks
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import NAMES
 
@@ -155,6 +156,7 @@ def check_database(db: str) -> list[Finding]:
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
             findings += check_rows(store.unreadable())
+            findings += check_picks(db, store)
             findings += check_tables(store)
             timed = store.timed_sources()
     except ForeignLogError as error:
@@ -172,6 +174,13 @@ def check_rows(unreadable: Mapping[tuple[str, int], str]) -> Iterator[Finding]:
     if len(unreadable) > ROWS_NAMED:
         what = f"{len(unreadable) - ROWS_NAMED:,} more rows cannot be read and are left out"
         yield Finding(Level.WARNING, what, "fp8tune forget --unreadable removes all of them")
+
+
+def check_picks(db: str, store: Store) -> Iterator[Finding]:
+    """Are the picks that are kept for SQL those of the rows as they are."""
+    if not picks.are_current(store):
+        what = "the picks kept for SQL (v_picks, v_finals) are older than the rows, or than the kernels' tables"
+        yield Finding(Level.WARNING, what, f"fp8tune doctor --repair --db {redacted(db)}")
 
 
 def check_store(db: str, store: Store) -> list[Finding]:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table, inspect, select, update
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ComparableRows,
+    Decided,
     Device,
     Evidence,
     FinalsRun,
@@ -30,7 +31,7 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, process_times, unreadable
+from fp8tune.store import database, migrations, optional, picks, process_times, unreadable
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
@@ -277,6 +278,30 @@ class Store(Reading):
         """What :meth:`evidence` would offer to ``keep``: all rows that may be compared with each other, as one."""
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         return gathering.pools(gathering.wanted(chosen(kernel, arch, kinds), problems, device))
+
+    # Picks, as they were decided
+
+    @reads
+    def rows_now(self) -> str:
+        """A text that changes with the rows that picks are decided from."""
+        return picks.rows_now(self._connection)
+
+    @writes
+    def keep_picks(self, decided: Decided, rows: str, by: str) -> None:
+        """Keep these picks and finalists alone. ``rows``: :meth:`rows_now` of before; ``by``: what decided."""
+        writer = self._writer
+        picks.keep(self._connection, decided, writer.stored_candidate_id, writer.config_id, rows, by)
+
+    @reads
+    def has_kept_picks(self, by: str) -> bool:
+        """Whether the kept picks were decided from the rows as they are now, and by this."""
+        decided_from = picks.decided_from(self._connection)
+        return decided_from[1] == by and decided_from[0] == picks.rows_now(self._connection)
+
+    @reads
+    def kept_picks(self) -> Decided:
+        """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
+        return picks.kept(self._connection)
 
     # Health
 

@@ -26,7 +26,20 @@ from sqlalchemy import (
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from fp8tune.records import Code, Device, Facts, FinalsRun, KernelVersion, Kind, Problem, Published, Status, Telemetry
+from fp8tune.records import (
+    Code,
+    Device,
+    Facts,
+    Finalist,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    Pick,
+    Problem,
+    Published,
+    Status,
+    Telemetry,
+)
 from fp8tune.store.columns import (
     ARCH,
     KERNEL,
@@ -86,7 +99,7 @@ def _fields(
     record: type[Any], without: Collection[str] = (), whole: _Type = Whole, **kinds: _Type
 ) -> list[Column[Any]]:
     """A column for each field of a record, of the type given for its name or annotated; ``whole`` for an integer."""
-    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite}
+    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite, "bool": Boolean}
     columns = []
     for field in dataclasses.fields(record):
         annotation, _, none = str(field.type).partition(" | ")
@@ -282,5 +295,30 @@ ChecksUsed = _table(
 )
 """By which check outputs were right in a sweep; ``exact`` without a row."""
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed)
+NAMED_BY_CANDIDATE = frozenset(
+    {"problem", "config", "device", "kind", "version", "lookup_key", "bytes_moved", "source", "note"}
+)
+"""Fields of :class:`Pick` and :class:`Finalist` that their candidate holds."""
+
+
+def _decided(name: str, record: type[Any], *columns: Column[Any], **kinds: _Type) -> Table:
+    """What was decided of candidates, from the rows of all other tables: an import does not bring it along."""
+    candidate = Column("candidate_id", Integer, ForeignKey("candidates.id", ondelete="CASCADE"), primary_key=True)
+    fields = _fields(record, without=[*NAMED_BY_CANDIDATE, "runner_up"], whole=Count, **kinds)
+    return Table(name, METADATA, candidate, *columns, *fields, _column("decided_at", Finite))
+
+
+Picks = _decided(
+    "picks",
+    Pick,
+    Column("runner_up_id", Integer, ForeignKey("configs.id", ondelete="CASCADE")),
+    time_us=Duration,
+    checked_by=_line("check"),
+)
+""":class:`fp8tune.records.Pick`, and since when it was decided so, in seconds since the epoch."""
+
+Finalists = _decided("finalists", Finalist, time_us=Duration)
+""":class:`fp8tune.records.Finalist`, likewise."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists)
 """Tables that a database may lack: see :mod:`fp8tune.store.optional`."""
