@@ -7,18 +7,17 @@ says from which rows, and by what, it was decided.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, String, Table, delete, insert, literal_column, select, type_coerce, update
+from sqlalchemy import Connection, String, Table, bindparam, delete, insert, literal_column, select, type_coerce
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Decided, Device, Finalist, KernelVersion, Kind, NamedInts, Pick, Problem
+from fp8tune.records import Decided, Device, Finalist, KernelVersion, Kind, Pick, Problem
 from fp8tune.store import optional, views
 from fp8tune.store.columns import UNSTATED, parse_named_ints
 from fp8tune.store.schema import (
-    Candidates,
     Configs,
     Devices,
     Finalists,
@@ -35,11 +34,8 @@ _RunnerUp = Configs.alias("runner_up")
 
 Of = TypeVar("Of", Pick, Finalist)
 
-CandidateId = Callable[[Pick | Finalist], int]
-"""The id of the candidate that a pick or finalist is."""
-
-ConfigId = Callable[[NamedInts | None], int]
-"""The id of a config."""
+About = Callable[[Pick | Finalist], Mapping[str, Any]]
+"""The columns that say what a pick or finalist is about."""
 
 
 def rows_now(connection: Connection) -> str:
@@ -54,83 +50,69 @@ def decided_from(connection: Connection) -> tuple[str, str]:
     return stated.get(views.DECIDED_FROM, ""), stated.get(_DECIDED_BY, "")
 
 
-def keep(connection: Connection, decided: Decided, ids: CandidateId, config_id: ConfigId, rows: str, by: str) -> None:
+def keep(connection: Connection, decided: Decided, about: About, rows: str, by: str) -> None:
     """Put these in place of those that were kept. One that says what it said keeps its moment."""
-    picks = {}
-    for pick in decided.picks:
-        runner_up_id = None if pick.runner_up is None else config_id(pick.runner_up)
-        picks[ids(pick)] = {**_values(Picks, pick), "runner_up_id": runner_up_id}
-    _replace(connection, Picks, picks)
-    _replace(connection, Finalists, {ids(one): _values(Finalists, one) for one in decided.finalists})
+    _replace(connection, Picks, [{**_said(Picks, of), **about(of)} for of in decided.picks])
+    _replace(connection, Finalists, [{**_said(Finalists, of), **about(of)} for of in decided.finalists])
     views.state(connection, views.DECIDED_FROM, rows)
     views.state(connection, _DECIDED_BY, by)
 
 
 def kept(connection: Connection) -> Decided:
-    """What was kept, in the order of the candidates' ids. Raises DatabaseError if a row of it cannot be read."""
+    """What was kept, in no order. Raises DatabaseError if a row of it cannot be read."""
     if not (optional.is_there(connection, Picks) and optional.is_there(connection, Finalists)):
         return Decided((), ())
     try:
-        picks = _read(connection, Picks, Pick, type_coerce(_RunnerUp.c["items"], String).label("runner_up"))
+        named = type_coerce(_RunnerUp.c["items"], String).label("runner_up"), LookupKeys.c["items"].label("lookup_key")
+        picks = _read(connection, Picks, Pick, *named)
         return Decided(tuple(picks), tuple(_read(connection, Finalists, Finalist)))
     except (ValueError, TypeError) as error:  # a damaged file holds anything
         raise DatabaseError(f"the kept picks cannot be read: {error}") from None
 
 
-def _values(table: Table, of: Pick | Finalist) -> dict[str, Any]:
+def _said(table: Table, of: Pick | Finalist) -> dict[str, Any]:
     return {name: value for name, value in vars(of).items() if name in table.c}
 
 
-def _replace(connection: Connection, table: Table, wanted: Mapping[int, Mapping[str, Any]]) -> None:
+def _replace(connection: Connection, table: Table, wanted: Sequence[dict[str, Any]]) -> None:
     """Only rows that say something else are written: the file changes as little as the picks."""
+    key = [column.name for column in table.primary_key]
     try:
-        there = {row["candidate_id"]: dict(row) for row in connection.execute(select(table)).mappings()}
+        found = connection.execute(select(table)).mappings().all()
     except DatabaseError:  # one that cannot be read
         connection.execute(delete(table))
-        there = {}
-    gone = [id for id in there if id not in wanted]
-    for id in gone:
-        connection.execute(delete(table).where(table.c.candidate_id == id))
-    now = time.time()
-    new = [{"candidate_id": id, **values, "decided_at": now} for id, values in wanted.items() if id not in there]
-    if new:
-        connection.execute(insert(table), sorted(new, key=lambda row: row["candidate_id"]))
-    for id, values in wanted.items():
-        if id in there and values.items() - there[id].items():
-            same = table.c.candidate_id == id
-            connection.execute(update(table).where(same).values(**values, decided_at=now))
+        found = []
+    there = {tuple(row[name] for name in key): row for row in found}
+    new = {tuple(row[name] for name in key): row for row in wanted}
+    gone = [place for place, row in there.items() if place not in new or new[place].items() - row.items()]
+    same = [table.c[name] == bindparam(f"of_{name}") for name in key]
+    if gone:
+        names = [f"of_{name}" for name in key]
+        connection.execute(delete(table).where(*same), [dict(zip(names, place, strict=True)) for place in gone])
+    added = [place for place in sorted(new) if place not in there or place in set(gone)]
+    if added:
+        now = time.time()
+        connection.execute(insert(table), [{**new[place], "decided_at": now} for place in added])
 
 
-def _read(connection: Connection, table: Table, record: type[Of], *columns: Any) -> Iterable[Of]:
-    """The records of a table, with what their candidates hold."""
-    of_problem = [Problems.c[field.name].label(f"problem_{field.name}") for field in fields(Problem)]
-    of_device = [Devices.c[field.name].label(f"device_{field.name}") for field in fields(Device)]
-    of_version = [KernelVersions.c[field.name].label(f"version_{field.name}") for field in fields(KernelVersion)]
+def _read(connection: Connection, table: Table, record: type[Of], *columns: Any) -> Iterator[Of]:
+    """The records of a table, with what they are about."""
+    shared = {"problem": (Problem, Problems), "device": (Device, Devices), "version": (KernelVersion, KernelVersions)}
     wanted = {field.name for field in fields(record)}
-    own = [column for column in table.c if column.name in wanted]
-    query = (
-        select(*own, *columns, *of_problem, *of_device, *of_version)
-        .add_columns(Configs.c["items"].label("config"), LookupKeys.c["items"].label("lookup_key"))
-        .add_columns(Candidates.c.kind, Candidates.c.bytes_moved, Candidates.c.source, Candidates.c.note)
-        .join_from(table, Candidates, Candidates.c.id == table.c.candidate_id)
-        .join(Problems, Problems.c.id == Candidates.c.problem_id)
-        .join(Devices, Devices.c.id == Candidates.c.device_id)
-        .join(KernelVersions, KernelVersions.c.id == Candidates.c.version_id)
-        .join(Configs, Configs.c.id == Candidates.c.config_id)
-        .join(LookupKeys, LookupKeys.c.id == Candidates.c.lookup_key_id)
-        .order_by(table.c.candidate_id)
-    )
+    query = select(*(column for column in table.c if column.name in wanted), Configs.c["items"].label("config"))
+    query = query.add_columns(*columns).join_from(table, Configs, Configs.c.id == table.c.config_id)
+    for name, (kind, of) in shared.items():
+        query = query.add_columns(*(of.c[field.name].label(f"{name}_{field.name}") for field in fields(kind)))
+        query = query.join(of, of.c.id == table.c[f"{name}_id"])
     if table is Picks:
         query = query.outerjoin(_RunnerUp, _RunnerUp.c.id == Picks.c.runner_up_id)
+        query = query.join(LookupKeys, LookupKeys.c.id == Picks.c.lookup_key_id)
     for row in connection.execute(query).mappings():
-        version = _record(KernelVersion, "version", row)
-        found: dict[str, Any] = {name: value for name, value in row.items() if name in wanted}
-        found |= {"problem": _record(Problem, "problem", row), "device": _record(Device, "device", row)}
-        found |= {"kind": Kind(row["kind"]), "version": version if version.source_hash else None}
-        if (runner_up := found.get("runner_up")) is not None:
-            found["runner_up"] = None if runner_up == UNSTATED else parse_named_ints(runner_up)
-        yield record(**found)
-
-
-def _record(record: type[Any], prefix: str, row: Any) -> Any:
-    return record(**{field.name: row[f"{prefix}_{field.name}"] for field in fields(record)})
+        found = {name: value for name, value in row.items() if name in wanted}
+        for name, (kind, _) in shared.items():
+            found[name] = kind(**{field.name: row[f"{name}_{field.name}"] for field in fields(kind)})
+        if not found["version"].source_hash:
+            found["version"] = None
+        if found.get("runner_up") is not None:
+            found["runner_up"] = None if row["runner_up"] == UNSTATED else parse_named_ints(row["runner_up"])
+        yield record(**{**found, "kind": Kind(row["kind"])})

@@ -289,8 +289,7 @@ class Store(Reading):
     @writes
     def keep_picks(self, decided: Decided, rows: str, by: str) -> None:
         """Keep these picks and finalists alone. ``rows``: :meth:`rows_now` of before; ``by``: what decided."""
-        writer = self._writer
-        picks.keep(self._connection, decided, writer.stored_candidate_id, writer.config_id, rows, by)
+        picks.keep(self._connection, decided, self._writer.decided, rows, by)
 
     @reads
     def has_kept_picks(self, by: str) -> bool:

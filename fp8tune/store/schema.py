@@ -295,23 +295,33 @@ ChecksUsed = _table(
 )
 """By which check outputs were right in a sweep; ``exact`` without a row."""
 
-NAMED_BY_CANDIDATE = frozenset(
-    {"problem", "config", "device", "kind", "version", "lookup_key", "bytes_moved", "source", "note"}
-)
-"""Fields of :class:`Pick` and :class:`Finalist` that their candidate holds."""
-
 
 def _decided(name: str, record: type[Any], *columns: Column[Any], **kinds: _Type) -> Table:
-    """What was decided of candidates, from the rows of all other tables: an import does not bring it along."""
-    candidate = Column("candidate_id", Integer, ForeignKey("candidates.id", ondelete="CASCADE"), primary_key=True)
-    fields = _fields(record, without=[*NAMED_BY_CANDIDATE, "runner_up"], whole=Count, **kinds)
-    return Table(name, METADATA, candidate, *columns, *fields, _column("decided_at", Finite))
+    """What was decided of configs, from the rows of all other tables: an import does not bring it along."""
+    names = {"problem": "problems", "config": "configs", "version": "kernel_versions", "device": "devices"}
+    shared = [_decided_of(f"{field}_id", table, primary_key=True) for field, table in names.items()]
+    kept: list[Column[Any]] = [
+        Column("kind", Text("kind", re.compile("|".join(Kind))), primary_key=True),
+        Column("source", _line("source"), primary_key=True),
+        Column("note", _line("note"), primary_key=True),
+    ]
+    without = [*names, *(column.name for column in kept), "lookup_key", "runner_up"]
+    fields = _fields(record, without=without, whole=Count, **kinds)
+    return Table(
+        name, METADATA, *shared, *kept, *columns, *fields, _column("decided_at", Finite), sqlite_with_rowid=False
+    )
+
+
+def _decided_of(name: str, table: str, **given: Any) -> Column[Any]:
+    """What it is about goes, and takes it along."""
+    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), **given)
 
 
 Picks = _decided(
     "picks",
     Pick,
-    Column("runner_up_id", Integer, ForeignKey("configs.id", ondelete="CASCADE")),
+    _decided_of("lookup_key_id", "lookup_keys", nullable=False),
+    _decided_of("runner_up_id", "configs"),
     time_us=Duration,
     checked_by=_line("check"),
 )

@@ -50,7 +50,8 @@ _DECIDES_NOTHING = (
 
 
 def _counts(table: Table) -> str:
-    newest = f" || '@' || coalesce(max({table.name}.created_at), 0)" if "created_at" in table.c else ""
+    moments = [column.name for column in table.c if column.name in ("created_at", "newest")]
+    newest = "".join(f" || '@' || coalesce(max({table.name}.{name}), 0)" for name in moments)
     return f"(SELECT count(*){newest} FROM {table.name})"
 
 
@@ -73,18 +74,17 @@ _ABOUT = f"""\
   nullif(configs.items, '{UNSTATED}') AS config"""
 
 _JOINED = """\
-  JOIN candidates ON candidates.id = {table}.candidate_id
-  JOIN problems ON problems.id = candidates.problem_id
-  JOIN devices ON devices.id = candidates.device_id
-  JOIN configs ON configs.id = candidates.config_id
-  JOIN kernel_versions ON kernel_versions.id = candidates.version_id"""
+  JOIN problems ON problems.id = {table}.problem_id
+  JOIN devices ON devices.id = {table}.device_id
+  JOIN configs ON configs.id = {table}.config_id
+  JOIN kernel_versions ON kernel_versions.id = {table}.version_id"""
 
 _WHEN = f"""\
   {{measured_at}} AS measured_at,
   {{decided_at}} AS decided_at,
   CASE WHEN (SELECT value FROM meta WHERE name = '{DECIDED_FROM}') = ({ROWS}) THEN 1 ELSE 0 END AS is_current"""
 
-_RATE = "candidates.bytes_moved / {table}.time_us / 1000.0 AS gb_per_s"
+_RATE = "{moved}.bytes_moved / {timed}.time_us / 1000.0 AS gb_per_s"
 
 _SELECTS = {
     "v_trials": f"""\
@@ -100,7 +100,7 @@ SELECT
   trials.reason AS reason,
   trials.time_us AS time_us,
   trials.tick_us AS tick_us,
-  {_RATE.format(table="trials")},
+  {_RATE.format(moved="candidates", timed="trials")},
   candidates.bytes_moved AS bytes_moved,
   candidates.registers AS registers,
   candidates.spill_bytes AS spill_bytes,
@@ -116,7 +116,8 @@ SELECT
   kernel_versions.source_hash AS source_hash,
   {{measured_at}} AS measured_at
 FROM trials
-{_JOINED.format(table="trials")}
+  JOIN candidates ON candidates.id = trials.candidate_id
+{_JOINED.format(table="candidates")}
   JOIN workers ON workers.id = trials.worker_id""",
     "v_picks": f"""\
 SELECT
@@ -124,7 +125,7 @@ SELECT
   picks.verdict AS verdict,
   picks.stage AS stage,
   picks.time_us AS time_us,
-  {_RATE.format(table="picks")},
+  {_RATE.format(moved="picks", timed="picks")},
   picks.ceiling_share AS ceiling_share,
   picks.bound AS bound,
   nullif(runner_up.items, '{UNSTATED}') AS runner_up,
@@ -139,12 +140,12 @@ SELECT
   picks.is_complete AS is_complete,
   picks.checked_by AS checked_by,
   nullif(lookup_keys.items, '{UNSTATED}') AS lookup_key,
-  candidates.kind AS kind,
-  candidates.source AS source,
+  picks.kind AS kind,
+  picks.source AS source,
 {_WHEN}
 FROM picks
 {_JOINED.format(table="picks")}
-  JOIN lookup_keys ON lookup_keys.id = candidates.lookup_key_id
+  JOIN lookup_keys ON lookup_keys.id = picks.lookup_key_id
   LEFT JOIN configs AS runner_up ON runner_up.id = picks.runner_up_id
 ORDER BY 1, 2, 3, 4, 5""",
     "v_finals": f"""\
@@ -160,7 +161,7 @@ SELECT
   finalists.is_pick AS is_pick,
   finalists.is_default AS is_default,
   finalists.is_incumbent AS is_incumbent,
-  candidates.kind AS kind,
+  finalists.kind AS kind,
 {_WHEN}
 FROM finalists
 {_JOINED.format(table="finalists")}

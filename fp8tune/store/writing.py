@@ -163,22 +163,18 @@ class Writer:
         name = (row.problem, row.config, row.version, row.device, row.kind, row.source, row.note)
         return self._known(name, lambda: self._find_candidate(row))
 
-    def stored_candidate_id(self, of: Pick | Finalist) -> int:
-        """The id of a candidate that is stored already. Raises DatabaseError where another process removed it."""
-        same = (Candidates.c[name] == value for name, value in self._candidate_key(of).items())
-        found = self._connection.scalar(select(Candidates.c.id).where(*same))
-        if found is None:
-            raise DatabaseError("rows were removed while picks were decided: run this again")
-        return int(found)
-
-    def config_id(self, config: NamedInts | None) -> int:
-        """A launch config; None where a publication names none."""
-        return self._ints_id(Configs, config)
+    def decided(self, of: Pick | Finalist) -> Values:
+        """The columns that say what a pick or finalist is about."""
+        found = dict(self._candidate_key(of))
+        if isinstance(of, Pick):
+            runner_up_id = None if of.runner_up is None else self._ints_id(Configs, of.runner_up)
+            found |= {"lookup_key_id": self._ints_id(LookupKeys, of.lookup_key), "runner_up_id": runner_up_id}
+        return found
 
     def _candidate_key(self, of: Row | Pick | Finalist) -> Values:
         return {
             "problem_id": self.problem_id(of.problem),
-            "config_id": self.config_id(of.config),
+            "config_id": self._ints_id(Configs, of.config),
             "version_id": self.version_id(of.version, of.problem.kernel),
             "device_id": self.device_id(of.device),
             "kind": str(of.kind),
