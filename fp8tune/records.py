@@ -310,7 +310,7 @@ class Finalist:
     """One config that reached the finals of a problem on a device. Times in microseconds."""
 
     problem: Problem
-    config: NamedInts | None
+    config: NamedInts
     device: Device
     kind: Kind
     version: KernelVersion | None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 
 from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.candidates import Candidates
-from fp8tune.records import Decided, Evidence, Finalist, Pick
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Decided, Evidence, Finalist, Pick, Problem
+from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.tables import table
@@ -24,13 +28,70 @@ def decided_by() -> str:
 
 
 def decide(evidence: Iterable[Evidence]) -> Decided:
-    """The picks of these rows in the order of ``fp8tune show``, with their finalists, the pick's own row first."""
+    """The picks of these rows in the order of ``fp8tune show``, with their finalists, the fastest first."""
     return of(ranking.all_candidates(evidence, incumbents.COMMITTED))
 
 
-def of(found: Collection[Candidates]) -> Decided:
+def of(found: Iterable[Candidates]) -> Decided:
     """The same of what competes for problems."""
-    return Decided(tuple(map(_pick, found)), tuple(one for each in found for one in _finalists(each)))
+    found = list(found)
+    return _sorted(map(_pick, found), (one for each in found for one in _finalists(each)))
+
+
+Names = Collection[str] | None
+"""None is all."""
+
+
+def read(reader: Reader, kernels: Names = None, arches: Names = None) -> Decided:
+    """The picks of kernels and arches: the kept ones where they are current, else decided anew."""
+    found = None
+    with contextlib.suppress(DatabaseError):  # of kept picks that cannot be read: the rows may be
+        found = _kept(reader)
+    if found is None:
+        evidence = (reader.evidence(*at, keep=ranking.competing, finalists_only=True) for at in places(kernels, arches))
+        return decide(itertools.chain.from_iterable(evidence))
+
+    def is_wanted(one: Pick | Finalist) -> bool:
+        return (kernels is None or one.problem.kernel in kernels) and (arches is None or one.device.arch in arches)
+
+    return _sorted(filter(is_wanted, found.picks), filter(is_wanted, found.finalists))
+
+
+def places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
+    """Each kernel with each arch, None for any: what readers take."""
+    return itertools.product([None] if kernels is None else kernels, [None] if arches is None else arches)
+
+
+def _kept(reader: Reader) -> Decided | None:
+    """All picks without reading all rows; None where that cannot be."""
+    if isinstance(reader, Store):
+        return reader.kept_picks() if are_current(reader) else None
+    if not isinstance(reader, Layers) or not are_current(reader.base):
+        return None
+    kept = reader.base.kept_picks()
+    own = [pool.problem for pool in reader.own.pools()]
+    named = set(map(_subject, own))
+
+    def is_of_the_base(one: Pick | Finalist) -> bool:
+        return _subject(one.problem) not in named
+
+    anew = {*own, *(pick.problem for pick in kept.picks if not is_of_the_base(pick))}
+    mine = decide(reader.evidence(keep=ranking.competing, problems=anew, finalists_only=True) if anew else ())
+    return Decided(
+        (*filter(is_of_the_base, kept.picks), *mine.picks), (*filter(is_of_the_base, kept.finalists), *mine.finalists)
+    )
+
+
+def _subject(problem: Problem) -> Hashable:
+    """Own rows of it may hide the base's, published ones of another routing among them."""
+    return problem.kernel, problem.shape, problem.input_layout
+
+
+def _sorted(picks: Iterable[Pick], finalists: Iterable[Finalist]) -> Decided:
+    def by_time(one: Finalist) -> tuple[object, ...]:
+        return (*ranking.order(one), one.time_us, one.config.canonical)
+
+    return Decided(tuple(sorted(picks, key=ranking.order)), tuple(sorted(finalists, key=by_time)))
 
 
 def refresh_picks(store: Store) -> Decided:
