@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any
 
-from sqlalchemy import Connection, String, Table, bindparam, delete, insert, literal_column, select, type_coerce
+from sqlalchemy import Column, Connection, Table, bindparam, delete, insert, literal_column, select, union
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Decided, Device, Finalist, KernelVersion, Kind, Pick, Problem
+from fp8tune.records import Decided, Device, Finalist, KernelVersion, Kind, NamedInts, Pick, Problem
 from fp8tune.store import optional, views
-from fp8tune.store.columns import UNSTATED, parse_named_ints
 from fp8tune.store.schema import (
     Configs,
     Devices,
@@ -29,10 +28,6 @@ from fp8tune.store.schema import (
 )
 
 _DECIDED_BY = "picks decided by"
-
-_RunnerUp = Configs.alias("runner_up")
-
-Of = TypeVar("Of", Pick, Finalist)
 
 About = Callable[[Pick | Finalist], Mapping[str, Any]]
 """The columns that say what a pick or finalist is about."""
@@ -63,10 +58,11 @@ def kept(connection: Connection) -> Decided:
     if not (optional.is_there(connection, Picks) and optional.is_there(connection, Finalists)):
         return Decided((), ())
     try:
-        named = type_coerce(_RunnerUp.c["items"], String).label("runner_up"), LookupKeys.c["items"].label("lookup_key")
-        picks = _read(connection, Picks, Pick, *named)
-        return Decided(tuple(picks), tuple(_read(connection, Finalists, Finalist)))
-    except (ValueError, TypeError) as error:  # a damaged file holds anything
+        about = _About.load(connection)
+        picks = [Pick(**about.of(row), **_fields(Pick, row)) for row in _rows(connection, Picks)]
+        finalists = [Finalist(**about.of(row), **_fields(Finalist, row)) for row in _rows(connection, Finalists)]
+        return Decided(tuple(picks), tuple(finalists))
+    except (ValueError, TypeError, KeyError) as error:  # a damaged file holds anything
         raise DatabaseError(f"the kept picks cannot be read: {error}") from None
 
 
@@ -95,24 +91,57 @@ def _replace(connection: Connection, table: Table, wanted: Sequence[dict[str, An
         connection.execute(insert(table), [{**new[place], "decided_at": now} for place in added])
 
 
-def _read(connection: Connection, table: Table, record: type[Of], *columns: Any) -> Iterator[Of]:
-    """The records of a table, with what they are about."""
-    shared = {"problem": (Problem, Problems), "device": (Device, Devices), "version": (KernelVersion, KernelVersions)}
-    wanted = {field.name for field in fields(record)}
-    query = select(*(column for column in table.c if column.name in wanted), Configs.c["items"].label("config"))
-    query = query.add_columns(*columns).join_from(table, Configs, Configs.c.id == table.c.config_id)
-    for name, (kind, of) in shared.items():
-        query = query.add_columns(*(of.c[field.name].label(f"{name}_{field.name}") for field in fields(kind)))
-        query = query.join(of, of.c.id == table.c[f"{name}_id"])
-    if table is Picks:
-        query = query.outerjoin(_RunnerUp, _RunnerUp.c.id == Picks.c.runner_up_id)
-        query = query.join(LookupKeys, LookupKeys.c.id == Picks.c.lookup_key_id)
-    for row in connection.execute(query).mappings():
-        found = {name: value for name, value in row.items() if name in wanted}
-        for name, (kind, _) in shared.items():
-            found[name] = kind(**{field.name: row[f"{name}_{field.name}"] for field in fields(kind)})
-        if not found["version"].source_hash:
-            found["version"] = None
-        if found.get("runner_up") is not None:
-            found["runner_up"] = None if row["runner_up"] == UNSTATED else parse_named_ints(row["runner_up"])
-        yield record(**{**found, "kind": Kind(row["kind"])})
+@dataclass(frozen=True)
+class _About:
+    """What picks and finalists are about, by id: most rows share it."""
+
+    problems: Mapping[int, Problem]
+    devices: Mapping[int, Device]
+    versions: Mapping[int, KernelVersion]
+    configs: Mapping[int | None, NamedInts | None]
+    lookup_keys: Mapping[int | None, NamedInts | None]
+
+    @classmethod
+    def load(cls, connection: Connection) -> _About:
+        def records(table: Table, record: type[Any]) -> dict[int, Any]:
+            names = [field.name for field in fields(record)]
+            rows = connection.execute(select(table.c.id, *(table.c[name] for name in names)))
+            return {row[0]: record(*row[1:]) for row in rows}
+
+        def items(table: Table, *columns: Column[Any]) -> dict[int | None, NamedInts | None]:
+            named = union(*(select(column) for column in columns))
+            rows = connection.execute(select(table.c.id, table.c["items"]).where(table.c.id.in_(named)))
+            return {row[0]: row[1] for row in rows}
+
+        return cls(
+            problems=records(Problems, Problem),
+            devices=records(Devices, Device),
+            versions=records(KernelVersions, KernelVersion),
+            configs=items(Configs, Picks.c.config_id, Picks.c.runner_up_id, Finalists.c.config_id),
+            lookup_keys=items(LookupKeys, Picks.c.lookup_key_id),
+        )
+
+    def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises KeyError for what is missing."""
+        version = self.versions[row["version_id"]]
+        found: dict[str, Any] = {
+            "problem": self.problems[row["problem_id"]],
+            "device": self.devices[row["device_id"]],
+            "version": version if version.source_hash else None,
+            "config": self.configs[row["config_id"]],
+            "kind": Kind(row["kind"]),
+        }
+        if "lookup_key_id" in row:
+            runner_up_id = row["runner_up_id"]
+            found["lookup_key"] = self.lookup_keys[row["lookup_key_id"]]
+            found["runner_up"] = None if runner_up_id is None else self.configs[runner_up_id]
+        return found
+
+
+def _rows(connection: Connection, table: Table) -> Iterator[Mapping[str, Any]]:
+    return map(dict, connection.execute(select(table)).mappings())
+
+
+def _fields(record: type[Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row itself says."""
+    return {field.name: row[field.name] for field in fields(record) if field.name in row and field.name != "kind"}
