@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from fp8tune import options
 from fp8tune.api import frames
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Decided, Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
 from fp8tune.store.columns import parse_named_ints
 from fp8tune.store.layers import Reader
+from fp8tune.store.schema import STAGES
 from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
@@ -78,6 +79,35 @@ class Results:
                 if wanted.has(row.problem, row.device)
             ]
         return frames.table(frames.TRIALS, found, expand=_sizes if expand else None)
+
+    def samples(
+        self,
+        kernel: Names,
+        *,
+        arch: Names = None,
+        shape: Shape = None,
+        config: Shape = None,
+        device: str | None = None,
+        stage: str | None = "final",
+    ) -> DataFrame:
+        """A row a sample of a timed block, in microseconds: :func:`fp8tune.api.frames.samples`.
+
+        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
+        compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
+        """
+        wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
+        if stage not in (None, *STAGES):
+            raise unknown("stage", stage or "", STAGES)
+        with self.reading() as reader:
+            found = [
+                row
+                for at in _places(reader, kernel, arch)
+                for row in reader.rows(*at)
+                if wanted.has(row.problem, row.device)
+                and stage in (None, row.stage)
+                and values <= (row.config or NamedInts()).items()
+            ]
+        return frames.samples(found)
 
     def picks(
         self,

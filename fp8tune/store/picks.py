@@ -40,6 +40,8 @@ def rows_now(connection: Connection) -> str:
 
 def decided_from(connection: Connection) -> tuple[str, str]:
     """From which rows, and by what, the kept picks were decided; empty where none were kept."""
+    if not optional.is_there(connection, Picks):
+        return "", ""
     query = select(Meta.c.name, Meta.c.value).where(Meta.c.name.in_((views.DECIDED_FROM, _DECIDED_BY)))
     stated = {row.name: row.value for row in connection.execute(query)}
     return stated.get(views.DECIDED_FROM, ""), stated.get(_DECIDED_BY, "")

@@ -281,7 +281,7 @@ class Store(Reading):
 
     # Picks, as they were decided
 
-    @reads
+    @writes  # makes the tables that are lacking, which it counts
     def rows_now(self) -> str:
         """A text that changes with the rows that picks are decided from."""
         return picks.rows_now(self._connection)

@@ -22,6 +22,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
+from fp8tune.sweep.picks import are_current, refresh_picks
 
 INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
 
@@ -257,6 +258,27 @@ def test_the_optional_tables_travel_and_are_made_once_by_writers_beside_each_oth
     with Store.open(url, writable=False) as remote:
         assert remote.recorded_launches() == remote.recorded_launches("colwise") == recorded
         assert (remote.evidence(), remote.unreadable()) == (expected, {})
+
+
+def test_views_and_kept_picks(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        finished_sweep(store, {problem(K=k): {config(32): 100.0, config(64): 110.0} for k in (1024, 2048)})
+        decided = refresh_picks(store)
+        assert are_current(store)
+        assert sorted(store.kept_picks().picks, key=str) == sorted(decided.picks, key=str)
+    query = "SELECT shape, config, verdict, is_current, measured_at FROM v_picks"
+    with connected(url) as connection:
+        found = connection.execute(query).fetchall()
+        assert [row[:4] for row in found] == [
+            (f"M=16640 K={k} G=64", str(config(32)), "quick", 1) for k in (1024, 2048)
+        ]
+        assert found[0][4] == max(row[0] for row in connection.execute("SELECT measured_at FROM v_trials"))
+        assert connection.execute("SELECT count(*) FROM v_finals").fetchone() == (0,)
+        connection.execute("DELETE FROM completions")
+        assert {row[3] for row in connection.execute(query)} == {0}
+    Store.open(url).close()
+    with Store.open(url) as store:
+        assert not are_current(store)
 
 
 def made_older(url: str) -> None:
