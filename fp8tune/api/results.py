@@ -192,7 +192,7 @@ def sizes_of(shape: Shape) -> NamedInts:
 
 def _checked(reader: Reader, kernel: Names, arch: Names) -> tuple[Collection[str] | None, Collection[str] | None]:
     """The kernels and arches to read, None for all. Raises UsageError for a name that nobody knows."""
-    kernels = None if kernel is None else names.stored_kernels(several(kernel), reader)
+    kernels = names.stored_kernels(several(kernel), reader) if several(kernel) else None if kernel is None else ()
     for each in several(arch):
         names.check_arch(each, reader)
     return kernels, None if arch is None else tuple(dict.fromkeys(several(arch)))
