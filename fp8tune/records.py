@@ -299,10 +299,15 @@ class Pick:
     verdict: str | None
     """None for published rows."""
     time_us: float
+    """Of finals the geometric mean over processes, of a screen the median."""
     processes: int
+    """That the time rests on; printed figures of a publication."""
     ceiling_share: float | None
+    """Of what memory or the tensor cores give; None where that is not known."""
     bound: str | None
+    """``memory`` or ``compute``: what the share is of."""
     runner_up_us: float | None
+    """The runner-up's time."""
     runner_up_ratio: float | None
     """The runner-up's time over the pick's."""
     slowdown_lower_share: float | None
@@ -310,10 +315,15 @@ class Pick:
     slowdown_upper_share: float | None
     """At most so much slower than any finalist; None where nothing bounds it."""
     noise_floor_share: float | None
+    """How far the default was from itself under a second name."""
     is_default: bool
+    """Whether it is the declared default."""
     is_incumbent: bool
+    """Whether the shipped table holds it."""
     is_complete: bool
+    """Whether the sweep ran to its end."""
     checked_by: str
+    """The check by which its outputs were right."""
     newest: float
     """When the last of its rows was stored, seconds since the epoch."""
 
@@ -334,14 +344,23 @@ class Finalist:
     slowdown_ratio: float
     """Its time over the fastest finalist's."""
     processes: int
+    """Fresh processes that timed it."""
     blocks: int
+    """Timed blocks, all processes."""
     fastest_process_us: float
+    """In its fastest process."""
     slowest_process_us: float
+    """In its slowest process."""
     screen_us: float | None
+    """What the screen said."""
     is_pick: bool
+    """Whether it is the pick."""
     is_default: bool
+    """Whether it is the declared default."""
     is_incumbent: bool
+    """Whether the shipped table holds it."""
     newest: float
+    """When the last of its rows was stored, seconds since the epoch."""
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,36 @@ def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
     return Column(name, dtype, says, attrgetter(name))
 
 
+SAMPLES: tuple[Column[Row], ...] = (
+    *_about(lambda row: row.problem, lambda row: row.device),
+    *(column for column in TRIALS if column.name in ("config", "kind", "stage", "round", "process")),
+    Column("sample", WHOLE, "its number in the block, from 0", lambda row: range(len(row.outcome.samples_us))),
+    Column("sample_us", REAL, "the sample", lambda row: row.outcome.samples_us),
+)
+"""A row a sample of a timed block. Texts are categories: they repeat with every sample."""
+
+
+def samples(rows: Iterable[Row]) -> pandas.DataFrame:
+    """The table of :data:`SAMPLES`; the values of its last two columns are all of a block."""
+    import numpy
+    import pandas
+
+    of_block, of_sample = SAMPLES[:-2], SAMPLES[-2:]
+    found = [row for row in rows if row.outcome.samples_us]
+    blocks = table(of_block, found)
+    texts = {column.name: "category" for column in of_block if column.dtype == TEXT}
+    counts = [len(row.outcome.samples_us) for row in found]
+    frame = blocks.astype(texts).loc[blocks.index.repeat(counts)].reset_index(drop=True)
+    for column in of_sample:
+        values = [numpy.asarray(column.value(row), dtype=column.dtype.lower()) for row in found]
+        frame[column.name] = pandas.Series(numpy.concatenate([[], *values]), dtype=column.dtype)
+    return frame
+
+
+def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
+    return Column(name, dtype, says, attrgetter(name))
+
+
 _OF_BLOCK = ("config", "kind", "stage", "round", "process")
 
 BLOCKS: tuple[Column[Row], ...] = (

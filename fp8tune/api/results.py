@@ -90,7 +90,7 @@ class Results:
         device: str | None = None,
         stage: str | None = "final",
     ) -> DataFrame:
-        """A row a sample of a timed block, in microseconds: :func:`fp8tune.api.frames.samples`.
+        """A row a sample of a timed block, in microseconds: :data:`fp8tune.api.frames.SAMPLES`.
 
         ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
         compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
