@@ -153,10 +153,6 @@ TRIALS: tuple[Column[Row], ...] = (
 """A row a trial: one timed block, one check or one compilation."""
 
 
-def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
-    return Column(name, dtype, says, attrgetter(name))
-
-
 SAMPLES: tuple[Column[Row], ...] = (
     *_about(lambda row: row.problem, lambda row: row.device),
     *(column for column in TRIALS if column.name in ("config", "kind", "stage", "round", "process")),
@@ -185,35 +181,6 @@ def samples(rows: Iterable[Row]) -> pandas.DataFrame:
 
 def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
     return Column(name, dtype, says, attrgetter(name))
-
-
-_OF_BLOCK = ("config", "kind", "stage", "round", "process")
-
-BLOCKS: tuple[Column[Row], ...] = (
-    *_about(lambda row: row.problem, lambda row: row.device),
-    *(column for column in TRIALS if column.name in _OF_BLOCK),
-)
-"""What :func:`samples` says of the block that a sample is of."""
-
-
-def samples(rows: Iterable[Row]) -> pandas.DataFrame:
-    """A row a sample: what names its block, ``sample`` (its number in the block, from 0) and ``sample_us``.
-
-    Texts are categories: they repeat with every sample.
-    """
-    import numpy
-    import pandas
-
-    found = [row for row in rows if row.outcome.samples_us]
-    blocks = table(BLOCKS, found)
-    texts = {column.name: "category" for column in BLOCKS if column.dtype == TEXT}
-    counts = [len(row.outcome.samples_us) for row in found]
-    frame = blocks.astype(texts).loc[blocks.index.repeat(counts)].reset_index(drop=True)
-    numbers = [number for count in counts for number in range(count)]
-    times_us = [numpy.asarray(row.outcome.samples_us, dtype=REAL) for row in found]
-    frame["sample"] = pandas.Series(numbers, dtype=WHOLE)
-    frame["sample_us"] = numpy.concatenate([numpy.empty(0), *times_us])
-    return frame
 
 
 PICKS: tuple[Column[Pick], ...] = (
