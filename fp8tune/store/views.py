@@ -51,8 +51,8 @@ _DECIDES_NOTHING = (
 
 def _counts(table: Table) -> str:
     moments = [column.name for column in table.c if column.name in ("created_at", "newest")]
-    newest = "".join(f" || '@' || coalesce(max({table.name}.{name}), 0)" for name in moments)
-    return f"(SELECT count(*){newest} FROM {table.name})"
+    whole_s = "".join(f" || '@' || CAST(coalesce(max({table.name}.{name}), 0) AS BIGINT)" for name in moments)
+    return f"(SELECT count(*){whole_s} FROM {table.name})"
 
 
 ROWS = " || ' ' || ".join(
