@@ -72,6 +72,20 @@ class PickVerdict(StrEnum):
     """Screened only."""
 
 
+class Kept(StrEnum):
+    """Why a faster config is not the pick. Empty where none is faster."""
+
+    NOTHING = ""
+    TIED = "tied"
+    """All within the tie band are equally fast: the first in canonical order is taken, the default before all."""
+    DEFAULT = "default"
+    """The declared default stays: none is proven to be faster."""
+    COMMITTED = "committed"
+    """The committed table's config stays: none is proven to be faster by more than the keep band."""
+    TOO_SHORT = "too short"
+    """Times are too short to tell configs apart: what was there stays."""
+
+
 class Block(NamedTuple):
     """One timed block of the finals; a tuple, for there are many."""
 
@@ -105,6 +119,12 @@ class Decision:
     """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""
     times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False)
     """Of each finalist; empty where there were no finals."""
+    kept: Kept = Kept.NOTHING
+    """Why the runner-up is not the pick where it is faster."""
+
+    def kept_as(self, kept: Kept) -> Decision:
+        """The same with why its pick stays, if the runner-up is faster."""
+        return replace(self, kept=kept) if self.ratio is not None and self.ratio < 1 else self
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:
@@ -151,9 +171,12 @@ def decide(
     tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
     fresh = finals.first_tied(tie, None if default is None else place.get(default))
     if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
-        return _decision(finals, place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+        stays = _decision(finals, place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+        return stays.kept_as(Kept.COMMITTED)
     contested = finals.is_contested(fresh, tie, plan.edge_sigmas)
-    return replace(_decision(finals, fresh, keep, is_fresh=True), contested=contested)
+    is_tied = bool((finals.mean + finals.error)[fresh, finals.fastest] <= tie)
+    found = _decision(finals, fresh, keep, is_fresh=True).kept_as(Kept.TIED if is_tied else Kept.DEFAULT)
+    return replace(found, contested=contested)
 
 
 def decide_finals(
@@ -173,7 +196,8 @@ def decide_finals(
     if decision.time_us >= max(run.floor_us for run in runs):
         return replace(decision, times_us=times_us)
     kept = next((config for config in (incumbent, default) if config in times_us), None)
-    return unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
+    found = unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
+    return found.kept_as(Kept.TOO_SHORT)
 
 
 def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
