@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8tune.choose.pairs import Axes, Pairs, largest_block
+from fp8tune.choose.verdict import Kept as Kept
+from fp8tune.choose.verdict import PickVerdict as PickVerdict
 from fp8tune.records import NamedInts, ProcessTimes
 from fp8tune.stats import TRIMMED_SHARE
 
@@ -53,37 +54,6 @@ class MeasuringPlan:
     def decisions(self) -> int:
         """How often a row may be decided. Each time is a chance to be wrong, so ``alpha`` is shared out."""
         return 1 + len(self.more_processes)
-
-
-class PickVerdict(StrEnum):
-    """What is known of a pick."""
-
-    CERTIFIED = "certified"
-    """Proven faster than every other finalist."""
-    NEAR_TIE = "near-tie"
-    """At most the keep band slower than the fastest: of those tied with it the default, else the first in order."""
-    AMBIGUOUS = "ambiguous"
-    """It may lose more than the keep band: measured too little, or too noisy."""
-    KEPT_INCUMBENT = "kept-incumbent"
-    """The committed config: another is preferred, but not proven faster by more than the keep band."""
-    UNRESOLVABLE = "unresolvable"
-    """Too short for the timer or the host to tell configs apart, or timed from a cache."""
-    QUICK = "quick"
-    """Screened only."""
-
-
-class Kept(StrEnum):
-    """Why a faster config is not the pick. Empty where none is faster."""
-
-    NOTHING = ""
-    TIED = "tied"
-    """All within the tie band are equally fast: the first in canonical order is taken, the default before all."""
-    DEFAULT = "default"
-    """The declared default stays: none is proven to be faster."""
-    COMMITTED = "committed"
-    """The committed table's config stays: none is proven to be faster by more than the keep band."""
-    TOO_SHORT = "too short"
-    """Times are too short to tell configs apart: what was there stays."""
 
 
 class Block(NamedTuple):

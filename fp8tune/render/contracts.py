@@ -86,6 +86,7 @@ def winner(pick: Winner) -> Object:
         **_fields(pick, "ceiling_share", "n"),
         "source": pick.evidence.source or None,
         **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
+        "why_not_runner_up": str(pick.decision.kept),
     }
 
 

@@ -73,6 +73,11 @@ WINNER = (
     NOISE,
     field("runner_up", INTS_OR_NULL, "the fastest other config; it may be faster than the pick"),
     field("runner_up_us", "number or null", "its time"),
+    field(
+        "why_not_runner_up",
+        "text",
+        "`tied`, `default stays`, `committed stays` or `too short`; empty where it is not faster",
+    ),
 )
 
 PROTOCOL = (
