@@ -36,9 +36,6 @@ class Kept(StrEnum):
     """Times are too short to tell configs apart: what was there stays."""
 
 
-
-
-
 PUBLISHED = "published"
 """Stands for the verdict that rows of others have none of."""
 

@@ -100,4 +100,12 @@ def ordered(winners: Iterable[Winner], sort: Sort = Sort.SHAPE) -> list[Winner]:
 def _as_read(winner: Winner) -> tuple[object, ...]:
     problem, device = winner.problem, winner.device
     rest = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)
-    return problem.kernel, device.arch, device.name, tuple(problem.shape), tuple(problem.shape.values()), *rest, problem.seed
+    return (
+        problem.kernel,
+        device.arch,
+        device.name,
+        tuple(problem.shape),
+        tuple(problem.shape.values()),
+        *rest,
+        problem.seed,
+    )
