@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fp8tune.choose.pairs import Axes, Pairs, largest_block
 from fp8tune.choose.verdict import Kept as Kept
 from fp8tune.choose.verdict import PickVerdict as PickVerdict
-from fp8tune.records import NamedInts, ProcessTimes
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats import TRIMMED_SHARE
 
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
@@ -156,10 +156,7 @@ def decide_finals(
 
     Where times are too short to tell configs apart here, whatever was there stays: the incumbent, else the default.
     """
-    runs = [one.run for of_config in times.values() for one in of_config]
-    if not runs:
-        raise ValueError("no finals")
-    plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
+    runs, plan = _runs(times), plan_of(times)
     values = process_values(_blocks(times))
     decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
     times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
@@ -168,6 +165,25 @@ def decide_finals(
     kept = next((config for config in (incumbent, default) if config in times_us), None)
     found = unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
     return found.kept_as(Kept.TOO_SHORT)
+
+
+def plan_of(times: FinalsTimes) -> MeasuringPlan:
+    """The plan with the bands that a sweep's finals went by. Raises ValueError for no finals."""
+    runs = _runs(times)
+    return MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
+
+
+def pairs_of(times: FinalsTimes, *, default: NamedInts | None, axes: Axes) -> Pairs:
+    """All pairs of finalists, as :func:`decide_finals` compares them. Raises ValueError for no finals."""
+    plan = plan_of(times)
+    return Pairs.of(process_values(_blocks(times)), default, axes, plan.alpha / plan.decisions)
+
+
+def _runs(times: FinalsTimes) -> list[FinalsRun]:
+    runs = [one.run for of_config in times.values() for one in of_config]
+    if not runs:
+        raise ValueError("no finals")
+    return runs
 
 
 def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
