@@ -109,7 +109,7 @@ class Explanation:
             if winner.verdict is None:
                 return ["Others published these rows: their sources say too little for a verdict."]
             return [
-                "There were no finals: the pick is the first in order among the fastest of the screen.",
+                "There were no finals: the screen, in one process, chose the pick.",
                 *([CACHED] if winner.verdict is PickVerdict.UNRESOLVABLE else []),
             ]
         keep, lost = self.plan.keep_band, decision.upper
@@ -120,16 +120,18 @@ class Explanation:
         if count == 1:
             return [*said, "No other config was in the finals, so nothing can be faster."]
         said.append(
-            f"Paired over processes, the pick loses at most {lost:.1%} against any other finalist."
+            f"Paired over processes, the pick loses at most {100 * lost:.1f} % against any other finalist."
             if lost > 0
             else "Paired over processes, the pick is proven faster than every other finalist: certified."
         )
         if lost > keep:
-            said.append(f"That is above the band of {keep:.1%} within which a pick is kept: ambiguous.")
+            said.append(f"That is above the band of {100 * keep:.1f} % within which a pick is kept: ambiguous.")
         elif lost > 0 and winner.verdict is PickVerdict.KEPT_INCUMBENT:
-            said.append(f"That is within {keep:.1%}, and a new table would hold another config: kept-incumbent.")
+            said.append(
+                f"That is within {100 * keep:.1f} %, and a new table would hold another config: kept-incumbent."
+            )
         elif lost > 0:
-            said.append(f"That is within {keep:.1%}, and a new table would hold the same config: near-tie.")
+            said.append(f"That is within {100 * keep:.1f} %, and a new table would hold the same config: near-tie.")
         return said
 
     def _finalists(self) -> dict[NamedInts | None, Tried]:

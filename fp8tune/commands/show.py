@@ -147,8 +147,8 @@ def show(options: ShowOptions) -> None:
     """
     if options.shapes and options.op is None:
         raise UsageError("--shapes chooses layers of an operation: give --op grouped-mm, or leave it out")
-    others = options.op or options.failed or options.conflicts or options.published or options.arch == INTERPRETER
-    if others and (options.rows_only or options.explain):
+    is_else = options.failed or options.conflicts or options.published or options.arch == INTERPRETER
+    if (is_else or options.op) and (options.rows_only or options.explain):
         raise UsageError(
             "--shape, --device, --verdict, --sort, --top and --explain are for picks: leave them out, or "
             "--op, --failed, --conflicts, --published and --arch interpreter"

@@ -37,8 +37,9 @@ COLUMNS: Mapping[str, Term] = {
     "quick": Term("picked from the screen alone, in one process", "sweep without --quick to have finals"),
     "GPUs": Term("GPU models that have rows"),
     "newest": Term("age of the newest row"),
-    "us": Term("time of the pick in microseconds: the geometric mean over fresh processes, of a screen the median"),
+    "us": Term("time in microseconds: the geometric mean over fresh processes, of a screen the median"),
     "GB/s": Term("bytes that the kernel has to move, divided by its time"),
+    "ceiling": Term("median over the picks of their share of what the hardware gives"),
     "of ceiling": Term(
         "share of what the hardware gives: the best memory rate measured there, or the FLOP/s of a dense GEMM",
         "a low share leaves room for a better kernel or more configs",
@@ -52,9 +53,11 @@ COLUMNS: Mapping[str, Term] = {
     "routing": Term("how rows spread over groups"),
     "layout": Term("how the input lies in memory"),
     "bound": Term("what the share of the ceiling is of: memory or compute"),
+    "configs": Term("how many configs ended so"),
+    "reason": Term("why they have no time"),
     "next best has": Term("the axes in which the next best config differs, with its values"),
     "slower": Term("its time over the pick's; with a minus sign it is faster"),
-    "interval": Term("where its slowdown against the pick lies, with 97.5 % confidence at each end"),
+    "interval": Term("where that lies: a chance of 2.5 % to be wrong is shared out over all rivals of the pick"),
     "stage": Term("finals: fresh processes; screen: one process, compared with the screen's times alone"),
 }
 """Header of a column -> what it says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -21,14 +21,14 @@ LONGEST_NAME = 26
 def print_overview(found: Sequence[KernelOverview], db: str, output_format: str, *, explain: bool = False) -> None:
     """A table in which each verdict has its number where the terminal is wide enough, else groups of verdicts."""
     title = f"{sum(each.picks for each in found)} picks of {len(found)} kernels in {db}"
-    settled, opened, quick = (
+    groups: list[Column[KernelOverview]] = [
         right("settled", lambda each: _count(each.settled)),
         right("open", lambda each: _count(each.open)),
         right("quick", lambda each: _count(each.quick)),
-    )
+    ]
     report = Report(title, _columns(left("verdicts", lambda each: verdict_counts(each.verdicts))), found)
     if output_format == "table" and not _fits(report):
-        report = Report(title, _columns(settled, opened, quick), found)
+        report = Report(title, _columns(*groups), found)
     in_all: Counter[str] = sum((Counter(each.verdicts) for each in found), Counter())
     says = [*legend.of([report], in_all), ""] if explain else []
     print_parts([report, f"in all: {verdict_counts(in_all)}", *says, HINT], output_format)
@@ -42,7 +42,7 @@ def _columns(*verdicts: Column[KernelOverview]) -> list[Column[KernelOverview]]:
         left("kernel", lambda each: kernel_name(each.kernel, LONGEST_NAME)),
         right("picks", lambda each: str(each.picks)),
         right("GPUs", lambda each: str(len(each.devices))),
-        right("of ceiling", lambda each: share(each.ceiling_share)),
+        right("ceiling", lambda each: share(each.ceiling_share)),
         right("newest", lambda each: age(time.time() - each.newest)),
         *verdicts,
     ]
@@ -60,7 +60,7 @@ def _count(number: int) -> str:
     return str(number) if number else ""
 
 
-def verdict_counts(verdicts: Counter[str] | dict[str, int]) -> str:
+def verdict_counts(verdicts: Mapping[str, int]) -> str:
     """``40 certified, 2 ambiguous``, the most first."""
     return ", ".join(f"{number} {word}" for word, number in Counter(verdicts).most_common())
 
