@@ -77,6 +77,11 @@ class Winner:
         return self.decision.verdict
 
     @property
+    def newest(self) -> float:
+        """When its last row was stored, seconds since the epoch."""
+        return self.evidence.newest
+
+    @property
     def runner_up(self) -> NamedInts | None:
         """The next fastest; it may be faster than the pick."""
         return self.decision.runner_up

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -19,12 +18,13 @@ from sqlalchemy import (
     Connection,
     Double,
     Select,
-    String,
     and_,
     false,
     func,
+    not_,
     or_,
     select,
+    tuple_,
     type_coerce,
 )
 
@@ -49,11 +49,12 @@ from fp8tune.store.schema import (
     Candidates,
     ChecksUsed,
     Completions,
+    Finals,
     ProblemFlops,
     Problems,
     Trials,
 )
-from fp8tune.store.summaries import Outline, Summary, outlines, summaries
+from fp8tune.store.summaries import Summary, summaries
 from fp8tune.store.unreadable import MissingRowError, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
 
@@ -65,18 +66,13 @@ _Ids = tuple[int, int, int, str]
 
 _POOL = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
 _COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
+_WITH_FINALS = select(Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
+_IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.id, Trials.c.stage == "final").exists()
 
 _Calibrated = Mapping[tuple[int | None, int], float]
 """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
 
 _KINDS = {str(kind): kind for kind in Kind}
-_SCREENED = {str(Kind.MEASURED), str(Kind.SIMULATED)}
-
-FAR = 1.05
-"""A screened config whose least time is above the best's by this factor cannot be picked: more than any band allows."""
-
-_AT_ONCE = 10_000
-"""Candidates looked up by id in one query."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ class Gathering:
         kept = {pool: pools[pool] for pool in keep(list(pools))}
         if len(kept) < len(pools):
             wanted = wanted.where(_in_pools(kept.values()))
-        return self._read_near(wanted, few=wanted if few else None) if finalists_only else self.read(wanted)
+        return self._read_finalists(wanted, kept) if finalists_only else self.read(wanted)
 
     def pools(self, wanted: Select[Any]) -> list[ComparableRows]:
         """Every pool of the wanted candidates, each with the time of its newest row."""
@@ -176,39 +172,19 @@ class Gathering:
                         found.append(self._evidence(rows[id], summary))
             return found
 
-    def _read_near(self, wanted: Select[Any], few: Select[Any] | None) -> list[Evidence]:
-        """The same without the configs that finals left behind, unless no finalist is left to be picked, and without
-        those that a screen left out of reach of the pick, or that never ran.
-        """
-        kind = type_coerce(Candidates.c.kind, String())  # what cannot be read was named with the pools
-        rows = self.connection.execute(wanted.add_columns(*_POOL[:3], kind)).all()
-        pools: dict[_Ids, list[int]] = {}
-        for id, *pool in rows:
-            pools.setdefault((pool[0], pool[1], pool[2], pool[3]), []).append(id)
-        seen = outlines(self.connection, few)
-        had_finals = {pool for pool in pools if pool[:3] in self.finals}
-        left = [
-            _not_far(ids, seen) if pool[3] in _SCREENED else ids
-            for pool, ids in pools.items()
-            if pool not in had_finals
-        ]
-        of_finals = {pool: [id for id in pools[pool] if id not in seen or seen[id].is_finalist] for pool in had_finals}
-        found = self._read_ids([id for ids in (*left, *of_finals.values()) for id in ids])
+    def _read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
+        """The same without the configs that finals left behind, unless no finalist is left to be picked."""
+        if not self.finals:
+            return self.read(wanted)
+        had_finals = tuple_(Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id).in_(_WITH_FINALS)
+        found = self.read(wanted.where(or_(not_(had_finals), _IS_FINALIST)))
         decided = {(item.problem, item.version, item.device) for item in found if item.finals and item.times_us}
-        undecided = [pool for pool in had_finals if self._named(pool) not in decided]
-        return found + self._read_ids([id for pool in undecided for id in {*pools[pool]} - {*of_finals[pool]}])
-
-    def _named(self, pool: _Ids) -> Hashable:
-        problem, version, device, _ = pool
-        try:
-            return self.shared.problems[problem], self.shared.versions[version], self.shared.devices[device]
-        except MissingRowError:
-            return None
-
-    def _read_ids(self, ids: Collection[int]) -> list[Evidence]:
-        ordered = sorted(ids)
-        parts = (ordered[i : i + _AT_ONCE] for i in range(0, len(ordered), _AT_ONCE))
-        return [item for part in parts for item in self.read(select(Candidates.c.id).where(Candidates.c.id.in_(part)))]
+        undecided = [
+            ids
+            for pool, ids in pools.items()
+            if (pool.problem, pool.version, pool.device) not in decided and ids[:3] in self.finals
+        ]
+        return found + (self.read(wanted.where(_in_pools(undecided), not_(_IS_FINALIST))) if undecided else [])
 
     def _evidence(self, row: Sequence[Any], summary: Summary) -> Evidence:
         id, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
@@ -275,20 +251,6 @@ class Gathering:
             newest = max(self.ceilings[None, id] for id in ids if (None, id) in self.ceilings)
             self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_SHARE * newest)
         return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
-
-
-def _not_far(ids: Collection[int], seen: Mapping[int, Outline]) -> list[int]:
-    """Of a pool that a screen decides what may be picked, or be next best: the two fastest stay.
-
-    What was not only right has to be read: what its times are worth is not known before.
-    """
-    most_us = sorted(seen[id].most_us for id in ids if id in seen and seen[id].is_bounded)[:2]
-    limit_us = max(FAR * most_us[0], most_us[-1]) if len(most_us) > 1 else math.inf
-    return [
-        id
-        for id in ids
-        if id not in seen or (seen[id].ever_right and not (seen[id].is_bounded and seen[id].least_us > limit_us))
-    ]
 
 
 def _of_sweep(values: _Calibrated, summary: Summary, device: int) -> float | None:

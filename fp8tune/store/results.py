@@ -256,7 +256,7 @@ class Store(Reading):
 
         ``device``: with the software that drove it. ``keep``: which pools to read, see
         :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
-        what reached them; of another only what its screen leaves in reach of the pick.
+        what reached them.
         """
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         wanted = gathering.wanted(chosen(kernel, arch, kinds), problems, device)

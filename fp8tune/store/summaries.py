@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import Connection, Double, Integer, Select, String, case, func, select, type_coerce
+from sqlalchemy import Connection, Double, Integer, Select, String, select, type_coerce
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
@@ -52,47 +52,6 @@ class Summary:
     def screened_us(self, kind: Kind) -> tuple[float, ...]:
         """One time a process; one a sweep where it was screened: who ran which round must make no difference."""
         return self.times_us if self.screen_us is None or kind is Kind.PUBLISHED else (self.screen_us,)
-
-
-class Outline(NamedTuple):
-    """What an aggregate tells of a candidate's trials: enough to see that it need not be read. A tuple, for there are
-    many, and nothing of it is checked."""
-
-    candidate: int
-    least_us: float
-    """The screen comes to a time between this one and the next."""
-    most_us: float
-    only_right: int
-    """1 if no trial ended otherwise."""
-    ever_right: int
-    is_finalist: int
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether all its trials were right and timed."""
-        numbers = isinstance(self.least_us, float) and isinstance(self.most_us, float)
-        return numbers and self.only_right == 1 and 0 < self.least_us <= self.most_us < math.inf
-
-
-def outlines(connection: Connection, few: Select[Any] | None = None) -> dict[int, Outline]:
-    """The outlines of these candidates, or of all: many are aggregated faster than looked up.
-
-    A candidate that is missing here has to be read.
-    """
-    time_us, status, stage = _unchecked("time_us"), _unchecked("status"), _unchecked("stage")
-    screened, right = case((stage == "screen", time_us)), case((status == str(Status.OK), 1), else_=0)
-    query = select(
-        Trials.c.candidate_id,
-        func.min(screened),
-        func.max(screened),
-        func.min(right),
-        func.max(right),
-        func.max(case((stage == "final", 1), else_=0)),
-    )
-    if few is not None:
-        query = query.where(Trials.c.candidate_id.in_(few))
-    rows = connection.execute(query.group_by(Trials.c.candidate_id)).all()
-    return {row[0]: Outline._make(row) for row in rows}
 
 
 def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple[int, Summary]]:
