@@ -134,7 +134,7 @@ class ShowOptions:
 def show(options: ShowOptions) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
 
-    Without --kernel or another filter a line a kernel, in table and markdown; json and csv have a row a problem.
+    Without --kernel or another filter a line a kernel, where there are several; json and csv have a row a problem.
     fp8tune explain says of one row how it came about.
 
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
@@ -217,8 +217,9 @@ def _show_picks(options: ShowOptions) -> None:
     winners = ordered(_wanted(options, candidates))
     if not winners and is_table:
         notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    elif is_table and not options.kernels and not options.rows_only:
-        print_overview(overview(winners), db, options.format, explain=options.explain)
+    kernels = overview(winners)
+    if is_table and not options.kernels and not options.rows_only and len(kernels) > 1:
+        print_overview(kernels, db, options.format, explain=options.explain)
         return
     shown = ordered(winners, options.sort or Sort.SHAPE)[: options.top]
     print_winners(shown, options.format, explain=options.explain)
