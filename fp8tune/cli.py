@@ -18,6 +18,7 @@ from fp8tune.commands import (
     completing,
     completion,
     doctor,
+    explain,
     export,
     forget,
     import_,
@@ -66,7 +67,7 @@ def _root(
 
 COMMANDS = {
     "Find the best configs": (record, sweep, bench, calibrate),
-    "Look at results": (show, static_report, compare),
+    "Look at results": (show, explain, static_report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, forget, doctor, completion),
 }

@@ -93,6 +93,5 @@ MEANINGS: Mapping[str, str] = {
     "picks.stage": "what decided: `final` or `screen`",
     "picks.time_us": "of finals the geometric mean over processes, of a screen the median",
     "finalists.time_us": "the geometric mean over processes",
-    "trial_id": "the row of `trials`",
 }
 """``column``, or ``table.column`` where tables differ -> what it holds."""
