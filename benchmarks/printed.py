@@ -16,6 +16,7 @@ otherwise.
 ``python -m MODULE``    what its ``main`` prints, as it is: a table in markdown
 ``python FILE``         the output of a script, as a console
 ``cat FILE``            the file
+``cp FILE... FOLDER``   nothing: what a page's reader has beside them
 ======================  ====================================================================
 
 ``| head -N``, ``| tail -N`` and ``2>&1`` work as in a shell. Times that a command took are no part of the comparison.
@@ -32,6 +33,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -104,6 +106,10 @@ def run(command: str) -> Printed:
     first, *filters = command.split(" | ")
     is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
+    if program == "cp":
+        for path in arguments[:-1]:
+            shutil.copy(path, arguments[-1])
+        return Printed("")
     if program == "cat":
         path = Path(arguments[0])
         text = _filtered(path.read_text(encoding="utf-8"), filters)
@@ -169,7 +175,17 @@ def folder() -> Iterator[None]:
         with mock.patch.dict(os.environ, alone), contextlib.chdir(name):
             for variable in ("FP8TUNE_DB", "FP8TUNE_BASE"):
                 os.environ.pop(variable, None)
-            yield
+            try:
+                yield
+            finally:
+                _forget_modules(Path(name).resolve())
+
+
+def _forget_modules(folder: Path) -> None:
+    """The next folder's module of the same name is another one."""
+    for name, module in list(sys.modules.items()):
+        if folder in Path(getattr(module, "__file__", None) or "/").resolve().parents:
+            del sys.modules[name]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

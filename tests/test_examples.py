@@ -77,7 +77,7 @@ def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pyt
     assert capfd.readouterr().out.count("over no-such-set, ") == 2
 
 
-def code_blocks(document: str = "torchtitan.md") -> list[str]:
+def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / document).read_text(encoding="utf-8"), re.DOTALL)
 
 
