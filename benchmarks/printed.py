@@ -7,9 +7,9 @@
 python -m benchmarks.printed                 # after rows or output changed: writes the blocks that differ
 python -m benchmarks.printed --check         # writes nothing; a diff and exit code 1 where a block differs
 
-A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown. The commands of a
-page share a folder, which has the committed database, the shape sets, ``docs/`` and ``benchmarks/``, and is empty
-otherwise.
+A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown, one that begins
+with ``exit 1:`` ends with that exit code. The commands of a page share a folder, which has the committed database, the
+shape sets, ``docs/`` and ``benchmarks/``, and is empty otherwise.
 
 ======================  ====================================================================
 ``fp8tune ...``         a console with the command and its output; markdown as it is
@@ -53,6 +53,7 @@ SHARED = ("results.db", "sweeps", "docs", "benchmarks")
 """Of the checkout, in the folder of a page."""
 
 _DURATION = re.compile(r"\b\d[\d.,]* (s|min|h)\b")
+_ENDS = re.compile(r"exit (\d+): (.+)")
 _LANGUAGES = {".toml": "toml", ".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
 
 
@@ -90,7 +91,8 @@ def _shown(command: str) -> str:
     if command.startswith("quiet:"):
         run(command.removeprefix("quiet:").strip())
         return ""
-    printed = run(command)
+    code, command = found.groups() if (found := _ENDS.fullmatch(command)) else ("0", command)
+    printed = run(command, int(code))
     if printed.is_markdown:
         return f"{printed.text.strip()}\n"
     typed = f"$ {command}\n" if printed.language == "console" else ""
@@ -101,8 +103,8 @@ def _without_durations(text: str) -> str:
     return _DURATION.sub("? s", text)
 
 
-def run(command: str) -> Printed:
-    """What a command of a block prints. Raises ValueError where it ends with another exit code than 0."""
+def run(command: str, wanted: int = 0) -> Printed:
+    """What a command of a block prints. Raises ValueError where it ends with another exit code than ``wanted``."""
     first, *filters = command.split(" | ")
     is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
@@ -118,7 +120,7 @@ def run(command: str) -> Printed:
     call = _module if is_module else _script if program == "python" else _fp8tune
     with _captured(is_all) as (out, error):
         code = call(arguments[1:] if is_module else arguments)
-    if code:
+    if code != wanted:
         raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
     is_markdown = is_module or "--format markdown" in first
     here = out.getvalue().replace(f"{ROOT}/", "")  # as one sees it in the checkout, wherever that is

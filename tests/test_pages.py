@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from places import ROOT
 
+from benchmarks.printed import BLOCK
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PLAIN = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "faq.md"] + [
     page for folder in ("tutorial", "howto", "concepts") for page in sorted((ROOT / "docs" / folder).rglob("*.md"))
@@ -43,9 +45,12 @@ def texts(markdown: str) -> Iterator[list[Token]]:
 
 
 def sentences(markdown: str) -> Iterator[str]:
-    """The sentences of a page. Code within a line is one word; of a link its text counts."""
+    """The sentences of a page. Code within a line is one word; of a link its text counts.
+
+    What commands print is none.
+    """
     words = {"code_inline": "code", "softbreak": " ", "hardbreak": " "}
-    for children in texts(markdown):
+    for children in texts(BLOCK.sub("", markdown)):
         said = "".join(token.content if token.type == "text" else words.get(token.type, "") for token in children)
         yield from (sentence for sentence in _END.split(said) if sentence.strip())
 
@@ -139,6 +144,7 @@ def test_a_planted_long_sentence_is_found(text: str) -> None:
         f"```console\n{LONG}\n```",
         f"| a | b |\n|---|---|\n| {LONG} | c |",
         f"<!-- {LONG} -->",
+        f"<!-- begin: fp8tune compare -->\n{LONG}\n<!-- end -->",
         "Ten words are in each of these two sentences. " * 3,
         f"- {'word ' * 20}\n- {'word ' * 20}\n",
         f"{'word ' * 24}`two words`.",
