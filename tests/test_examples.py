@@ -173,3 +173,11 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
         said = {row.outcome.reason for row in store.rows() if row.outcome.reason}
     assert all("elements are out of bound, the largest error at (" in reason for reason in said)
     assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)
+
+
+@pytest.mark.parametrize("page", ["howto/call-the-kernels.md"])
+def test_the_code_of_a_page_runs(page: str) -> None:
+    names: dict[str, Any] = {}
+    for text in code_blocks(page):
+        exec(text, names)
+    assert names["q"].shape == names["x"].shape
