@@ -26,9 +26,6 @@ PLAIN = [
 ]
 """Pages for those who begin: no sentence of over 25 words."""
 
-PENDING = {"docs/howto/manual.md"}
-"""Pages that are still to be rewritten."""
-
 LONGEST = 25
 
 _END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bvs\.)(?<=[.!?])[\"')\]]*\s+")
@@ -108,8 +105,7 @@ def test_the_readme_has_150_lines_at_most() -> None:
 
 @pytest.mark.parametrize("page", PLAIN, ids=name)
 def test_no_sentence_has_more_than_25_words(page: Path) -> None:
-    if name(page) not in PENDING:
-        assert too_long(page.read_text(encoding="utf-8")) == []
+    assert too_long(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
