@@ -18,9 +18,9 @@ from benchmarks import printed
 TARGET = printed.ROOT / "docs" / "images" / "session.svg"
 BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
-    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:2",
-    "fp8tune show --kernel swiglu:kernel",
-    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel | head -16",
+    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
+    "fp8tune show --kernel swiglu:kernel --db swiglu.db",
+    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -15",
 )
 """Commands that need no GPU, and print the same on each machine."""
 
