@@ -19,8 +19,8 @@ TARGET = printed.ROOT / "docs" / "images" / "session.svg"
 BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
     "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
-    "fp8tune show --kernel swiglu:kernel --db swiglu.db",
-    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -15",
+    "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -6",
+    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -12",
 )
 """Commands that need no GPU, and print the same on each machine."""
 
