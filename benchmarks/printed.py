@@ -109,8 +109,8 @@ def run(command: str, wanted: int = 0) -> Printed:
     is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
     if program == "cp":
-        for path in arguments[:-1]:
-            shutil.copy(path, arguments[-1])
+        for each in arguments[:-1]:
+            shutil.copy(each, arguments[-1])
         return Printed("")
     if program == "cat":
         path = Path(arguments[0])
