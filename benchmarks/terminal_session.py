@@ -18,7 +18,7 @@ from benchmarks import printed
 TARGET = printed.ROOT / "docs" / "images" / "session.svg"
 BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
-    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
+    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:1 --db swiglu.db",
     "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -6",
     "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -12",
 )

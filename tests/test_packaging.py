@@ -37,7 +37,7 @@ STRAYS = (
     "fp8tune/mine.db",
     "results-0.2.0.db.xz",
     "build/docs/index.html",
-    "dist/fp8tune-0.1.0.tar.gz",
+    "dist/fp8tune-0.2.0.tar.gz",
     "fp8tune/__pycache__/cli.cpython-311.pyc",
     ".venv/pyvenv.cfg",
 )

@@ -15,7 +15,7 @@ from places import ROOT
 
 from benchmarks.printed import BLOCK
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PLAIN = [
     ROOT / "README.md",
     *(ROOT / "docs" / page for page in ("index.md", "faq.md", "limits.md", "results/index.md")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fp8tune.check.doctor import Level
+from fp8tune.check.finding import Level
 from fp8tune.check.lint import KeyVerdict
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.compare.verdicts import ChangeVerdict
