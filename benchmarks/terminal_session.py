@@ -18,9 +18,9 @@ from benchmarks import printed
 TARGET = printed.ROOT / "docs" / "images" / "session.svg"
 BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
-    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:1 --db swiglu.db",
-    "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -6",
-    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -12",
+    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
+    "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -7",
+    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -14",
 )
 """Commands that need no GPU, and print the same on each machine."""
 
@@ -28,13 +28,14 @@ WIDTH = 100
 
 
 def lines() -> list[str]:
-    """The session as text: each command after a prompt, then all that it prints."""
+    """The session as text: each command after a prompt, then what it prints."""
     said: list[str] = []
     with printed.folder():
         printed.run(BESIDE)
         for command in SESSION:
             first, *filters = command.split(" | ")
-            text = printed.run(" | ".join([f"{first} 2>&1", *filters])).text
+            says = " 2>&1" if "sweep" in first else ""  # its progress
+            text = printed.run(" | ".join([f"{first}{says}", *filters])).text
             said += [f"$ {command}", *text.splitlines(), ""]
     return said[:-1]
 
