@@ -18,7 +18,7 @@ from fp8tune.sweep.events import Ahead, Event, FinalsAhead, Finished, NoFinals, 
 NEAR_SHARE = 0.31
 """Of configs that later rounds repeat: the median of 131 problems swept on an H100 and an H200."""
 
-OPEN_SHARES = (0.25, 0.5)
+OPEN_SHARES = (0.12, 0.5)
 """Of problems that are still open when they are judged the first time, and of those then open each later time."""
 
 PROBLEMS_BEFORE = 4.0
@@ -142,26 +142,32 @@ class Estimate:
 
     def _trial(self, row: Row, now_s: float) -> None:
         problem, kind = row.problem, "trials"
+        count = 1.0
         if row.stage != "screen":
-            final = self._finals.setdefault(problem, _Final(self._arms(), None, 0))
-            final.blocks_done += 1
-            if row.process != self._turn[0]:
-                kind = "processes"
-                self._first_turn = row.process, problem
-                self._begun_processes += 1
-            else:
-                kind = "" if (row.process, problem) == self._first_turn else "turns"
-            self._turn = row.process, problem
+            kind, count = self._turn_of(row)
         elif row.round:
             self._repeats, kind = max(0, self._repeats - 1), "repeats"
         else:
             self._todo[problem] = max(0, self._todo.get(problem, 1) - 1)
             if not self._is_begun:
                 self._is_begun, kind = True, "problems"
-        if kind:
-            self._measured[kind].count += 1
-        self._measured[kind or "processes"].seconds += now_s - self._last_s
+        measured = self._measured[kind]
+        measured.count += count
+        measured.seconds += now_s - self._last_s
         self._last_s = now_s
+
+    def _turn_of(self, row: Row) -> tuple[str, float]:
+        """The kind of work that a block of the finals is, and how much: the first of a turn, which come at once, counts
+        for all of them."""
+        process, turn = self._turn[0], (row.process, row.problem)
+        is_new, self._turn = turn != self._turn, turn
+        if row.process != process:
+            self._first_turn = turn
+            self._begun_processes += 1
+        final = self._finals.setdefault(row.problem, _Final(round(self._arms()), None, 0))
+        blocks = final.arms * self.ahead.blocks * is_new
+        final.blocks_done += blocks
+        return ("processes", float(is_new)) if turn == self._first_turn else ("turns", float(blocks))
 
     # What is left
 

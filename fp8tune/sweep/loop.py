@@ -35,7 +35,7 @@ ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 
-FRESH_S = 5.0
+FRESH_S = 1.0
 """Seconds until a fresh process has a GPU and times its first block, before one was seen to."""
 
 
