@@ -18,8 +18,8 @@ from fp8tune.sweep.events import Ahead, Event, FinalsAhead, Finished, NoFinals, 
 NEAR_SHARE = 0.31
 """Of configs that later rounds repeat: the median of 131 problems swept on an H100 and an H200."""
 
-OPEN_SHARES = (0.12, 0.5)
-"""Of problems that are still open when they are judged the first time, and of those then open each later time."""
+STILL_OPEN_SHARE = 0.5
+"""Of problems that are open at one judgement, those that are at the next."""
 
 PROBLEMS_BEFORE = 4.0
 """As many problems as these shares count for, beside those of this sweep."""
@@ -282,7 +282,7 @@ class Estimate:
         shares = []
         for place, number in enumerate(self.ahead.judged_after):
             reached = [each for each in likely if each >= number]
-            open_before = PROBLEMS_BEFORE * OPEN_SHARES[min(place, len(OPEN_SHARES) - 1)]
+            open_before = PROBLEMS_BEFORE * (STILL_OPEN_SHARE if place else self.ahead.open_share)
             is_open = sum(each > number for each in reached)
             shares.append((is_open + open_before) / (len(reached) + PROBLEMS_BEFORE))
         return shares

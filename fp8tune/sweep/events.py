@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.engine import CompileProgress
-from fp8tune.records import Device, Problem, Row
+from fp8tune.records import Device, Kind, Problem, Row
 
 
 @dataclass(frozen=True)
 class Ahead:
     """What a sweep will do, as far as it is known when it begins."""
 
+    kind: Kind = Kind.MEASURED
+    """Whether configs are timed, checked or compiled."""
     trials: Mapping[Problem, int] = field(default_factory=dict)
     """Of each problem's first round: configs that have no row yet and are not pruned."""
     rounds: int = 1
@@ -26,6 +28,8 @@ class Ahead:
     """How many go to the finals at most, but for configs that always do."""
     fresh_s: float = 0.0
     """About what a fresh process takes before it times anything, in seconds."""
+    open_share: float = 0.12
+    """About the share of problems that are still open when their finals are judged the first time."""
     budget_s: float | None = None
     """Seconds that the time budget leaves; None without one."""
 
@@ -115,14 +119,4 @@ class Finished:
     """Trials that a time budget left out."""
 
 
-Event = (
-    Started
-    | RoundStarted
-    | CompileProgress
-    | Added
-    | FinalsAhead
-    | FinalsStarted
-    | NoFinals
-    | TrialDone
-    | Finished
-)
+Event = Started | RoundStarted | CompileProgress | Added | FinalsAhead | FinalsStarted | NoFinals | TrialDone | Finished

@@ -25,7 +25,17 @@ from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Ro
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import median
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import Added, Ahead, Event, FinalsStarted, Finished, NoFinals, RoundStarted, Started, TrialDone
+from fp8tune.sweep.events import (
+    Added,
+    Ahead,
+    Event,
+    FinalsStarted,
+    Finished,
+    NoFinals,
+    RoundStarted,
+    Started,
+    TrialDone,
+)
 from fp8tune.sweep.finals import Finals, rows_of
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
@@ -36,7 +46,10 @@ CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 
 FRESH_S = 1.0
-"""Seconds until a fresh process has a GPU and times its first block, before one was seen to."""
+"""Seconds until a fresh process has a GPU and times its first block: 24 sweeps on H100 and H200."""
+
+OPEN_SHARES = (0.12, 0.4)
+"""Of problems that need more processes than the first: of 430 on H100 and H200, and on the noisier simulated clock."""
 
 
 def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
@@ -83,12 +96,14 @@ def _ahead(screens: Sequence[_Screen], finals: Finals, left_s: float) -> Ahead:
     """``left_s``: seconds that the time budget leaves."""
     backend, numbers = finals.plan.backend, finals.numbers
     return Ahead(
+        kind=backend.kind,
         trials={of.plan.problem: count for of in screens if (count := len(of.todo(of.unknown())))},
         rounds=ROUNDS if backend.times else 1,
         judged_after=finals.judged_after if finals.are_wanted else (),
         blocks=numbers.rounds,
         finalists=numbers.finalists,
         fresh_s=FRESH_S if backend.kind is Kind.MEASURED else 0.0,
+        open_share=OPEN_SHARES[backend.kind is Kind.SIMULATED],
         budget_s=None if left_s == math.inf else left_s,
     )
 
