@@ -67,7 +67,8 @@ class Display:
         self._console = console or Console(stderr=True)
         self._clock, self._ticks = clock, ticks
         self._begun = self._last_line = clock()
-        self._state, self._left_s, self._told_s = State(), None, self._begun
+        self._state, self._told_s = State(), self._begun
+        self._left_s: float | None = None
         self._live: Live | None = None
         self._drawn: tuple[int, list[int]] = (0, [])
         """The terminal's columns when it was drawn last, and those of each line."""
@@ -198,8 +199,8 @@ class Display:
             auto_refresh=False,
         )
         minutes, seconds = divmod(int(passed_s), 60)
-        fields = {"count": self._count(), "passed": f"{minutes}:{seconds:02}", "eta": self._eta()}
-        bar.add_task(state.phase, total=1.0, completed=self.share(), **fields)
+        passed, permille = f"{minutes}:{seconds:02}", round(1000 * self.share())
+        bar.add_task(state.phase, total=1000, completed=permille, count=self._count(), passed=passed, eta=self._eta())
         return bar
 
     def _unfold(self) -> None:

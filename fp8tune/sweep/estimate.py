@@ -76,7 +76,7 @@ class _Final:
 class Estimate:
     """Takes a sweep's events in their order. Times are seconds of any clock."""
 
-    ahead: Ahead = Ahead()
+    ahead: Ahead = field(default_factory=Ahead)
     _begun_s: float | None = None
     _last_s: float = 0.0
     _deadline_s: float = math.inf

@@ -8,6 +8,7 @@ ambiguous get more. If the time budget ends before that, the judgement stands un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,17 +38,27 @@ class Finals:
     store: Store
     plan: Plan
     sweep_id: int
-    is_over: Callable[[], bool]
-    """Whether the time budget is spent."""
+    clock: Callable[[], float]
+    deadline: float = math.inf
+    """When the time budget ends, on the clock."""
     left_out: int = 0
     """Trials that the time budget left out; those of processes that would have been added are not known."""
     is_skipped: bool = False
     """Whether a problem's tensors could not be built, so that the same command has to try again."""
 
     def __post_init__(self) -> None:
+        self._turn_s = 0.0
         self._measured = self.store.calibration(self.plan.backend.device)
         self._numbers = measuring_plan_of(self._measured)
         self._uid = self.store.sweep_uid(self.sweep_id)
+
+    def is_over(self) -> bool:
+        """Whether the time budget is spent."""
+        return self.clock() > self.deadline
+
+    def _has_no_turn_left(self) -> bool:
+        """Whether another turn as long as the last would not end in time: it cannot be broken off."""
+        return self.clock() + self._turn_s > self.deadline
 
     def run(self, screened: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """``screened``: each problem with its configs' block values in microseconds, the rounds in order."""
@@ -152,8 +163,10 @@ class Finals:
                 len(self.judged_after),
             )
         numbers = _numbers(processes)
-        schedule = Schedule(numbers, self._numbers.rounds, self._order, is_over=self.is_over)
+        schedule = Schedule(numbers, self._numbers.rounds, self._order, is_over=self._has_no_turn_left)
+        begun = self.clock()
         for turn in measure(self.plan.backend, groups, schedule):
+            begun, self._turn_s = (ended := self.clock()), ended - begun
             yield from self._stored(turn)
             if len(turn.group.processes) in (FORETOLD_AFTER, *self.judged_after):
                 yield self._foretold(turn.group)

@@ -52,13 +52,16 @@ OPEN_SHARES = (0.12, 0.4)
 """Of problems that need more processes than the first: of 430 on H100 and H200, and on the noisier simulated clock."""
 
 
-def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
+def sweep(
+    store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic, *, begun: float | None = None
+) -> Iterator[Event]:
     """Run a plan, storing as it goes. Closing the generator ends the workers and keeps every stored row.
 
-    ``clock``: seconds, which a time budget is counted in.
+    ``clock``: seconds, which a time budget is counted in; ``begun``: when it began, if not now.
     """
-    begun, options, backend = clock(), plan.options, plan.backend
-    deadline = math.inf if options.time_budget_s is None else begun + options.time_budget_s
+    started, options, backend = clock(), plan.options, plan.backend
+    budget_s = math.inf if options.time_budget_s is None else options.time_budget_s
+    deadline = budget_s + (started if begun is None else begun)
     sweep_id = store.begin_sweep(
         plan.key,
         backend.device,
@@ -72,7 +75,7 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
         store.record_reference(sweep_id, version, reference)
     _record_kernels(store, plan, sweep_id)
     store.record_flops({of.problem: of.flops for of in plan.problems if of.flops is not None})
-    finals = Finals(store, plan, sweep_id, lambda: clock() > deadline)
+    finals = Finals(store, plan, sweep_id, clock, deadline)
     screens = [_Screen(store, plan, of, sweep_id, finals) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
     ahead = _ahead(screens, finals, deadline - clock())
@@ -89,7 +92,7 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
             store.finish_sweep(sweep_id)
     finally:
         backend.close()
-    yield Finished(trials, clock() - begun, left_out)
+    yield Finished(trials, clock() - started, left_out)
 
 
 def _ahead(screens: Sequence[_Screen], finals: Finals, left_s: float) -> Ahead:
@@ -175,6 +178,8 @@ class _Screen:
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
+            if self.finals.is_over() and self._is_cut_short(number, configs):
+                return
         self.is_done = True
         self.store.mark_complete(self.sweep_id, self.sweep.subject(self.plan), len(self.plan.configs))
         if self.finals.are_wanted:
@@ -191,7 +196,8 @@ class _Screen:
             if reason := self.plan.configs[config]:
                 yield self._stored(config, Outcome(Status.PRUNED, reason=reason), places[config])
         todo = self.todo(todo)
-        screened = self.sweep.backend.screen([self.plan.arm(config) for config in todo], [places[c] for c in todo])
+        arms = [self.plan.arm(config) for config in todo]
+        screened = self.sweep.backend.screen(arms, [places[config] for config in todo], self.finals.is_over)
         for done in screened:
             match done:
                 case CompileProgress():
@@ -203,6 +209,10 @@ class _Screen:
                     self.store.record_calibration(self.sweep_id, self.sweep.backend.device, name, flop_per_s)
                 case (index, outcome):
                     yield self._stored(todo[index], outcome, places[todo[index]])
+
+    def _is_cut_short(self, number: int, configs: Sequence[NamedInts]) -> bool:
+        """Whether the time budget ended a round."""
+        return not set(configs) <= self.known(number).keys()
 
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
         row = self._row(config, outcome, place)
