@@ -28,8 +28,6 @@ class Ahead:
     """How many go to the finals at most, but for configs that always do."""
     fresh_s: float = 0.0
     """About what a fresh process takes before it times anything, in seconds."""
-    open_share: float = 0.12
-    """About the share of problems that are still open when their finals are judged the first time."""
     budget_s: float | None = None
     """Seconds that the time budget leaves; None without one."""
 

@@ -48,9 +48,6 @@ CONTENDER_RATIO = 1.3
 FRESH_S = 1.0
 """Seconds until a fresh process has a GPU and times its first block: 24 sweeps on H100 and H200."""
 
-OPEN_SHARES = (0.12, 0.4)
-"""Of problems that need more processes than the first: of 430 on H100 and H200, and on the noisier simulated clock."""
-
 
 def sweep(
     store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic, *, begun: float | None = None
@@ -106,7 +103,6 @@ def _ahead(screens: Sequence[_Screen], finals: Finals, left_s: float) -> Ahead:
         blocks=numbers.rounds,
         finalists=numbers.finalists,
         fresh_s=FRESH_S if backend.kind is Kind.MEASURED else 0.0,
-        open_share=OPEN_SHARES[backend.kind is Kind.SIMULATED],
         budget_s=None if left_s == math.inf else left_s,
     )
 
