@@ -24,7 +24,7 @@ BLOCK_S = 0.02
 OPEN_SHARE = 0.09
 """Of problems that are open when they are judged the first time: of 430 on H100 and H200."""
 
-STILL_OPEN_SHARE = 0.5
+STILL_OPEN_SHARE = 0.35
 """Of problems that are open at one judgement, those that are at the next."""
 
 PROBLEMS_BEFORE = 4.0
@@ -276,7 +276,7 @@ class Estimate:
         for number, share in zip(self.ahead.judged_after, shares, strict=True):
             more = max(0, number - max(after, self._judgement_before(number)))
             mine += is_open * more
-            last += (1 - (1 - is_open) ** others) * more
+            last += more if 1 - (1 - is_open) ** others >= 0.5 else 0.0
             is_open *= share
         return mine, last
 
