@@ -56,7 +56,7 @@ GOES_ON = "what a sweep has finished is stored, and the same command goes on fro
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"fp8tune {__version__}")
@@ -101,8 +101,7 @@ def main() -> None:
     except Fp8tuneError as error:
         _fail(str(error), error.exit_code)
     except COMMAND_LINE_ERRORS as error:
-        said = cast(Any, error).format_message()  # names the option, which str() leaves out
-        _fail(f"{' '.join(said.split())} (see fp8tune --help)", UsageError.exit_code)
+        _fail(_misused(error), UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort) as stopped:
         _fail(f"stopped{_noted(stopped)}", 130)
     except Stopped as stopped:
@@ -128,6 +127,13 @@ def _noted(stopped: BaseException) -> str:
     """What the command noted of its own end, else what is so of all commands."""
     notes: list[str] = getattr(stopped, "__notes__", [])
     return " ".join(["", *notes]) if notes else f"; {GOES_ON}"
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with a command line, and whose help says more."""
+    said = " ".join(error.format_message().split()).replace("Value error, ", "")  # str() leaves the option out
+    commands = [word for word in sys.argv[1:2] if word in Commands.headings]
+    return f"{said.removesuffix('.')} (see {' '.join(['fp8tune', *commands, '-h'])})"
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fp8tune.check.doctor import Finding, Level
+from fp8tune.check.finding import Finding, Level
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.revisions import git
 from fp8tune.store import database, logs

@@ -44,9 +44,11 @@ def sweep(options: Options) -> None:
 
     begun, command = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:]))
     plan = planning.planned(replace(options, command=command))
-    db = database_to_write(options.db)
+    where: list[str] = []  # said once nothing is wrong with the options
+    db = database_to_write(options.db, where.append)
     stored = session.is_stored(db, plan)
     if stored and not options.json:
+        notice(*where)
         notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             found = session.candidates(store, plan.backend, session.finished_problems(store, plan))
@@ -56,7 +58,7 @@ def sweep(options: Options) -> None:
         try:
             if not stored:
                 plan = planning.expanded(plan)
-            notice(*plan.notices)
+            notice(*where, *plan.notices)
             if (over_s := time.monotonic() - begun - (options.time_budget_s or math.inf)) > 0:
                 notice(
                     f"the time budget was over {over_s:.1f} s before the first trial: planning takes longer; give more"

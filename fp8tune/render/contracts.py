@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fp8tune.bench.kernels import Ceiling, Kernel
     from fp8tune.bench.kernels import Row as BenchRow
     from fp8tune.calibrate.record import Calibration
-    from fp8tune.check.doctor import Finding
+    from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.candidates import Winner
     from fp8tune.choose.claims import Claim

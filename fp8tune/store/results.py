@@ -35,8 +35,10 @@ from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
+    Candidates,
     ChecksUsed,
     Completions,
+    Devices,
     Finals,
     ProblemFlops,
     PublishedOperations,
@@ -45,13 +47,28 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
-from fp8tune.store.unreadable import RowName
+from fp8tune.store.unreadable import RowName, readable
 from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
 _YIELD = 1000  # rows read at a time where a whole table is streamed
+
+
+@dataclass(frozen=True, order=True)
+class Versions:
+    """The torch and Triton that rows were timed with."""
+
+    torch: str
+    triton: str
+
+    def __str__(self) -> str:
+        return f"torch {self.torch or '(none)'} and triton {self.triton or '(none)'}"
+
+    def is_like(self, other: Versions) -> bool:
+        """Whether both are the same releases; what a wheel of torch was built for is left out."""
+        return self.triton == other.triton and self.torch.partition("+")[0] == other.torch.partition("+")[0]
 
 
 @dataclass(frozen=True)
@@ -277,6 +294,13 @@ class Store(Reading):
         """What :meth:`evidence` would offer to ``keep``: all rows that may be compared with each other, as one."""
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         return gathering.pools(gathering.wanted(chosen(kernel, arch, kinds), problems, device))
+
+    @reads
+    def timed_with(self) -> list[Versions]:
+        """The versions that rows from a GPU were timed with, sorted."""
+        query = select(Devices.c.torch, Devices.c.triton).join(Candidates, Candidates.c.device_id == Devices.c.id)
+        rows = readable(self._connection, query.where(Candidates.c.kind == str(Kind.MEASURED)).distinct())
+        return sorted(Versions(row.torch, row.triton) for row in rows)
 
     # Health
 

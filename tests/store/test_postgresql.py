@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 
-from fp8tune.check import doctor
+from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
@@ -169,7 +169,7 @@ def test_doctor_finds_nothing_wrong(url: str) -> None:
     with Store.open(url, create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
     with Store.open(url, writable=False) as store:
-        (finding,) = doctor.check_store(url, store)
+        (finding,) = stored.check_store(url, store)
     assert finding.level == "ok"
     assert "sm_90 1 measured" in finding.what
     assert "cret" not in finding.what
