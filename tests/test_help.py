@@ -34,6 +34,13 @@ def test_help_fits_the_terminal_and_uses_it(name: str, width: int) -> None:
         assert any(len(line) > width * 0.75 for line in lines[1:])
 
 
+def test_each_command_is_said_in_one_line_of_80_columns() -> None:
+    with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
+        shown = fp8tune("-h").stdout
+    listed = shown.partition("Options:")[0].splitlines()
+    assert {line.split()[0] for line in listed if line.startswith("  ")} == set(COMMANDS)
+
+
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_examples_can_be_copied_from_a_narrow_terminal(name: str) -> None:
     with mock.patch.dict(os.environ, {"COLUMNS": "50"}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -11,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from markdown_it import MarkdownIt
 from places import ROOT
 
 import fp8tune
 import hatch_metadata
+from fp8tune import cli
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+PAGES = [*WORKFLOWS, *FORMS, GITHUB / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -70,6 +74,17 @@ def test_ci_runs_what_the_pages_say() -> None:
         (line,) = [line for line in ran if line.startswith(tool)]
         own = re.findall(rf"^step ({tool}.*)$", local, re.MULTILINE)
         assert [one.replace(" --no-cache", "") for one in own] == [line]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_of_the_project_pages_parses(path: Path) -> None:
+    program = typer.main.get_command(cli.app)
+    lines = re.findall(r"^\s*(?:.*&& )?fp8tune ([a-z].*)$", path.read_text(), re.MULTILINE)
+    lines += re.findall(r"`fp8tune ([a-z][^`]*)`", path.read_text())
+    for name, *arguments in map(shlex.split, lines):
+        if name == "compact":
+            pytest.importorskip("fp8tune.commands.compact")  # until it is merged
+        program.commands[name].make_context(name, arguments).close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

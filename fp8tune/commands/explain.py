@@ -77,7 +77,9 @@ def explain(
     shape: Annotated[str, Argument("Sizes such as M=16640,K=1408, or 16640x1408 in the kernel's order.", "SHAPE")],
     options: ExplainOptions,
 ) -> None:
-    """One row of show: every config tried, the finals, why the verdict follows, and what a lookup launches.
+    """All that was tried for one row of show, and why that was picked.
+
+    Every config with its time, the finals, how the verdict follows, and what a lookup launches.
 
     A shape that fits several problems is an error that lists them. Needs no GPU.
     """

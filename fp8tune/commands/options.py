@@ -126,7 +126,7 @@ def placeholder(declared: Option, type: Any) -> str:
     for one in (type, *get_args(type)):
         if inspect.isclass(one) and issubclass(one, enum.Enum):
             return "|".join(map(str, one))
-    if type is int:
+    if int in (type, *get_args(type)):
         return "N"
     return declared.flag.rpartition("--")[2].upper()
 
