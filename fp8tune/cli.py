@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> int:
 def _noted(stopped: BaseException) -> str:
     """What the command noted of its own end, else what is so of all commands."""
     notes: list[str] = getattr(stopped, "__notes__", [])
-    return " ".join(["", *notes]) if notes else f"; {GOES_ON}"
+    return "".join(f"; {note}" for note in notes or [GOES_ON])
 
 
 def _misused(error: Any) -> str:

@@ -79,7 +79,7 @@ def sweep(options: Options) -> None:
             raise
     if found:
         print_winners([each.winner for each in found], "table")
-    elif plan.backend.kind is Kind.INTERPRETER and not options.json:
+    elif tallies and plan.backend.kind is Kind.INTERPRETER and not options.json:
         print_tallies(tallies, "table")
     notice(*failure_lines(tallies, db))
     if not options.json:

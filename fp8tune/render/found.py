@@ -100,4 +100,4 @@ def _again(command: str, is_open: Sequence[Candidates]) -> str:
 def stopped_line(stored: int, phase: str, db: str, command: str) -> str:
     """What to say of a sweep that is told to end."""
     trials = f"{stored:,} trials of this run are" if stored != 1 else "1 trial of this run is"
-    return f"while {phase or 'planning'}; {trials} stored in {db}; go on with: {command}"
+    return f"{trials} stored in {db}, the last while {phase or 'planning'}; go on with: {command}"

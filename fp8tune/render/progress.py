@@ -295,7 +295,8 @@ class SweepProgress(Display):
             case events.TrialDone(row, from_database):
                 self._trial(row, from_database)
             case events.Finished(trials, seconds, left_out):
-                rest = f", {left_out:,} left out by the time budget: run it again to continue" if left_out else ""
+                more = "run it again to continue" if self.stored else "none ended in that time, give more"
+                rest = f", {left_out:,} left out by the time budget: {more}" if left_out else ""
                 bad = f", {self._failed:,} not ok" if self._failed else ""
                 self.line(f"{trials:,} trials in {seconds:.1f} s{bad}{rest}")
 

@@ -185,4 +185,5 @@ def test_a_sweep_that_is_stopped_says_what_is_stored_and_how_to_go_on(
     assert ended == code, output
     last = output.splitlines()[-1]
     assert said in last
-    assert f"of this run are stored in {path}; go on with: fp8tune {' '.join(arguments)}" in last
+    assert f"of this run are stored in {path}, the last while " in last
+    assert last.endswith(f"; go on with: fp8tune {' '.join(arguments)}")
