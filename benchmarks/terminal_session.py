@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from rich.console import Console
 from rich.text import Text
@@ -18,25 +20,23 @@ from benchmarks import printed
 TARGET = printed.ROOT / "docs" / "images" / "session.svg"
 BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
-    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
-    "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -7",
-    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -14",
+    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 2>&1 | tail -6",
+    "fp8tune explain swiglu:kernel 8388608 | head -8",
+    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel | head -14",
 )
 """Commands that need no GPU, and print the same on each machine."""
 
+TITLE = "fp8tune on a simulated GPU: no kernel runs, times are drawn from a model"
 WIDTH = 100
 
 
 def lines() -> list[str]:
     """The session as text: each command after a prompt, then what it prints."""
     said: list[str] = []
-    with printed.folder():
+    with printed.folder(), mock.patch.dict(os.environ, {"FP8TUNE_DB": "swiglu.db", "FP8TUNE_BASE": ""}):
         printed.run(BESIDE)
         for command in SESSION:
-            first, *filters = command.split(" | ")
-            says = " 2>&1" if "sweep" in first else ""  # its progress
-            text = printed.run(" | ".join([f"{first}{says}", *filters])).text
-            said += [f"$ {command}", *text.splitlines(), ""]
+            said += [f"$ {command}", *printed.run(command).text.splitlines(), ""]
     return said[:-1]
 
 
@@ -45,7 +45,7 @@ def svg(lines: Sequence[str]) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for line in lines:
         console.print(Text(line, style="bold green" if line.startswith("$") else ""), no_wrap=True, crop=True)
-    return console.export_svg(title="fp8tune", unique_id="session")
+    return console.export_svg(title=TITLE, unique_id="session")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,13 +22,13 @@ def test_the_picture_shows_what_the_commands_print() -> None:
     assert max(map(len, lines)) <= terminal_session.WIDTH  # a longer line would be cut off
     found = drawn(terminal_session.TARGET.read_text(encoding="utf-8"))
     assert [line for line in lines if line not in found] == []
-    assert "simulated clock: no kernel runs, times are drawn from a seeded model" in found
+    assert terminal_session.TITLE in found
     assert [line for line in found if line.startswith("$")] == [f"$ {command}" for command in terminal_session.SESSION]
 
 
 def test_lines_are_drawn_as_they_are() -> None:
     lines = ["$ a <b> & c", "  two  spaces", "quotes \" and '"]
-    assert [line for line in drawn(terminal_session.svg(lines)) if line] == ["fp8tune", *lines]
+    assert [line for line in drawn(terminal_session.svg(lines)) if line] == [terminal_session.TITLE, *lines]
 
 
 def test_the_session_runs_where_no_row_of_the_user_is() -> None:
