@@ -200,6 +200,11 @@ COMPARED = (
     field("after_config", INTS_OR_NULL, "the second side's config"),
 )
 
+FORGOTTEN = (
+    field("row", "text", "such as `trials:17`"),
+    field("reason", "text", "why it cannot be read; empty if it can"),
+)
+
 INTERVAL = field("interval", "list or null", "its lower and upper bound, each one-sided and a number or null", "ratio")
 
 TRIED = (
@@ -492,7 +497,7 @@ DOCUMENTS: Mapping[str, Document] = {
             ROUTING,
             SEED,
             field("groups", "list of integers or null", "rows of each group, where they were given"),
-            field("padded", "integer", "to how many rows groups are padded"),
+            field("padded", "boolean", "whether our groups had to be padded, inside what is timed"),
             field("steps", "list of objects", "what was timed", of=STEP),
             field("fwd_bwd_us", "object of numbers", "contender -> forward and backward, or null"),
             field("speedups_fwd_bwd", "object of numbers", "contender -> bf16 over it, or null", "ratio"),
@@ -535,6 +540,37 @@ DOCUMENTS: Mapping[str, Document] = {
             field("control", "number or null", "the same of the control arm"),
             field("control_quiet", "boolean or null", "whether that moved by no more than chance"),
             field("exit_code", "integer", "what the command ends with"),
+        ),
+    ),
+    "imported": Document(
+        "import",
+        "What became of one file, on one line.",
+        (
+            field("path", "text", "the file"),
+            field("added", "integer", "rows that were new"),
+            field("already_there", "integer", "rows that were there before"),
+        ),
+    ),
+    "forgotten": Document(
+        "forget",
+        "What was removed.",
+        (
+            field("database", "text", "the database, without a password"),
+            field("rows", "list of objects", "the rows that were asked for", of=FORGOTTEN),
+            field("removed", "object of integers", "table -> how many rows of it went"),
+        ),
+    ),
+    "exported_table": Document(
+        "export",
+        "What became of the table.",
+        (
+            field("path", "text", "the module"),
+            field("state", "text", "`written`, `unchanged`, `stale` or `up to date`"),
+            field("added", "integer", "rows that are new"),
+            field("changed", "integer", "rows with another config"),
+            field("kept", "integer", "rows that stay"),
+            field("removed", "integer", "rows that went: `--prune`"),
+            field("left", "integer", "of those that stay, rows that the database does not give"),
         ),
     ),
     "compared": Document("compare, in rows", "One row of a comparison.", COMPARED),

@@ -90,5 +90,8 @@ MEANINGS: Mapping[str, str] = {
     "git_commit": "of the code, `+` appended where it had changes; empty outside git",
     "measured_at": "when the last of its rows was stored",
     "is_current": "whether no row came since",
+    "picks.stage": "what decided: `final` or `screen`",
+    "picks.time_us": "of finals the geometric mean over processes, of a screen the median",
+    "finalists.time_us": "the geometric mean over processes",
 }
 """``column``, or ``table.column`` where tables differ -> what it holds."""

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table, inspect, select, update
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ComparableRows,
+    Decided,
     Device,
     Evidence,
     FinalsRun,
@@ -30,7 +31,7 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, process_times, unreadable
+from fp8tune.store import database, migrations, optional, picks, process_times, unreadable
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, chosen, reads, writes
 from fp8tune.store.schema import (
@@ -301,6 +302,29 @@ class Store(Reading):
         query = select(Devices.c.torch, Devices.c.triton).join(Candidates, Candidates.c.device_id == Devices.c.id)
         rows = readable(self._connection, query.where(Candidates.c.kind == str(Kind.MEASURED)).distinct())
         return sorted(Versions(row.torch, row.triton) for row in rows)
+
+    # Picks, as they were decided
+
+    @writes  # makes the tables that are lacking, which it counts
+    def rows_now(self) -> str:
+        """A text that changes with the rows that picks are decided from."""
+        return picks.rows_now(self._connection)
+
+    @writes
+    def keep_picks(self, decided: Decided, rows: str, by: str) -> None:
+        """Keep these picks and finalists alone. ``rows``: :meth:`rows_now` of before; ``by``: what decided."""
+        picks.keep(self._connection, decided, self._writer.decided, rows, by)
+
+    @reads
+    def has_kept_picks(self, by: str) -> bool:
+        """Whether the kept picks were decided from the rows as they are now, and by this."""
+        decided_from = picks.decided_from(self._connection)
+        return decided_from[1] == by and decided_from[0] == picks.rows_now(self._connection)
+
+    @reads
+    def kept_picks(self) -> Decided:
+        """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
+        return picks.kept(self._connection)
 
     # Health
 
