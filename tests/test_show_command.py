@@ -112,7 +112,7 @@ def test_a_faster_config_never_stands_there_without_saying_why_it_is_not_the_pic
     (found,) = json.loads(shown(database, "--device", "H100", "--format", "json"))
     assert found["runner_up_us"] < found["time_us"]
     assert found["why_not_runner_up"] in ("tied", "default stays", "committed stays")
-    assert f"  {found['why_not_runner_up']}  " in shown(database, "--device", "H100", "--sort", "shape")
+    assert f" %  {found['why_not_runner_up']}  " in shown(database, "--device", "H100", "--sort", "shape")
 
 
 def test_markdown_and_a_legend_of_what_is_printed(database: Path) -> None:

@@ -12,7 +12,16 @@ from fp8tune.choose.wanted import word
 from fp8tune.records import NamedInts, Status
 from fp8tune.render import contracts, legend
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import layout_name, lookup_key, microseconds, print_json, share, slower
+from fp8tune.render.terminal import (
+    folded,
+    layout_name,
+    lookup_key,
+    microseconds,
+    print_json,
+    share,
+    slower,
+    terminal_width,
+)
 from fp8tune_kernels.runtime.chain import Step
 
 PASSED = {
@@ -33,8 +42,7 @@ def print_explanation(found: Explanation, output_format: str, *, top: int, expla
         return
     reports = list(_reports(found, top))
     print_parts([*_head(found), "", *reports], output_format)
-    print_parts(_verdict(found), output_format)
-    print_parts(["", *_lookup(found)], output_format)
+    print_parts([*_verdict(found), "", *_lookup(found)], output_format)
     if explain:
         statuses = {str(status) for status, _ in found.untimed}
         print_parts(["", *legend.of(reports, {word(found.winner), *statuses})], output_format)
@@ -125,12 +133,14 @@ def _matrix(pairs: Pairs, configs: Sequence[NamedInts | None]) -> Report[int]:
 
 def _verdict(found: Explanation) -> Iterator[str]:
     yield f"why the verdict is {word(found.winner)}"
-    yield from (f"  {step}" for step in found.steps())
+    width = terminal_width()
+    for step in found.steps():
+        yield from folded(step, width, "  ")
     decision = found.winner.decision
     if decision.kept and decision.ratio is not None:
         faster = f"{100 * (1 - decision.ratio):.1f} % faster"
-        yield f"  The next best, {decision.runner_up}, is {faster} and is not the pick:"
-        yield f"  {legend.WHY_NOT[decision.kept].meaning}."
+        why = legend.WHY_NOT[decision.kept].meaning
+        yield from folded(f"The next best, {decision.runner_up}, is {faster} and is not the pick: {why}.", width, "  ")
 
 
 def _lookup(found: Explanation) -> Iterator[str]:
@@ -141,6 +151,6 @@ def _lookup(found: Explanation) -> Iterator[str]:
     yield f"what a lookup of {lookup_key(result.key)} launches"
     for number, step in enumerate(result.passed, 1):
         yield f"  {number}. {PASSED[step]}"
-    yield f"  {len(result.passed) + 1}. {result.why}: {result.config}"
+    yield from folded(f"{result.why}: {result.config}", terminal_width(), f"  {len(result.passed) + 1}. ")
     if result.config != found.winner.config:
         yield "  This is not the pick: fp8tune export writes the pick into a table."

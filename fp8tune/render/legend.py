@@ -5,15 +5,12 @@ Plain text: no markup, a sentence each.
 
 from __future__ import annotations
 
-import sys
-import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from fp8tune.render.report import Report
+from fp8tune.render.terminal import folded, terminal_width
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,9 @@ COLUMNS: Mapping[str, Term] = {
         "share of what the hardware gives: the best memory rate measured there, or the FLOP/s of a dense GEMM",
         "a low share leaves room for a better kernel or more configs",
     ),
-    "next best": Term("how much slower the fastest other config is; with a minus sign it is faster"),
-    "why not it": Term("why the next best is not the pick although it is faster"),
+    "next best": Term(
+        "how much slower the fastest other config is; with a minus sign it is faster, and why it is no pick follows"
+    ),
     "noise": Term("how far the default was from itself under a second name", "trust no smaller difference"),
     "verdict": Term("what is known of the pick"),
     "n": Term("fresh processes that the time rests on; of published rows, printed figures"),
@@ -109,11 +107,7 @@ def lines(headers: Collection[str], words: Collection[str] = (), width: int | No
         shown |= {name: term for name, term in terms.items() if name in words and name not in shown}
     longest = max(map(len, shown), default=0)
     for name, term in shown.items():
-        first, rest = f"  {name:{longest}}  ", " " * (longest + 4)
-        if width is None:
-            yield first + term.line
-        else:
-            yield from textwrap.wrap(term.line, max(width, 2 * len(rest)), initial_indent=first, subsequent_indent=rest)
+        yield from folded(term.line, width, f"  {name:{longest}}  ")
 
 
 def of(reports: Sequence[Report[Any]], more: Collection[str] = ()) -> Iterator[str]:
@@ -121,4 +115,4 @@ def of(reports: Sequence[Report[Any]], more: Collection[str] = ()) -> Iterator[s
     headers = [column.header for report in reports for column in report.columns]
     words = {cell for report in reports for row in report.cells() for cell in row}
     said = {word for report in reports for text in report.title.split(", ") for word in (text, text.split()[-1])}
-    return lines(headers, {*words, *said, *more}, Console().width if sys.stdout.isatty() else None)
+    return lines(headers, {*words, *said, *more}, terminal_width())

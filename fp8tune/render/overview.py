@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-
 from fp8tune.choose.overview import KernelOverview
 from fp8tune.render import legend
 from fp8tune.render.report import GAP, Column, Report, left, print_parts, right
-from fp8tune.render.terminal import kernel_name, share
+from fp8tune.render.terminal import folded, kernel_name, share, terminal_width
 
 LONGEST_NAME = 26
 """Characters of a kernel's name, so that a line fits 80 columns."""
@@ -31,7 +28,7 @@ def print_overview(found: Sequence[KernelOverview], db: str, output_format: str,
         report = Report(title, _columns(*groups), found)
     in_all: Counter[str] = sum((Counter(each.verdicts) for each in found), Counter())
     says = [*legend.of([report], in_all), ""] if explain else []
-    print_parts([report, f"in all: {verdict_counts(in_all)}", *says, HINT], output_format)
+    print_parts([report, *folded(verdict_counts(in_all), terminal_width(), "in all: "), *says, HINT], output_format)
 
 
 HINT = "rows of one kernel: fp8tune show --kernel NAME; what the words mean: --explain"
@@ -49,11 +46,12 @@ def _columns(*verdicts: Column[KernelOverview]) -> list[Column[KernelOverview]]:
 
 
 def _fits(report: Report[KernelOverview]) -> bool:
-    if not sys.stdout.isatty():
+    width = terminal_width()
+    if width is None:
         return False
     lines = [[column.header for column in report.columns], *report.cells()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return sum(widths) + GAP * (len(widths) - 1) <= Console().width
+    return sum(widths) + GAP * (len(widths) - 1) <= width
 
 
 def _count(number: int) -> str:

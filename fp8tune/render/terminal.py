@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -48,6 +50,19 @@ def _csv_cell(value: object) -> object:
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     return quoted_formula(value) if isinstance(value, str) else value
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is a file or pipe, whose lines are not folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def folded(line: str, width: int | None, first: str = "") -> list[str]:
+    """A line after ``first`` in as many lines as ``width`` columns need, the further ones indented as far."""
+    indent = " " * len(first)
+    if width is None or len(first) + len(line) <= width:
+        return [first + line]
+    return textwrap.wrap(line, max(width, 2 * len(indent)), initial_indent=first, subsequent_indent=indent)
 
 
 def path_here(path: Path) -> str:

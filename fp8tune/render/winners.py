@@ -16,8 +16,8 @@ from fp8tune.render.terminal import AT_MOST, checked, layout_name, microseconds,
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
 
-OF_NEXT_BEST = ("why not it", "next best has")
-"""Columns that stay where a row has any."""
+OF_NEXT_BEST = "next best has"
+"""A column that stays where a row has any."""
 
 
 def print_winners(winners: Sequence[Winner], output_format: str, *, explain: bool = False) -> None:
@@ -29,7 +29,8 @@ def print_winners(winners: Sequence[Winner], output_format: str, *, explain: boo
     fields = contracts.winner
     if any(winner.evidence.flops is not None or winner.evidence.check != "exact" for winner in winners):
         fields = contracts.bounded_winner
-    print_report(winners, fields, [*tables, *(legend.of(tables) if explain and tables else [])], output_format)
+    kept = {str(winner.decision.kept) for winner in winners}
+    print_report(winners, fields, [*tables, *(legend.of(tables, kept) if explain and tables else [])], output_format)
 
 
 def _kernel_and_device(winner: Winner) -> tuple[str, str, str]:
@@ -52,19 +53,18 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         right("us", lambda winner: microseconds(winner.time_us)),
         right("GB/s", _gb_per_s),
         right("of ceiling", lambda winner: share(winner.ceiling_share)),
-        right("next best", lambda winner: slower(winner.decision.ratio)),
-        left("why not it", lambda winner: str(winner.decision.kept)),
+        _next_best(winners),
         right("noise", lambda winner: share(winner.noise_floor, 2)),
         left("verdict", lambda winner: str(winner.verdict or "")),
         right("n", lambda winner: str(winner.n)),
         left("from", _origin),
-        left("next best has", _other),
+        left(OF_NEXT_BEST, _other),
     ]
     cells = Report("", columns, winners).cells()
     shown, said = [], list[str]()
     kept_always = ALWAYS if are_recorded else (*dims, *ALWAYS)
     for i, (column, texts) in enumerate(zip(columns, zip(*cells, strict=True), strict=True)):
-        if column.header in OF_NEXT_BEST:
+        if column.header == OF_NEXT_BEST:
             shown += [i] if any(texts) else []
             continue
         is_constant_dim = are_recorded and i < len(dims) and len({*texts}) == 1
@@ -79,6 +79,18 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
     if are_recorded:
         return Report(title, kept, cells, names, note=", ".join(said))
     return Report(", ".join([title, *said]), kept, cells, names)
+
+
+def _next_best(winners: Sequence[Winner]) -> Column[Winner]:
+    """How much slower it is; where one is faster, with why it is not the pick, in the same cell: none stands alone."""
+    if not any(winner.decision.kept for winner in winners):
+        return right("next best", lambda winner: slower(winner.decision.ratio))
+    width = max(len(slower(winner.decision.ratio)) for winner in winners)
+
+    def cell(winner: Winner) -> str:
+        return f"{slower(winner.decision.ratio):>{width}}  {winner.decision.kept}".rstrip()
+
+    return left("next best", cell)
 
 
 def _in_title(header: str, text: str) -> str:
