@@ -226,6 +226,28 @@ def needs_more(decision: Decision) -> bool:
     return decision.verdict is PickVerdict.AMBIGUOUS or decision.contested
 
 
+def settled_after(
+    times: FinalsTimes,
+    judged_after: Sequence[int],
+    *,
+    incumbent: NamedInts | None,
+    default: NamedInts | None,
+    axes: Axes,
+) -> int:
+    """Processes after which the finals are settled if those to come turn out as those so far: the first number of
+    ``judged_after`` at which nothing is open, else the last. Raises ValueError for no finals.
+    """
+    count = min(len(of_config) for of_config in times.values())
+    for number in judged_after:
+        repeated = {
+            config: [replace(of_config[n % count], process=f"{n}") for n in range(number)]
+            for config, of_config in times.items()
+        }
+        if not needs_more(decide_finals(repeated, incumbent=incumbent, default=default, axes=axes)):
+            return number
+    return max(judged_after)
+
+
 def _decision(finals: Pairs, pick: int, keep_band: float, *, is_fresh: bool) -> Decision:
     """The pick beside its runner-up; ``is_fresh``: whether a new table would hold it, too."""
     time_us, count = math.exp(finals.logs[pick].mean()), finals.logs.shape[1]

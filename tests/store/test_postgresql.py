@@ -272,7 +272,7 @@ def test_views_and_kept_picks(url: str) -> None:
         assert [row[:4] for row in found] == [
             (f"M=16640 K={k} G=64", str(config(32)), "quick", 1) for k in (1024, 2048)
         ]
-        assert found[0][4] == max(row[0] for row in connection.execute("SELECT measured_at FROM v_trials"))
+        assert found[0][4] in {row[0] for row in connection.execute("SELECT measured_at FROM v_trials")}
         assert connection.execute("SELECT count(*) FROM v_finals").fetchone() == (0,)
         connection.execute("DELETE FROM completions")
         assert {row[3] for row in connection.execute(query)} == {0}
