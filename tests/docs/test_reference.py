@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 import fp8tune_reference
 from fp8tune_reference import commands, database, frames, json, spec, words
-from fp8tune_reference.markdown import UndocumentedError, prose, table
+from fp8tune_reference.markdown import UndocumentedError, marked, prose, table
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -194,6 +194,8 @@ def test_what_is_planted_without_a_text_is_refused(generate: Any, named: str) ->
 
 def test_docstrings_become_markdown() -> None:
     assert prose("A ``b``\n of :class:`fp8tune.records.Device`, :attr:`~x.y`.") == "A `b` of `records.Device`, `x.y`."
+    assert prose("``<a>`` or <NA>") == "`<a>` or &lt;NA>"
+    assert marked("with --quick, not `--db`") == "with `--quick`, not `--db`"
     assert table(["a"], [["`b|c`"]]) == "| a |\n| --- |\n| `b\\|c` |"
 
 

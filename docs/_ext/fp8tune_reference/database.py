@@ -104,7 +104,11 @@ def of_view(connection: Connection, name: str) -> str:
     """One view. Raises UndocumentedError for a column without a text."""
     says = frames.meanings().get(FRAMES_OF_VIEWS.get(name, ""), {})
     rows = [
-        (code(column), _unit(column), prose(needed(says.get(column) or _named(column, {}), f"{name}.{column}")))
+        (
+            code(column),
+            "text, UTC" if column.endswith("_at") else _unit(column),
+            prose(needed(says.get(column) or _named(column, {}), f"{name}.{column}")),
+        )
         for _, column, *_ in connection.exec_driver_sql(f"PRAGMA table_info({name})")
     ]
     return sections(f"### `{name}`", table(["column", "unit", "meaning"], rows))

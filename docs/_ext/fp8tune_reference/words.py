@@ -15,7 +15,7 @@ from fp8tune.records import Kind, Status
 from fp8tune.render import legend
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_reference import docstrings
-from fp8tune_reference.markdown import code, needed, prose, sections, table
+from fp8tune_reference.markdown import code, marked, needed, prose, sections, table
 
 WORDS: dict[str, type[StrEnum]] = {
     "`status`: how a trial ended": Status,
@@ -61,7 +61,7 @@ def _legend(what: str, terms: Mapping[str, legend.Term]) -> str:
     """What ``show --explain`` says. Raises UndocumentedError for a term without a meaning."""
     advised = any(term.advice for term in terms.values())
     rows = [
-        (code(name), needed(term.meaning, f"{name} of the legend"), *([term.advice] if advised else []))
+        (code(name), needed(term.meaning, f"{name} of the legend"), *([marked(term.advice)] if advised else []))
         for name, term in terms.items()
     ]
     return table([what, "meaning", *(["what to do"] if advised else [])], rows)
