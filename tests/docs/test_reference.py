@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
+import sqlalchemy
 import typer
 from places import ROOT
 from sqlalchemy import Column, Integer, MetaData, Table
@@ -24,6 +25,7 @@ from fp8tune.options import Option
 from fp8tune.render import contracts
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.render.fields import Document, Field, Fields, faults, field
+from fp8tune.store import migrations
 from fp8tune.store.schema import METADATA
 from fp8tune_kernels.spec import KernelSpec
 
@@ -31,7 +33,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 import fp8tune_reference
 from fp8tune_reference import commands, database, frames, json, spec, words
-from fp8tune_reference.markdown import UndocumentedError, prose, table
+from fp8tune_reference.markdown import UndocumentedError, marked, prose, table
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -103,6 +105,21 @@ def test_every_table_and_column_is_a_row(parts: dict[str, str]) -> None:
     for one in METADATA.tables.values():
         section = parts["database"].partition(f"### `{one.name}`\n")[2].partition("\n### ")[0]
         assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [column.name for column in one.columns]
+
+
+def test_every_view_and_its_columns_are_rows(parts: dict[str, str]) -> None:
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.begin() as connection:
+        migrations.create(connection)
+        views = sqlalchemy.inspect(connection).get_view_names()
+        assert {"v_trials", "v_picks", "v_finals"} <= {*views}
+        for name in views:
+            section = parts["database"].partition(f"### `{name}`\n")[2].partition("\n##")[0]
+            named = [column for _, column, *_ in connection.exec_driver_sql(f"PRAGMA table_info({name})")]
+            assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == named
+        connection.exec_driver_sql("CREATE VIEW v_planted AS SELECT 1 AS planted")
+        with pytest.raises(UndocumentedError, match="v_planted"):
+            database.of_view(connection, "v_planted")
 
 
 def test_every_spec_field_word_and_exit_code_is_there(parts: dict[str, str]) -> None:
@@ -177,6 +194,8 @@ def test_what_is_planted_without_a_text_is_refused(generate: Any, named: str) ->
 
 def test_docstrings_become_markdown() -> None:
     assert prose("A ``b``\n of :class:`fp8tune.records.Device`, :attr:`~x.y`.") == "A `b` of `records.Device`, `x.y`."
+    assert prose("``<a>`` or <NA>") == "`<a>` or &lt;NA>"
+    assert marked("with --quick, not `--db`") == "with `--quick`, not `--db`"
     assert table(["a"], [["`b|c`"]]) == "| a |\n| --- |\n| `b\\|c` |"
 
 

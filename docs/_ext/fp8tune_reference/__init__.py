@@ -28,8 +28,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "lookup-steps": concepts.lookup_steps,
     "protocol": concepts.protocol,
     "routings": concepts.routings,
+    "show-columns": words.show_columns,
     "spec": spec.part,
     "verdicts": words.pick_verdicts,
+    "why-not": words.why_not,
     "words": words.part,
 }
 """Name -> the Markdown of a part of the reference."""

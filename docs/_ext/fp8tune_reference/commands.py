@@ -12,11 +12,10 @@ from fp8tune import cli
 from fp8tune.commands.options import declared, placeholder, shown_default
 from fp8tune.options import Argument, Example, Group, Option
 from fp8tune.sweep.options import LISTS
-from fp8tune_reference.markdown import code, needed, prose, sections, table
+from fp8tune_reference.markdown import code, marked, needed, prose, sections, table
 
 Function = Callable[..., None]
 
-_OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
 _SPLIT = re.compile(r"[,;] ")
 
 
@@ -27,7 +26,7 @@ def part() -> str:
 
 def overview() -> str:
     """A line for each command."""
-    found = [(code(f"fp8tune {name(one)}"), _marked(_paragraphs(one)[0])) for one in functions()]
+    found = [(code(f"fp8tune {name(one)}"), marked(_paragraphs(one)[0])) for one in functions()]
     return table(["command", "what it does"], found)
 
 
@@ -50,7 +49,7 @@ def section(function: Function) -> str:
     lists = LISTS if name(function) == "sweep" else ()
     return sections(
         f"### `{called}`",
-        *map(_marked, _paragraphs(function)),
+        *map(marked, _paragraphs(function)),
         f"```text\n{usage}\n```",
         *_options(function),
         *(f"**{heading}**: {', '.join(map(code, _SPLIT.split(names)))}." for heading, names in lists),
@@ -86,12 +85,7 @@ def _option(command: str, one: inspect.Parameter) -> tuple[str, ...]:
         shown = said.flag if type is bool else f"{said.flag} {placeholder(said, type)}"
         default = "" if is_required else shown_default(said, one.default)
     text = needed(said.help, f"{shown} of {command}")
-    return code(shown), _type(type, said), "required" if is_required else _as_code(default), _marked(text)
-
-
-def _marked(text: str) -> str:
-    """Options and commands within a text as code."""
-    return _OPTION.sub(r"`\g<0>`", text)
+    return code(shown), _type(type, said), "required" if is_required else _as_code(default), marked(prose(text))
 
 
 def _as_code(default: str) -> str:

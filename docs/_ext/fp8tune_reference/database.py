@@ -97,13 +97,18 @@ def _views() -> Iterator[str]:
     with engine.begin() as connection:
         migrations.create(connection)
         for name in sqlalchemy.inspect(connection).get_view_names():
-            yield _view(connection, name)
+            yield of_view(connection, name)
 
 
-def _view(connection: Connection, name: str) -> str:
+def of_view(connection: Connection, name: str) -> str:
+    """One view. Raises UndocumentedError for a column without a text."""
     says = frames.meanings().get(FRAMES_OF_VIEWS.get(name, ""), {})
     rows = [
-        (code(column), _unit(column), prose(needed(says.get(column) or _named(column, {}), f"{name}.{column}")))
+        (
+            code(column),
+            "text, UTC" if column.endswith("_at") else _unit(column),
+            prose(needed(says.get(column) or _named(column, {}), f"{name}.{column}")),
+        )
         for _, column, *_ in connection.exec_driver_sql(f"PRAGMA table_info({name})")
     ]
     return sections(f"### `{name}`", table(["column", "unit", "meaning"], rows))

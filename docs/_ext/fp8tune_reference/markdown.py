@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _CODE = re.compile(r"``(.+?)``")
+_OPENING = re.compile(r"(`[^`]*`)|<")
+_OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
 
 
 class UndocumentedError(ValueError):
@@ -16,7 +18,13 @@ class UndocumentedError(ValueError):
 def prose(text: str) -> str:
     """A docstring's text: its roles and code as Markdown, its lines joined."""
     named = _ROLE.sub(lambda found: f"`{found.group(1).removeprefix('fp8tune.').rpartition(':')[2]}`", text)
-    return " ".join(_CODE.sub(r"`\1`", named).split())
+    joined = " ".join(_CODE.sub(r"`\1`", named).split())
+    return _OPENING.sub(lambda found: found.group(1) or "&lt;", joined)
+
+
+def marked(text: str) -> str:
+    """Options within a text as code."""
+    return _OPTION.sub(r"`\g<0>`", text)
 
 
 def sentence(text: str) -> str:
