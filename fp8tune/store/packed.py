@@ -1,0 +1,211 @@
+"""Finished problems as ``fp8tune compact`` leaves them: one row of ``packed_trials`` for thousands of others.
+
+Trials that may be compared (one problem, kernel version, device and kind) are packed together or not at all. Readers
+take them from here beside the plain rows; a writer unpacks them first (:func:`unpack`), ids included. The samples of
+the screen are the one thing that packing leaves out.
+
+``columns`` is packed by :func:`fp8tune.store.packing.pack`: each column of ``candidates`` as ``candidates.NAME``, of
+``codes`` as ``codes.NAME``, of ``trials`` as ``trials.NAME``, in the order of the ids. ``samples`` has a block for each
+trial that is not of the screen, in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, Table, delete, insert, select
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Code
+from fp8tune.store import optional
+from fp8tune.store.columns import pack_samples, unpack_samples
+from fp8tune.store.packing import DAMAGED, Columns, pack, pack_blocks, unpack_blocks
+from fp8tune.store.schema import Candidates, Codes, PackedTrials, Trials
+
+Ids = tuple[int, int, int, str]
+"""The ids of a problem, a kernel version and a device, and a kind."""
+
+POOL = ("problem_id", "version_id", "device_id", "kind")
+
+Note = Callable[[Table, int, str], None]
+"""Takes a row that cannot be read: its table, its id, the reason."""
+
+TABLES = (Candidates, Codes, Trials)
+"""What is packed, each table after those that it refers to."""
+
+_CHUNK = 500
+_SAMPLES = Trials.c.samples.name
+
+
+def _names(table: Table) -> list[str]:
+    """The columns of a table that ``columns`` holds."""
+    shared = POOL if table is Candidates else (_SAMPLES,)
+    return [column.name for column in table.c if column.name not in shared]
+
+
+class Pool:
+    """The rows of one packed row, column by column. Everything raises DatabaseError for what plain rows may not say."""
+
+    def __init__(self, row: Row[Any]) -> None:
+        self.id: int = row.id
+        self.ids: Ids = (row.problem_id, row.version_id, row.device_id, row.kind)
+        self._columns = Columns(row.columns)
+        self._samples: bytes = row.samples
+
+    def values(self, table: Table, name: str) -> list[Any]:
+        """One column, checked as that of plain rows is."""
+        if table is Candidates and name in POOL:
+            return [self.ids[POOL.index(name)]] * len(self.values(table, "id"))
+        if table is Trials and name == _SAMPLES:
+            return list(map(pack_samples, self.samples()))
+        column, key = table.c[name], f"{table.name}.{name}"
+        if key not in self._columns.names and column.nullable:  # a column that is newer than the row
+            return [None] * len(self.values(table, "id"))
+        found = self._columns.values(key)
+        expected: type | tuple[type, ...] = column.type.python_type
+        expected = (float, int) if expected is float else expected
+        for value in self._columns.distinct(key):
+            if not isinstance(value, expected):
+                raise DatabaseError(DAMAGED)
+            if check := getattr(column.type, "process_result_value", None):
+                check(value, None)
+        if not column.nullable and None in found:
+            raise DatabaseError(DAMAGED)
+        return found
+
+    def rows(self, table: Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Some columns of a table, a tuple a row, by rising id."""
+        try:
+            return list(zip(*(self.values(table, name) for name in names), strict=True))
+        except ValueError:
+            raise DatabaseError(DAMAGED) from None
+
+    def samples(self) -> list[tuple[float, ...]]:
+        """The samples of every trial in us: none of the screen."""
+        blocks = iter(unpack_blocks(self._samples)) if self._samples else itertools.repeat(())
+        found = [() if stage == "screen" else next(blocks, None) for stage in self.values(Trials, "stage")]
+        if None in found or (self._samples and next(blocks, None) is not None):
+            raise DatabaseError(DAMAGED)
+        return found
+
+    def joined(self, *, samples: bool = False) -> list[Any]:
+        """Each trial with what its candidate says, under the names of the columns; ``samples_us`` if told to."""
+        columns = [name for name in Candidates.c.keys() if name != "id"]  # noqa: SIM118  # no dict
+        of = {row[0]: row[1:] for row in self.rows(Candidates, ["id", *columns])}
+        names = _names(Trials)
+        place = names.index("candidate_id")
+        record: Any = namedtuple("Trial", [*names, *columns, "samples_us"])  # type: ignore[misc]
+        timed: Iterable[tuple[float, ...]] = self.samples() if samples else itertools.repeat(())
+        try:
+            return [record(*row, *of[row[place]], of_it) for row, of_it in zip(self.rows(Trials, names), timed)]  # noqa: B905  # repeats
+        except KeyError:
+            raise DatabaseError(DAMAGED) from None
+
+    def finalists(self) -> set[int]:
+        """The ids of the candidates that have a trial of finals."""
+        return {id for id, stage in self.rows(Trials, ("candidate_id", "stage")) if stage == "final"}
+
+    def codes(self) -> dict[int, Code]:
+        """What is known of the machine code of candidates, by their id."""
+        names = list(Code.__dataclass_fields__)
+        return {id: Code(*said) for id, *said in self.rows(Codes, ["candidate_id", *names])}
+
+    def check(self, *, samples: bool) -> None:
+        """Raise DatabaseError for a row that cannot be unpacked; ``samples``: or whose samples cannot be."""
+        known = set(self.values(Candidates, "id"))
+        for table in TABLES:
+            self.rows(table, _names(table))
+        if samples:
+            self.samples()
+        if not known.issuperset(self.values(Trials, "candidate_id") + self.values(Codes, "candidate_id")):
+            raise DatabaseError(DAMAGED)
+
+    def refers_to(self, table: Table) -> set[int]:
+        """The ids of the rows of a table that its rows refer to, or that are packed in it."""
+        if table in TABLES:
+            return set(self.values(table, "id"))
+        found: set[int] = set()
+        for ours in TABLES:
+            for column in ours.c:
+                if any(foreign.column.table is table for foreign in column.foreign_keys):
+                    found.update(self.values(ours, column.name))
+        return found
+
+
+def is_empty(connection: Connection) -> bool:
+    """Whether nothing is packed."""
+    if not optional.is_there(connection, PackedTrials):
+        return True
+    return connection.scalar(select(PackedTrials.c.id).limit(1)) is None
+
+
+def pools(connection: Connection, wanted: Select[Any], note: Note, *, samples: bool = False) -> Iterator[Pool]:
+    """The packed pools whose ids a query selects, by rising id; those that cannot be read are noted and left out.
+
+    ``samples``: also those whose samples cannot be read.
+    """
+    if is_empty(connection):
+        return
+    for id in connection.execute(wanted.order_by(PackedTrials.c.id)).scalars().all():
+        try:
+            row = connection.execute(select(*PackedTrials.c).where(PackedTrials.c.id == id)).one()
+            pool = Pool(row)
+            pool.check(samples=samples)
+        except DatabaseError as error:
+            note(PackedTrials, id, str(error))
+            continue
+        yield pool
+
+
+def packed(connection: Connection, ids: Ids) -> dict[str, Any]:
+    """A pool's plain rows as a row of ``packed_trials``; its id is that of the first candidate.
+
+    Raises DatabaseError for rows that cannot be read, or that would not be read back as they are.
+    """
+    columns: dict[str, list[Any]] = {}
+    mine = select(Candidates.c.id).where(*(Candidates.c[name] == value for name, value in zip(POOL, ids, strict=True)))
+    for table in TABLES:
+        of = table.c.id if table is Candidates else table.c.candidate_id
+        names = _names(table)
+        query = select(*(table.c[name] for name in names)).where(of.in_(mine)).order_by(table.c.id)
+        found = connection.execute(query).all()
+        columns |= {f"{table.name}.{name}": [row[at] for row in found] for at, name in enumerate(names)}
+    timed = select(Trials.c.samples).where(Trials.c.candidate_id.in_(mine), Trials.c.stage != "screen")
+    blocks = [unpack_samples(blob) for blob in connection.execute(timed.order_by(Trials.c.id)).scalars()]
+    moments = zip(columns["trials.time_us"], columns["trials.created_at"], strict=True)
+    return {
+        "id": columns["candidates.id"][0],
+        **dict(zip(POOL, ids, strict=True)),
+        "candidates": len(columns["candidates.id"]),
+        "trials": len(columns["trials.id"]),
+        "last_candidate": columns["candidates.id"][-1],
+        "newest": max((created_at for time_us, created_at in moments if time_us is not None), default=None),
+        "columns": pack(columns),
+        "samples": pack_blocks(blocks) if any(blocks) else b"",
+    }
+
+
+def unpack(connection: Connection, wanted: Select[Any]) -> int:
+    """Make plain rows again of packed ones, whose ids a query selects; within the caller's transaction. How many."""
+    number = 0
+    for pool in pools(connection, wanted, lambda table, id, reason: None, samples=True):
+        for table in TABLES:
+            names = list(table.c.keys())
+            rows = [dict(zip(names, row, strict=True)) for row in pool.rows(table, names)]
+            for start in range(0, len(rows), _CHUNK):
+                connection.execute(insert(table), rows[start : start + _CHUNK])
+        connection.execute(delete(PackedTrials).where(PackedTrials.c.id == pool.id))
+        number += 1
+    return number
+
+
+def unpack_referring(connection: Connection, table: Table, ids: Iterable[int]) -> None:
+    """Unpack what holds some rows of a table, or refers to them."""
+    gone = set(ids)
+    every = pools(connection, select(PackedTrials.c.id), lambda table, id, reason: None)
+    holding = [pool.id for pool in every if gone & pool.refers_to(table)]
+    for id in holding:
+        unpack(connection, select(PackedTrials.c.id).where(PackedTrials.c.id == id))
