@@ -11,12 +11,11 @@ trial that is not of the screen, in the same order.
 
 from __future__ import annotations
 
-import itertools
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, delete, insert, select
+from sqlalchemy import Connection, Select, Table, delete, insert, select
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Code
@@ -40,7 +39,7 @@ _CHUNK = 500
 _SAMPLES = Trials.c.samples.name
 
 
-def _names(table: Table) -> list[str]:
+def columns_of(table: Table) -> list[str]:
     """The columns of a table that ``columns`` holds."""
     shared = POOL if table is Candidates else (_SAMPLES,)
     return [column.name for column in table.c if column.name not in shared]
@@ -49,7 +48,7 @@ def _names(table: Table) -> list[str]:
 class Pool:
     """The rows of one packed row, column by column. Everything raises DatabaseError for what plain rows may not say."""
 
-    def __init__(self, row: Row[Any]) -> None:
+    def __init__(self, row: Any) -> None:
         self.id: int = row.id
         self.ids: Ids = (row.problem_id, row.version_id, row.device_id, row.kind)
         self._columns = Columns(row.columns)
@@ -85,22 +84,26 @@ class Pool:
 
     def samples(self) -> list[tuple[float, ...]]:
         """The samples of every trial in us: none of the screen."""
-        blocks = iter(unpack_blocks(self._samples)) if self._samples else itertools.repeat(())
-        found = [() if stage == "screen" else next(blocks, None) for stage in self.values(Trials, "stage")]
-        if None in found or (self._samples and next(blocks, None) is not None):
+        stages = self.values(Trials, "stage")
+        if not self._samples:
+            return [()] * len(stages)
+        blocks = unpack_blocks(self._samples)
+        if len(blocks) != sum(stage != "screen" for stage in stages):
             raise DatabaseError(DAMAGED)
-        return found
+        rest = iter(blocks)
+        return [() if stage == "screen" else next(rest) for stage in stages]
 
     def joined(self, *, samples: bool = False) -> list[Any]:
         """Each trial with what its candidate says, under the names of the columns; ``samples_us`` if told to."""
-        columns = [name for name in Candidates.c.keys() if name != "id"]  # noqa: SIM118  # no dict
+        columns = [column.name for column in Candidates.c if column.name != "id"]
         of = {row[0]: row[1:] for row in self.rows(Candidates, ["id", *columns])}
-        names = _names(Trials)
+        names = columns_of(Trials)
         place = names.index("candidate_id")
         record: Any = namedtuple("Trial", [*names, *columns, "samples_us"])  # type: ignore[misc]
-        timed: Iterable[tuple[float, ...]] = self.samples() if samples else itertools.repeat(())
+        rows = self.rows(Trials, names)
+        timed = self.samples() if samples else [()] * len(rows)
         try:
-            return [record(*row, *of[row[place]], of_it) for row, of_it in zip(self.rows(Trials, names), timed)]  # noqa: B905  # repeats
+            return [record(*row, *of[row[place]], mine) for row, mine in zip(rows, timed, strict=True)]
         except KeyError:
             raise DatabaseError(DAMAGED) from None
 
@@ -117,7 +120,7 @@ class Pool:
         """Raise DatabaseError for a row that cannot be unpacked; ``samples``: or whose samples cannot be."""
         known = set(self.values(Candidates, "id"))
         for table in TABLES:
-            self.rows(table, _names(table))
+            self.rows(table, columns_of(table))
         if samples:
             self.samples()
         if not known.issuperset(self.values(Trials, "candidate_id") + self.values(Codes, "candidate_id")):
@@ -169,7 +172,7 @@ def packed(connection: Connection, ids: Ids) -> dict[str, Any]:
     mine = select(Candidates.c.id).where(*(Candidates.c[name] == value for name, value in zip(POOL, ids, strict=True)))
     for table in TABLES:
         of = table.c.id if table is Candidates else table.c.candidate_id
-        names = _names(table)
+        names = columns_of(table)
         query = select(*(table.c[name] for name in names)).where(of.in_(mine)).order_by(table.c.id)
         found = connection.execute(query).all()
         columns |= {f"{table.name}.{name}": [row[at] for row in found] for at, name in enumerate(names)}

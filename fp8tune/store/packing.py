@@ -136,7 +136,7 @@ class Columns:
             return list(np.cumsum(integers).tolist())
         if form == "f":
             return list(_unscaled(integers, scale).tolist())
-        if form == "c" and (not count or 0 <= int(integers.min())):
+        if form == "c" and (not count or int(integers.min()) >= 0):
             return [choices[place] for place in integers.tolist()]
         raise ValueError(form)
 

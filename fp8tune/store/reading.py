@@ -502,8 +502,7 @@ def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Itera
     )
     for found in stream(connection, query, Trials.c.id):
         try:
-            names = {"process": found.process, "commit": found.commit}
-            row = _row(found, shared, known_codes.get(found.candidate_id), unpack_samples(found.samples), names)
+            row = _row(found, shared, known_codes.get(found.candidate_id), unpack_samples(found.samples), found)
         except MissingRowError:  # named already
             continue
         except DatabaseError as error:
@@ -520,17 +519,14 @@ def _packed_rows(connection: Connection, shared: Shared, wanted: Select[Any]) ->
         known_codes = pool.codes()
         for found in pool.joined(samples=True):
             with contextlib.suppress(MissingRowError):
-                worker = workers[found.worker_id]
-                names = {"process": worker.process, "commit": worker.commit}
-                yield _row(found, shared, known_codes.get(found.candidate_id), found.samples_us, names)
+                code, worker = known_codes.get(found.candidate_id), workers[found.worker_id]
+                yield _row(found, shared, code, found.samples_us, worker)
 
 
 _SAME_NAME = ("bytes_moved", "source", "note", "stage", "round", "position")
 
 
-def _row(
-    found: Any, shared: Shared, code: Code | None, samples_us: tuple[float, ...], worker: Mapping[str, str]
-) -> Row:
+def _row(found: Any, shared: Shared, code: Code | None, samples_us: Samples, worker: Any) -> Row:
     return Row(
         problem=shared.problems[found.problem_id],
         config=shared.configs[found.config_id],
@@ -548,5 +544,6 @@ def _row(
         version=shared.versions[found.version_id],
         lookup_key=shared.lookup_keys[found.lookup_key_id],
         **{name: getattr(found, name) for name in _SAME_NAME},
-        **worker,
+        process=worker.process,
+        commit=worker.commit,
     )
