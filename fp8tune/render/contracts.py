@@ -209,6 +209,21 @@ def imported(path: str, added: int, already_there: int) -> Object:
     return {"path": path, "added": added, "already_there": already_there}
 
 
+def compacted(done: Compacted, archive: Path | None) -> Object:
+    """``compact``: what became of a database."""
+    return {
+        "path": redacted(str(done.path)),
+        "bytes_before": done.bytes_before,
+        "bytes_after": done.bytes_after,
+        "problems": done.problems,
+        "trials": done.trials,
+        "packed": done.packed,
+        "left_out": done.left_out,
+        "archive": None if archive is None else str(archive),
+        "archive_bytes": done.archive_bytes,
+    }
+
+
 def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[str, int]) -> Object:
     """``forget``: each row that was asked for with why it cannot be read, and how many rows of each table went."""
     rows = [{"row": f"{table}:{id}", "reason": reason} for (table, id), reason in found.items()]

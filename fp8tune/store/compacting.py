@@ -90,9 +90,7 @@ def _snapshot(path: Path, copy: Path, *, alone: bool) -> Iterator[Path]:
     except sqlite3.OperationalError as error:
         if "locked" not in str(error):
             raise DatabaseError(f"{path} cannot be compacted: {error}") from None
-        raise DatabaseError(
-            f"{path} is open in another process (a sweep?): let that end, then run this again"
-        ) from None
+        raise DatabaseError(f"{path} is open in another process: let that end, then run this again") from None
 
 
 def _build(old: Path, new: Path, progress: Progress) -> dict[str, int]:
@@ -189,7 +187,7 @@ def _packed(connection: Connection, ids: Ids) -> dict[str, Any] | None:
     try:
         row = packed.packed(connection, ids)
         pool = Pool(SimpleNamespace(**row))
-        pool.check(samples=True)
+        pool.check()
         for table in packed.TABLES:
             names = packed.columns_of(table)
             of = table.c.id if table is Candidates else table.c.candidate_id

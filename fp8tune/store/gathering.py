@@ -59,7 +59,7 @@ from fp8tune.store.schema import (
     Trials,
 )
 from fp8tune.store.summaries import Summary, packed_summaries, summaries
-from fp8tune.store.unreadable import MissingRowError, packed_pools, readable
+from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
@@ -212,13 +212,19 @@ class Gathering:
                     yield id, self._evidence(rows[id], summary, self.codes.get(id))
 
     def _packed(self, wanted: Select[Any] | None, part: Callable[[Ids], str | None]) -> Iterator[tuple[int, Evidence]]:
-        for pool in () if wanted is None else packed_pools(self.connection, wanted):
+        if wanted is None:
+            return
+        names = [column.name for column in Candidates.c]
+
+        def found(pool: Pool) -> tuple[dict[int, Any], list[tuple[int, Summary]], dict[int, Code]]:
             only = part(pool.ids)
+            rows = {row[0]: row for row in pool.rows(Candidates, names)}
             finalists = set() if only is None else pool.finalists()
-            known_codes = pool.codes()
-            rows = {row[0]: row for row in pool.rows(Candidates, [column.name for column in Candidates.c])}
             among = {id for id in rows if only is None or (id in finalists) == (only == _FINALISTS)}
-            for id, summary in packed_summaries(pool, among):
+            return rows, list(packed_summaries(pool, among)), pool.codes()
+
+        for rows, mine, known_codes in of_packed(self.connection, wanted, found):
+            for id, summary in mine:
                 with contextlib.suppress(MissingRowError):
                     yield id, self._evidence(rows[id], summary, known_codes.get(id))
 
@@ -330,26 +336,21 @@ def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str,
         Candidates.c.problem_id.not_in(recorded),
     )
     fastest = float(connection.scalar(query.where(*wanted)) or 0.0)
-    if not is_empty(connection):
-        of = PackedTrials
-        packed = select(of.c.id).where(of.c.device_id.in_(devices), of.c.kind == kind, of.c.problem_id.not_in(recorded))
-        for pool in packed_pools(connection, packed):
-            rates = _rates(pool)
-            fastest = max([fastest, *(rate for rate in rates if rate <= 1e3 * most_gb_per_s)])
-    return fastest / 1e3
+    return max(fastest, _fastest_packed(connection, devices, kind, 1e3 * most_gb_per_s)) / 1e3
 
 
-def _rates(pool: Pool) -> Iterator[float]:
-    """Of each candidate of a packed pool that was timed the bytes moved over the mean of its blocks, in MB/s."""
-    moved = dict(pool.rows(Candidates, ("id", "bytes_moved")))
-    columns = ("candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round")
-    blocks: dict[int, list[float]] = {}
-    for id, _, _, status, time_us, *_ in sorted(pool.rows(Trials, columns)):
-        if status == Status.OK and time_us:
-            blocks.setdefault(id, []).append(time_us)
-    for id, times_us in blocks.items():
-        if moved[id] is not None:
-            yield moved[id] / (sum(times_us) / len(times_us))
+def _fastest_packed(connection: Connection, devices: Sequence[int], kind: str, most_mb_per_s: float) -> float:
+    """The same of packed rows, in MB/s."""
+    if is_empty(connection):
+        return 0.0
+    of = PackedTrials.c
+    recorded = select(Problems.c.id).where(Problems.c.input_layout.startswith(RECORDED))
+    wanted = (of.device_id.in_(devices), of.kind == kind, of.problem_id.not_in(recorded))
+    stated = select(of.id, of.fastest_mb_per_s).where(*wanted, of.fastest_mb_per_s.is_not(None))
+    rates: dict[int, float] = {row.id: row.fastest_mb_per_s for row in readable(connection, stated)}
+    too_fast = select(of.id).where(of.id.in_([id for id, rate in rates.items() if rate > most_mb_per_s]))
+    others = of_packed(connection, too_fast, lambda pool: pool.fastest_mb_per_s(most_mb_per_s) or 0.0)
+    return max([0.0, *(rate for rate in rates.values() if rate <= most_mb_per_s), *others])
 
 
 def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:

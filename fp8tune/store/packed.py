@@ -11,14 +11,17 @@ trial that is not of the screen, in the same order.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, delete, insert, select
+from sqlalchemy import Column, Connection, Select, Table, delete, insert, select
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Code
+from fp8tune.records import Code, Status
 from fp8tune.store import optional
 from fp8tune.store.columns import pack_samples, unpack_samples
 from fp8tune.store.packing import DAMAGED, Columns, pack, pack_blocks, unpack_blocks
@@ -35,6 +38,7 @@ Note = Callable[[Table, int, str], None]
 TABLES = (Candidates, Codes, Trials)
 """What is packed, each table after those that it refers to."""
 
+_IN_ORDER = [column.name for index in Trials.indexes for column in index.columns]
 _CHUNK = 500
 _SAMPLES = Trials.c.samples.name
 
@@ -45,6 +49,11 @@ def columns_of(table: Table) -> list[str]:
     return [column.name for column in table.c if column.name not in shared]
 
 
+@functools.cache
+def _record(*names: str) -> Any:
+    return namedtuple("Trial", names)  # type: ignore[misc]  # named at run time
+
+
 class Pool:
     """The rows of one packed row, column by column. Everything raises DatabaseError for what plain rows may not say."""
 
@@ -53,6 +62,7 @@ class Pool:
         self.ids: Ids = (row.problem_id, row.version_id, row.device_id, row.kind)
         self._columns = Columns(row.columns)
         self._samples: bytes = row.samples
+        self._values: dict[str, list[Any]] = {}
 
     def values(self, table: Table, name: str) -> list[Any]:
         """One column, checked as that of plain rows is."""
@@ -60,13 +70,17 @@ class Pool:
             return [self.ids[POOL.index(name)]] * len(self.values(table, "id"))
         if table is Trials and name == _SAMPLES:
             return list(map(pack_samples, self.samples()))
-        column, key = table.c[name], f"{table.name}.{name}"
+        key = f"{table.name}.{name}"
+        if key not in self._values:
+            self._values[key] = self._checked(table.c[name], key)
+        return self._values[key]
+
+    def _checked(self, column: Column[Any], key: str) -> list[Any]:
         if key not in self._columns.names and column.nullable:  # a column that is newer than the row
-            return [None] * len(self.values(table, "id"))
-        found = self._columns.values(key)
-        expected: type | tuple[type, ...] = column.type.python_type
-        expected = (float, int) if expected is float else expected
-        for value in self._columns.distinct(key):
+            return [None] * len(self.values(column.table, "id"))
+        found, extremes = self._columns.with_extremes(key)
+        expected = (float, int) if (kind := column.type.python_type) is float else kind
+        for value in extremes:
             if not isinstance(value, expected):
                 raise DatabaseError(DAMAGED)
             if check := getattr(column.type, "process_result_value", None):
@@ -99,13 +113,24 @@ class Pool:
         of = {row[0]: row[1:] for row in self.rows(Candidates, ["id", *columns])}
         names = columns_of(Trials)
         place = names.index("candidate_id")
-        record: Any = namedtuple("Trial", [*names, *columns, "samples_us"])  # type: ignore[misc]
+        record = _record(*names, *columns, "samples_us")
         rows = self.rows(Trials, names)
         timed = self.samples() if samples else [()] * len(rows)
         try:
             return [record(*row, *of[row[place]], mine) for row, mine in zip(rows, timed, strict=True)]
         except KeyError:
             raise DatabaseError(DAMAGED) from None
+
+    def fastest_mb_per_s(self, most: float = math.inf) -> float | None:
+        """The highest rate of a candidate that is not above ``most``: bytes moved over the mean of its blocks."""
+        moved = dict(self.rows(Candidates, ("id", "bytes_moved")))
+        blocks: dict[int, list[float]] = {}
+        for id, _, _, status, time_us, *_ in sorted(self.rows(Trials, _IN_ORDER)):
+            if status == Status.OK and time_us:
+                blocks.setdefault(id, []).append(time_us)
+        # as SQL adds them up, in this order: of plain rows it comes out the same
+        rates = (moved[id] / (sum(times_us) / len(times_us)) for id, times_us in blocks.items() if moved[id])
+        return max((rate for rate in rates if rate <= most), default=None)
 
     def finalists(self) -> set[int]:
         """The ids of the candidates that have a trial of finals."""
@@ -116,13 +141,12 @@ class Pool:
         names = list(Code.__dataclass_fields__)
         return {id: Code(*said) for id, *said in self.rows(Codes, ["candidate_id", *names])}
 
-    def check(self, *, samples: bool) -> None:
-        """Raise DatabaseError for a row that cannot be unpacked; ``samples``: or whose samples cannot be."""
+    def check(self) -> None:
+        """Raise DatabaseError for a row that cannot be unpacked."""
         known = set(self.values(Candidates, "id"))
         for table in TABLES:
             self.rows(table, columns_of(table))
-        if samples:
-            self.samples()
+        self.samples()
         if not known.issuperset(self.values(Trials, "candidate_id") + self.values(Codes, "candidate_id")):
             raise DatabaseError(DAMAGED)
 
@@ -145,10 +169,10 @@ def is_empty(connection: Connection) -> bool:
     return connection.scalar(select(PackedTrials.c.id).limit(1)) is None
 
 
-def pools(connection: Connection, wanted: Select[Any], note: Note, *, samples: bool = False) -> Iterator[Pool]:
+def pools(connection: Connection, wanted: Select[Any], note: Note, *, check: bool = True) -> Iterator[Pool]:
     """The packed pools whose ids a query selects, by rising id; those that cannot be read are noted and left out.
 
-    ``samples``: also those whose samples cannot be read.
+    Without ``check`` reading a column may still raise DatabaseError: unpacking all takes longer than reading some.
     """
     if is_empty(connection):
         return
@@ -156,7 +180,8 @@ def pools(connection: Connection, wanted: Select[Any], note: Note, *, samples: b
         try:
             row = connection.execute(select(*PackedTrials.c).where(PackedTrials.c.id == id)).one()
             pool = Pool(row)
-            pool.check(samples=samples)
+            if check:
+                pool.check()
         except DatabaseError as error:
             note(PackedTrials, id, str(error))
             continue
@@ -178,23 +203,29 @@ def packed(connection: Connection, ids: Ids) -> dict[str, Any]:
         columns |= {f"{table.name}.{name}": [row[at] for row in found] for at, name in enumerate(names)}
     timed = select(Trials.c.samples).where(Trials.c.candidate_id.in_(mine), Trials.c.stage != "screen")
     blocks = [unpack_samples(blob) for blob in connection.execute(timed.order_by(Trials.c.id)).scalars()]
+    ours = SimpleNamespace(columns=pack(columns), samples=pack_blocks(blocks) if any(blocks) else b"")
+    pool = Pool(SimpleNamespace(**vars(ours), id=columns["candidates.id"][0], **dict(zip(POOL, ids, strict=True))))
     moments = zip(columns["trials.time_us"], columns["trials.created_at"], strict=True)
     return {
-        "id": columns["candidates.id"][0],
+        "id": pool.id,
         **dict(zip(POOL, ids, strict=True)),
         "candidates": len(columns["candidates.id"]),
         "trials": len(columns["trials.id"]),
         "last_candidate": columns["candidates.id"][-1],
         "newest": max((created_at for time_us, created_at in moments if time_us is not None), default=None),
-        "columns": pack(columns),
-        "samples": pack_blocks(blocks) if any(blocks) else b"",
+        "fastest_mb_per_s": pool.fastest_mb_per_s(),
+        **vars(ours),
     }
+
+
+def _say_nothing(table: Table, id: int, reason: str) -> None:
+    """What cannot be read stays packed: readers name it."""
 
 
 def unpack(connection: Connection, wanted: Select[Any]) -> int:
     """Make plain rows again of packed ones, whose ids a query selects; within the caller's transaction. How many."""
     number = 0
-    for pool in pools(connection, wanted, lambda table, id, reason: None, samples=True):
+    for pool in pools(connection, wanted, _say_nothing):
         for table in TABLES:
             names = list(table.c.keys())
             rows = [dict(zip(names, row, strict=True)) for row in pool.rows(table, names)]
@@ -208,7 +239,7 @@ def unpack(connection: Connection, wanted: Select[Any]) -> int:
 def unpack_referring(connection: Connection, table: Table, ids: Iterable[int]) -> None:
     """Unpack what holds some rows of a table, or refers to them."""
     gone = set(ids)
-    every = pools(connection, select(PackedTrials.c.id), lambda table, id, reason: None)
+    every = pools(connection, select(PackedTrials.c.id), _say_nothing)
     holding = [pool.id for pool in every if gone & pool.refers_to(table)]
     for id in holding:
         unpack(connection, select(PackedTrials.c.id).where(PackedTrials.c.id == id))

@@ -44,6 +44,9 @@ _LEVEL = 9
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
+_DAMAGES = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError, zlib.error)
+"""What reading bytes that nobody packed may raise."""
+
 DAMAGED = "packed values are damaged: restore the database from git or a copy"
 
 
@@ -71,7 +74,6 @@ class Columns:
         """Raise DatabaseError for bytes that :func:`pack` did not make."""
         self._heads: dict[str, list[Any]] = {}
         self._starts: dict[str, int] = {}
-        self._found: dict[str, list[Any]] = {}
         with _telling_of_damage():
             self._bytes = _decompressed(blob)
             start = self._bytes.index(b"\n") + 1
@@ -91,54 +93,56 @@ class Columns:
 
     def values(self, name: str) -> list[Any]:
         """The values of one column, None where there is none. Raises DatabaseError for damage or another name."""
-        with _telling_of_damage():
-            present, mask = self._present(name), self._mask(name)
-            if mask is None:
-                return present
-            if int(mask.sum()) != len(mask) - len(present):
-                raise ValueError("nulls")
-            rest = iter(present)
-            return [None if is_null else next(rest) for is_null in mask.tolist()]
+        return self.with_extremes(name)[0]
 
-    def distinct(self, name: str) -> list[Any]:
-        """What a column holds, None left out: each choice once, or of numbers the least and the largest."""
-        with _telling_of_damage():
-            choices = self._heads[name][6]
-            if choices is not None:
-                return list(choices)
-            present = self._present(name)
-            return [min(present), max(present)] if present else []
+    def with_extremes(self, name: str) -> tuple[list[Any], list[Any]]:
+        """The values of one column, and what bounds them: each choice, or the least and the largest number."""
+        try:
+            return self._values(name)
+        except _DAMAGES:
+            raise DatabaseError(DAMAGED) from None
 
-    def _mask(self, name: str) -> NDArray[np.bool_] | None:
-        nulls, start = self._heads[name][5], self._starts[name]
-        if not nulls:
-            return None
-        bits = np.frombuffer(self._bytes, np.uint8, -(-nulls // 8), start)
-        return np.unpackbits(bits, count=nulls).astype(bool)
-
-    def _present(self, name: str) -> list[Any]:
-        if name not in self._found:
-            self._found[name] = self._unpacked(name)
-        return self._found[name]
-
-    def _unpacked(self, name: str) -> list[Any]:
+    def _values(self, name: str) -> tuple[list[Any], list[Any]]:
         _, form, scale, width, count, nulls, choices = self._heads[name]
-        start = self._starts[name] + -(-nulls // 8)
+        start = self._starts[name]
+        if not nulls:
+            return self._present(form, scale, width, count, choices, start)
+        if not count:
+            return [None] * nulls, []
+        size = -(-nulls // 8)
+        mask = np.unpackbits(np.frombuffer(self._bytes, np.uint8, size, start), count=nulls).tolist()
+        if sum(mask) != nulls - count:
+            raise ValueError("nulls")
+        present, extremes = self._present(form, scale, width, count, choices, start + size)
+        rest = iter(present)
+        return [None if is_null else next(rest) for is_null in mask], extremes
+
+    def _present(
+        self, form: str, scale: int, width: int, count: int, choices: list[Any] | None, start: int
+    ) -> tuple[list[Any], list[Any]]:
+        if choices is not None:
+            if not width:
+                return [choices[0]] * count if count else [], choices
+            places = _from_zigzag(_from_planes(self._bytes, start, count, width))
+            if int(places.min()) < 0:
+                raise ValueError("no place")
+            return [choices[place] for place in places.tolist()], choices
+        if not count:
+            return [], []
+        numbers: NDArray[Any]
         if form == "r":
             numbers = _from_planes(self._bytes, start, count, 8).view(np.float64)
             if not np.isfinite(numbers).all():
                 raise ValueError("not finite")
-            return list(numbers.tolist())
-        integers = _from_zigzag(_from_planes(self._bytes, start, count, width))
-        if form == "i":
-            return list(integers.tolist())
-        if form == "d":
-            return list(np.cumsum(integers).tolist())
-        if form == "f":
-            return list(_unscaled(integers, scale).tolist())
-        if form == "c" and (not count or int(integers.min()) >= 0):
-            return [choices[place] for place in integers.tolist()]
-        raise ValueError(form)
+        else:
+            numbers = _from_zigzag(_from_planes(self._bytes, start, count, width))
+            if form == "d":
+                numbers = np.cumsum(numbers)
+            elif form == "f":
+                numbers = _unscaled(numbers, scale)
+            elif form != "i":
+                raise ValueError(form)
+        return numbers.tolist(), [numbers.min().item(), numbers.max().item()]
 
 
 def pack_blocks(blocks: Sequence[Sequence[float]]) -> bytes:
@@ -279,5 +283,5 @@ def _decompressed(blob: bytes) -> bytes:
 def _telling_of_damage() -> Iterator[None]:
     try:
         yield
-    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError, zlib.error):
+    except _DAMAGES:
         raise DatabaseError(DAMAGED) from None

@@ -515,7 +515,7 @@ def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Itera
 def _packed_rows(connection: Connection, shared: Shared, wanted: Select[Any]) -> Iterator[Row]:
     query = select(Workers.c.id, Workers.c.process, Workers.c.commit)
     workers = ById(connection, Workers, ((row.id, row) for row in readable(connection, query)))
-    for pool in packed_pools(connection, wanted, samples=True):
+    for pool in packed_pools(connection, wanted):
         known_codes = pool.codes()
         for found in pool.joined(samples=True):
             with contextlib.suppress(MissingRowError):

@@ -314,7 +314,7 @@ class Store(Reading):
                 yield dict(row)
             if table in packed.TABLES:
                 names = list(table.c.keys())
-                for pool in packed.pools(self._connection, select(PackedTrials.c.id), _refuse, samples=True):
+                for pool in packed.pools(self._connection, select(PackedTrials.c.id), _refuse):
                     for found in pool.rows(table, names):
                         yield dict(zip(names, found, strict=True))
         except DatabaseError:

@@ -228,6 +228,7 @@ PackedTrials = _table(
     _column("trials", Count),
     _column("last_candidate", Count),
     Column("newest", Finite),
+    Column("fastest_mb_per_s", Finite),
     _column("columns", LargeBinary),
     _column("samples", LargeBinary),
     UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
@@ -237,7 +238,8 @@ PackedTrials = _table(
 ``fp8tune compact`` packs them; whatever adds a trial unpacks them first, with the ids that they had. ``columns`` holds
 what each row said, see :mod:`fp8tune.store.packed`; ``samples`` those of finals alone, see
 :func:`fp8tune.store.packing.pack_blocks`. ``candidates`` and ``trials`` say how many there are, ``last_candidate`` the
-largest id, ``newest`` when the last time was stored, in seconds since the epoch.
+largest id, ``newest`` when the last time was stored, in seconds since the epoch, ``fastest_mb_per_s`` the highest rate
+of a candidate: bytes moved over the mean of its blocks.
 """
 
 Completions = _table(

@@ -11,8 +11,8 @@ import functools
 import logging
 import re
 from collections import deque, namedtuple
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Boolean,
@@ -93,9 +93,24 @@ def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
         return list(one_by_one(connection, query))
 
 
-def packed_pools(connection: Connection, wanted: Select[Any], *, samples: bool = False) -> Iterator[Pool]:
+def packed_pools(connection: Connection, wanted: Select[Any]) -> Iterator[Pool]:
     """The packed rows whose ids a query selects; those that cannot be read are noted and left out."""
-    return packed.pools(connection, wanted, functools.partial(leave_out, connection), samples=samples)
+    return packed.pools(connection, wanted, functools.partial(leave_out, connection))
+
+
+Made = TypeVar("Made")
+
+
+def of_packed(connection: Connection, wanted: Select[Any], make: Callable[[Pool], Made]) -> Iterator[Made]:
+    """What ``make`` makes of each packed row; those of which it cannot are noted and left out."""
+    note = functools.partial(leave_out, connection)
+    for pool in packed.pools(connection, wanted, note, check=False):
+        try:
+            made = make(pool)
+        except DatabaseError as error:
+            note(PackedTrials, pool.id, str(error))
+            continue
+        yield made
 
 
 def stream(connection: Connection, query: Select[Any], by: Column[Any], note: Note | None = None) -> Iterator[Any]:
@@ -178,7 +193,7 @@ def find(connection: Connection) -> dict[RowName, str]:
                     note(parent, id, _MISSING)
     parents = {parent for table in packed.TABLES for _, parent in _references(table)}.difference(packed.TABLES)
     ids = {parent: set(connection.execute(select(parent.c.id)).scalars()) for parent in parents}
-    for pool in packed.pools(connection, select(PackedTrials.c.id), note, samples=True):
+    for pool in packed.pools(connection, select(PackedTrials.c.id), note):
         for parent, there_are in ids.items():
             for id in sorted(pool.refers_to(parent) - there_are):
                 note(parent, id, _MISSING)
