@@ -167,7 +167,8 @@ def folder() -> Iterator[None]:
             (Path(name) / shared).symlink_to(ROOT / shared)
         alone = {"COLUMNS": str(WIDTH), "XDG_DATA_HOME": f"{name}/.data", "FP8TUNE_TABLES": "", "NO_COLOR": "1"}
         with mock.patch.dict(os.environ, alone), contextlib.chdir(name):
-            os.environ.pop("FP8TUNE_DB", None)
+            for variable in ("FP8TUNE_DB", "FP8TUNE_BASE"):
+                os.environ.pop(variable, None)
             yield
 
 

@@ -14,7 +14,7 @@ author = "the fp8tune authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference", "fp8tune_links"]
 exclude_patterns = ["examples", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -24,6 +24,8 @@ copybutton_prompt_text = "$ "
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
+add_module_names = False
+smartquotes = False  # -- begins an option
 nitpick_ignore_regex = [("py:.*", r".*")]  # types of Python and of the libraries: no network, no inventory of theirs
 
 html_theme = "furo"

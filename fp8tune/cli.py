@@ -57,7 +57,7 @@ GOES_ON = "what a sweep has finished is stored, and the same command goes on fro
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"fp8tune {__version__}")
@@ -102,8 +102,7 @@ def main() -> None:
     except Fp8tuneError as error:
         _fail(str(error), error.exit_code)
     except COMMAND_LINE_ERRORS as error:
-        said = cast(Any, error).format_message()  # names the option, which str() leaves out
-        _fail(f"{' '.join(said.split())} (see fp8tune --help)", UsageError.exit_code)
+        _fail(_misused(error), UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail(f"stopped; {GOES_ON}", 130)
     except Stopped as stopped:
@@ -123,6 +122,13 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     return 0
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with a command line, and whose help says more."""
+    said = " ".join(error.format_message().split()).replace("Value error, ", "")  # str() leaves the option out
+    commands = [word for word in sys.argv[1:2] if word in Commands.headings]
+    return f"{said.removesuffix('.')} (see {' '.join(['fp8tune', *commands, '-h'])})"
 
 
 def _fail(message: str, code: int) -> NoReturn:

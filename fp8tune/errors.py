@@ -12,8 +12,21 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+EXIT_CODES: Mapping[int, str] = {
+    0: "done, and nothing was found wrong",
+    1: "a finding: a problem without a right config, a stale table, a regression, a key that misses something, wrong "
+    "output of our own, or something broken",
+    2: "a wrong command, or something that this machine or the database lacks; one line on stderr says what to do",
+    3: "measured, but open: `compare` or `lint` could not decide",
+    129: "ended by SIGHUP: the terminal was closed",
+    130: "ended by Ctrl-C; what a sweep has finished is stored",
+    141: "the reader of the output has left, as `head` does",
+    143: "ended by SIGTERM, as by a time limit; what a sweep has finished is stored",
+}
+"""How commands end. ``record`` ends with the code of the program that it ran."""
 
 
 class Fp8tuneError(Exception):

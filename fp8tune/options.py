@@ -139,10 +139,7 @@ def is_in_memory(url: str) -> bool:
 
 def database_option(shown: str, help: str = "") -> Option:
     """``--db``; ``shown`` is what it is by default."""
-    help = help or (
-        "The results: an SQLite file, or postgresql://USER@HOST/NAME (its password in PGPASSWORD or ~/.pgpass, as "
-        "others see a command line)."
-    )
+    help = help or "The results: an SQLite file, or postgresql://USER@HOST/NAME."
     return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
 
 
@@ -150,8 +147,7 @@ Kernels = Annotated[
     tuple[str, ...],
     Option(
         "--kernel",
-        "One of fp8tune's (fp8tune sweep -h lists them); or module:ATTRIBUTE or path.py:ATTRIBUTE of a spec or of a "
-        "recorded kernel, which @RECORDING.json may follow. Repeatable.",
+        "One of fp8tune's, or module:ATTRIBUTE or path.py:ATTRIBUTE of your own (names: fp8tune sweep -h). Repeatable.",
         "all kernels",
         placeholder="NAME",
         completes=Names.KERNEL,
@@ -211,7 +207,7 @@ class TableFormat(enum.StrEnum):
     JSON = "json"
 
 
-JsonOrTable = Annotated[TableFormat, Option("--format", "table or json.", group=Group.OUTPUT)]
+JsonOrTable = Annotated[TableFormat, Option("--format", "A table, or JSON for a program.", group=Group.OUTPUT)]
 
 
 class OperationName(enum.StrEnum):

@@ -23,23 +23,36 @@ class Kind(StrEnum):
     """Where a row's knowledge comes from."""
 
     MEASURED = "measured"
+    """Timed here, or on the machine that the database came from."""
     PUBLISHED = "published"
+    """Printed by others. Ranks below any measured row, and is never mixed with one."""
     STATIC = "static"
+    """Compiled for an arch and not run: no time."""
     INTERPRETER = "interpreter"
+    """Checked without a GPU: no time, never exported."""
     SIMULATED = "simulated"
+    """Drawn from the simulated clock, for tests and demonstrations."""
 
 
 class Status(StrEnum):
     """How a trial ended. Everything but ``ok`` carries a reason."""
 
     OK = "ok"
+    """Right by the kernel's check, and timed where the kind has times."""
     WRONG = "wrong"
+    """Wrong outputs, on the problem or on an edge, or bytes written where none may be."""
     COMPILE_ERROR = "compile_error"
+    """The compiler refused it."""
     OUT_OF_RESOURCES = "out_of_resources"
+    """It asks for more registers, threads or shared memory than a block may have."""
     OUT_OF_MEMORY = "out_of_memory"
+    """The device's memory did not suffice."""
     CRASHED = "crashed"
+    """It took its worker process down; not tried again until ``--retry-failed``."""
     TIMEOUT = "timeout"
+    """It did not end in time; not tried again until ``--retry-failed``."""
     PRUNED = "pruned"
+    """Not tried, for the hardware reason that its kernel declares."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,20 @@ def test_help_fits_the_terminal_and_uses_it(name: str, width: int) -> None:
         shown = fp8tune(*([name] if name else []), "-h")
     assert shown.returncode == 0
     assert shown.stdout == shown.stdout.replace("\x1b", "")  # plain where it is no terminal
-    lines = [line for line in shown.stdout.splitlines() if not line.startswith("    fp8tune ")]  # to be copied whole
-    assert max(map(len, lines)) <= max(width, 80)
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= width
     if name not in ("", "completion"):  # all of them is short
         assert any(len(line) > width * 0.75 for line in lines[1:])
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_examples_can_be_copied_from_a_narrow_terminal(name: str) -> None:
+    with mock.patch.dict(os.environ, {"COLUMNS": "50"}):
+        shown = fp8tune(*([name] if name else []), "-h").stdout
+    lines = shown.partition("Examples:")[2].replace("\\\n", "").splitlines()
+    copied = [shlex.join(shlex.split(line)) for line in lines if line.startswith("    ")]
+    given = Commands.examples if not name else COMMANDS[name].examples
+    assert {shlex.join(shlex.split(one.command)) for one in given} <= set(copied)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.command)
@@ -62,6 +72,22 @@ def test_json_is_accepted_and_not_named() -> None:
 def test_kernels_are_listed_once() -> None:
     assert all(kernel in fp8tune("sweep", "--help").stdout for kernel in KERNELS)
     assert "rowwise-2d" not in fp8tune("show", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["swep"], "No such command 'swep'. Did you mean 'sweep'? (see fp8tune -h)"),
+        (["sweep", "--shapes"], "Option '--shapes' requires an argument (see fp8tune sweep -h)"),
+        (["lint"], "Missing argument 'KERNEL' (see fp8tune lint -h)"),
+        (["show", "--format", "xml"], "(see fp8tune show -h)"),
+    ],
+)
+def test_a_misuse_names_the_help_that_says_more(arguments: list[str], said: str) -> None:
+    ended = fp8tune(*arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"{said}\n")
+    assert "Value error" not in ended.stderr
 
 
 def asked(shell: str, line: str, **more: str) -> tuple[int, list[str]]:

@@ -42,8 +42,11 @@ class Level(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
+    """Nothing to do."""
     WARNING = "warning"
+    """Works, and could be better."""
     ERROR = "error"
+    """Something that fp8tune needs is broken: exit code 1."""
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,11 @@ class KeyVerdict(StrEnum):
     """What a variation does to a winner."""
 
     HOLDS = "holds"
+    """The key's pick loses no more there than is allowed."""
     UNCLEAR = "unclear"
     """The pick seems to lose too much there, and fresh processes do not prove it."""
     MOVES = "moves"
+    """Fresh processes prove that the pick loses too much there: the key lacks the argument."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,12 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def declared(function: Callable[..., None]) -> list[inspect.Parameter]:
+    """What :func:`as_command` makes options and arguments of: annotated with an Option or Argument, with defaults."""
+    groups = [hint for hint in get_type_hints(function).values() if dataclasses.is_dataclass(hint)]
+    return [one for owner in (*groups, function) for one in _declared(owner)]
+
+
 def _declared(owner: Any) -> Iterator[inspect.Parameter]:
     """The parameters of a function or dataclass that declare an option or argument."""
     hints = get_type_hints(owner, include_extras=True)
@@ -85,7 +91,7 @@ def _for_typer(one: inspect.Parameter) -> inspect.Parameter:
             *declared.flag.split(", "),
             help=_described(declared, one.default),
             show_default=False,
-            metavar=None if type is bool else _placeholder(declared, type),
+            metavar=None if type is bool else placeholder(declared, type),
             rich_help_panel=declared.group,
             autocompletion=completing,
             parser=declared.parse and _naming_the_option(declared.parse),
@@ -100,13 +106,20 @@ def _described(declared: Option, default: object) -> str:
     """An option's help, and its default."""
     if default is inspect.Parameter.empty:
         return f"{declared.help} [required]"
-    number = f"{default:g}" if isinstance(default, float) else default
-    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, False, "") else str(number)
-    shown = declared.shown or own
+    shown = shown_default(declared, default)
     return f"{declared.help} [default: {shown}]" if shown else declared.help
 
 
-def _placeholder(declared: Option, type: Any) -> str:
+def shown_default(declared: Option, default: object) -> str:
+    """The default as people read it; empty where there is none."""
+    if isinstance(default, bool):
+        return ""
+    number = f"{default:g}" if isinstance(default, float) else default
+    own = ", ".join(default) if isinstance(default, tuple) else "" if default in (None, "") else str(number)
+    return declared.shown or own
+
+
+def placeholder(declared: Option, type: Any) -> str:
     """What stands for the value: ``NAME``, ``SECONDS``, ``table|json``."""
     if declared.placeholder or declared.parse:
         return declared.placeholder or getattr(declared.parse, "__name__", "value").upper()
@@ -131,14 +144,14 @@ def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def database_to_write(db: str | None, *, create: bool = True) -> str:
-    """What ``--db`` names, else the user's own database; says which. ``create``: with its folder.
+def database_to_write(db: str | None, say: Callable[[str], None] = notice, *, create: bool = True) -> str:
+    """What ``--db`` names, else the user's own database; ``say`` takes a line of which. ``create``: with its folder.
 
     Raises UsageError if git tracks it: the next pull would conflict.
     """
     from fp8tune.store import location
 
-    return location.to_write(db, notice, create=create)
+    return location.to_write(db, say, create=create)
 
 
 @contextlib.contextmanager

@@ -37,9 +37,11 @@ def sweep(options: Options) -> None:
     from fp8tune.sweep import planning, session
 
     plan = planning.planned(replace(options, command=command_line(sys.argv[1:])))
-    db = database_to_write(options.db)
+    where: list[str] = []  # said once nothing is wrong with the options
+    db = database_to_write(options.db, where.append)
     stored = session.is_stored(db, plan)
     if stored and not options.json:
+        notice(*where)
         notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
             winners = session.winners(store, plan.backend, session.finished_problems(store, plan))
@@ -47,7 +49,7 @@ def sweep(options: Options) -> None:
     else:
         if not stored:
             plan = planning.expanded(plan)
-        notice(*plan.notices)
+        notice(*where, *plan.notices)
         problems: dict[Problem, None] = {}
         with Store.open(db, create=True) as store, SweepProgress() as progress:
             for event in session.run(store, plan):

@@ -40,13 +40,19 @@ class ChangeVerdict(StrEnum):
     CLEAR = "CLEAR"
     """No slowdown of 2 % or more."""
     REGRESSION = "REGRESSION"
+    """Proven to be over 0.5 % slower."""
     IMPROVEMENT = "IMPROVEMENT"
+    """Proven to be over 0.5 % faster."""
     INCONCLUSIVE = "INCONCLUSIVE"
+    """None of these, or a side failed while it was timed."""
     NEWLY_WRONG = "NEWLY-WRONG"
     """Right bytes before, wrong ones after."""
     NEW = "NEW"
+    """On the second side only, or not right before."""
     REMOVED = "REMOVED"
+    """On the first side only."""
     NO_ROWS = "no rows"
+    """Of recorded rows: nothing that may be paired; the reason says why."""
 
 
 def paired(logs: Sequence[float]) -> Estimate:

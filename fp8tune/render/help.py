@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -65,8 +66,17 @@ def command_help(
         lines += ["", _heading("Examples")]
         for one in examples:
             lines += [*textwrap.wrap(f"{one.what}:", width, initial_indent="  ", subsequent_indent="  ")]
-            lines += [f"    {one.command}"]
+            lines += _command_line(one.command, width)
     return "\n".join(lines)
+
+
+def _command_line(command: str, width: int) -> list[str]:
+    """A command line that can be copied, over several lines where it is long; options keep their values."""
+    kept = re.sub(" (?!-)", "\0", command)
+    lines = textwrap.wrap(kept, width - len("    ") - len(" \\"), break_on_hyphens=False, break_long_words=False)
+    begins = ["    ", *["      "] * (len(lines) - 1)]
+    ends = [*[" \\"] * (len(lines) - 1), ""]
+    return [begin + line.replace("\0", " ") + end for begin, line, end in zip(begins, lines, ends, strict=True)]
 
 
 def _heading(text: str) -> str:

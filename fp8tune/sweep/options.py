@@ -23,13 +23,27 @@ from fp8tune.options import (
     WrittenDatabase,
     seconds,
 )
+from fp8tune.plan.shapes import list_sets
+from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
 
 LISTS = (
-    ("Kernels", ", ".join(KERNELS)),
+    ("Kernels of fp8tune", ", ".join(KERNELS)),
+    (
+        "Kernels of your own",
+        "module:ATTRIBUTE or path.py:ATTRIBUTE, of a spec or of an autotuned kernel, whose launches --recording or a "
+        "following @RECORDING.json gives",
+    ),
     ("Passes of grouped-mm", f"{', '.join(PASSES)}; METHOD is {'; '.join(f'{n} {m}' for n, m in enumerate(METHODS))}"),
+    ("Shape sets", ", ".join(list_sets())),
+    ("GPU arches", ", ".join(ARCHES)),
+    (
+        "Databases",
+        "an SQLite file, or a PostgreSQL server, whose password goes into PGPASSWORD or ~/.pgpass: others see a "
+        "command line",
+    ),
 )
-"""Names that ``--kernel`` of every command takes; this command's help lists them."""
+"""Names that options of every command take; this command's help lists them."""
 
 
 @dataclass(frozen=True)

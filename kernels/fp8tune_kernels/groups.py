@@ -23,11 +23,11 @@ def group_ends(routing: str, M: int, G: int, seed: int = 0) -> list[int]:
 
     Works for any M >= 0 and G >= 1, also M < G. Raises ValueError for an unknown routing, a negative M or no group.
     """
-    if routing not in _LAYOUTS:
+    if routing not in LAYOUTS:
         raise ValueError(f"routing is {routing!r}, wanted one of {', '.join(ROUTINGS)}")
     if M < 0 or G < 1:
         raise ValueError(f"M={M} rows over G={G} groups: wanted M >= 0 and G >= 1")
-    return _LAYOUTS[routing](M, G, Random(f"{routing} {M} {G} {seed}"))
+    return LAYOUTS[routing](M, G, Random(f"{routing} {M} {G} {seed}"))
 
 
 def taken_rows(size: int, alignment: int) -> int:
@@ -46,7 +46,7 @@ def _balanced(M: int, G: int, random: Random) -> list[int]:
 
 
 def _jagged(M: int, G: int, random: Random) -> list[int]:
-    """Uniformly random cut points, each a multiple of :data:`ALIGNMENT`."""
+    """Uniformly random cut points, each a multiple of 16."""
     return _from_cuts([ALIGNMENT * random.randint(0, M // ALIGNMENT) for _ in range(G - 1)], M)
 
 
@@ -82,7 +82,7 @@ def _empty(M: int, G: int, random: Random) -> list[int]:
     return list(accumulate((ends.get(group, 0) for group in range(G)), max))
 
 
-_LAYOUTS: dict[str, Callable[[int, int, Random], list[int]]] = {
+LAYOUTS: dict[str, Callable[[int, int, Random], list[int]]] = {
     "balanced": _balanced,
     "jagged": _jagged,
     "zipf": _zipf,
@@ -90,3 +90,4 @@ _LAYOUTS: dict[str, Callable[[int, int, Random], list[int]]] = {
     "empty": _empty,
     "ragged": _ragged,
 }
+"""Routing -> what gives the group ends; its docstring says how rows spread."""

@@ -106,13 +106,17 @@ class Problem:
     """One input a kernel is checked and timed on: everything that can change the winner."""
 
     kernel: str
+    """The kernel's name."""
     shape: NamedInts
+    """Size by name."""
     routing: str = "none"
     """How rows spread over groups: one of :data:`ROUTINGS`, or ``none`` for a kernel without groups."""
     input_layout: str = "contiguous"
     """``contiguous`` or ``transposed`` (the ``.t()`` view of a contiguous tensor)."""
     in_dtype: str = "bfloat16"
+    """Of the inputs: one of :data:`DTYPES`."""
     fp8_dtype: str = "float8_e4m3fn"
+    """Of the outputs."""
     scale_mode: str = "power-of-two"
     """``power-of-two`` (the training default) or ``exact``; MXFP8: ``floor`` or ``rceil``."""
     seed: int = 0
@@ -130,6 +134,7 @@ class Edge:
     name: str
     """For messages: ``one row``, ``a block and one more``, ``NaN``."""
     problem: Problem
+    """The small problem."""
     content: str = "random"
     """One of :data:`CONTENTS`."""
     offset: int = 0
@@ -162,12 +167,17 @@ class DeviceLimits:
     """The hardware limits a config can break. Sizes in bytes."""
 
     arch: str
+    """``sm_90``, ``gfx942``."""
     warp_size: int
+    """Threads of a warp, or of a wavefront."""
     shared_bytes_per_block: int
+    """The most shared memory of a block."""
     registers_per_block: int
+    """Registers of a block, all threads together."""
     multiprocessors: int
     """SMs (NVIDIA) or CUs (AMD)."""
     max_threads_per_block: int = 1024
+    """The most threads of a block."""
 
 
 CHECKS = ("exact", "exact-inputs", "tolerance")
@@ -180,7 +190,9 @@ class Tolerance:
     """An element is right if ``|got - expected| <= absolute + relative * |expected|``; NaN where NaN is expected."""
 
     relative: float
+    """Share of the expected element."""
     absolute: float = 0.0
+    """In the outputs' own unit."""
 
     def __str__(self) -> str:
         parts = {"relative": self.relative, "absolute": self.absolute}
@@ -198,6 +210,7 @@ class KernelSpec:
     """Everything fp8tune needs to check, time and export a kernel."""
 
     name: str
+    """What commands and tables call the kernel."""
     axes: Mapping[str, tuple[int, ...]]
     """The grid: axis name -> values, in the order that breaks ties."""
     default: NamedInts
@@ -237,6 +250,7 @@ class KernelSpec:
     """The lookup of a key without a row leaves out configs that do not suit it. A kernel of this package says it in
     :mod:`fp8tune_kernels.catalog`."""
     input_layouts: tuple[str, ...] = ("contiguous",)
+    """What :attr:`Problem.input_layout` may be: each problem is swept with each."""
     routed: bool = False
     """Whether the kernel has groups, and so problems have a routing."""
     scale_modes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The targets of ``compare`` at a size that fits a test; docs/concepts/compare.md has them whole."""
+"""The targets of ``compare`` at a size that fits a test; docs/results/compare.md has them whole."""
 
 from __future__ import annotations
 

@@ -10,9 +10,27 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from fp8tune_reference import commands, concepts, database, frames, json, spec, words
+
 MARK = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
-PARTS: dict[str, Callable[[], str]] = {}
+PARTS: dict[str, Callable[[], str]] = {
+    "ceiling": concepts.ceiling,
+    "change-verdicts": words.change_verdicts,
+    "check-numbers": concepts.check_numbers,
+    "command-list": commands.overview,
+    "commands": commands.part,
+    "database": database.part,
+    "exit-codes": words.exit_codes,
+    "frames": frames.part,
+    "json": json.part,
+    "lookup-steps": concepts.lookup_steps,
+    "protocol": concepts.protocol,
+    "routings": concepts.routings,
+    "spec": spec.part,
+    "verdicts": words.pick_verdicts,
+    "words": words.part,
+}
 """Name -> the Markdown of a part of the reference."""
 
 

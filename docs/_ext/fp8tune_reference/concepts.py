@@ -1,0 +1,63 @@
+"""What the concept pages say of the code: numbers, steps, a formula."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+
+from fp8tune import ceiling as ceilings
+from fp8tune.choose.decision import MeasuringPlan
+from fp8tune.measure import checking, edges, guards, steady
+from fp8tune.render.documents import PROTOCOL
+from fp8tune_kernels import groups
+from fp8tune_kernels.runtime.chain import Step
+from fp8tune_kernels.spec import ROUTINGS
+from fp8tune_reference import docstrings
+from fp8tune_reference.markdown import code, needed, prose, sentence, table
+
+
+def protocol() -> str:
+    """The numbers that finals go by, where a device was not calibrated."""
+    meanings = {field.name: field for field in PROTOCOL}
+    plan = MeasuringPlan()
+    rows = []
+    for one in dataclasses.fields(plan):
+        value, said = getattr(plan, one.name), meanings[one.name]
+        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+        rows.append((code(one.name), shown, said.unit, prose(said.meaning)))
+    return table(["number", "value", "unit", "meaning"], rows)
+
+
+def lookup_steps() -> str:
+    """The steps of a lookup, in their order."""
+    texts = docstrings.of_attributes(Step)
+    return "\n".join(
+        f"{number}. {code(step)}: {prose(needed(texts.get(step.name, ''), f'Step.{step.name}'))}"
+        for number, step in enumerate(Step, 1)
+    )
+
+
+def ceiling() -> str:
+    """The formula, as the module has it."""
+    paragraphs = inspect.cleandoc(ceilings.__doc__ or "").split("\n\n")
+    formula = next(paragraph for paragraph in paragraphs if paragraph.startswith("    "))
+    return f"```text\n{textwrap.dedent(formula)}\n```"
+
+
+def routings() -> str:
+    """How rows spread over groups."""
+    rows = [(code(name), prose(needed(groups.LAYOUTS[name].__doc__ or "", f"routing {name}"))) for name in ROUTINGS]
+    return table(["routing", "group sizes"], rows)
+
+
+def check_numbers() -> str:
+    """How much a check takes."""
+    rows = [
+        ("launches looked at, on the problem and on each edge", str(checking.LAUNCHES)),
+        ("launches in a row, of each config that may be the pick", str(checking.IN_A_ROW)),
+        ("guard bytes on each side of a tensor", f"{guards.GUARD_BYTES >> 20} MiB"),
+        ("rows of the small problems that check routings", f"{edges.LAYOUT_CHECK_ROWS:,}"),
+        ("times that a stalled block is timed again, at most", str(steady.TRIES)),
+    ]
+    return table(["number", "value"], [(sentence(text).removesuffix("."), value) for text, value in rows])
