@@ -16,6 +16,8 @@ from fp8tune.records import Device, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.export.merging import Merged
+    from fp8tune.store.compacting import Compacted
     from fp8tune.store.results import Tally
 
 Object = Mapping[str, object]
