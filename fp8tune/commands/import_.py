@@ -23,8 +23,9 @@ def import_(
     paths: Annotated[
         tuple[str, ...],
         Argument(
-            "Another fp8tune database, also compressed (.db.xz); a CSV of published measurements; or configs that others tuned: a Triton cache, "
-            "JSON of Hugging Face kernels, vLLM or SGLang, a cache of flash-linear-attention, or a folder of them.",
+            "Another fp8tune database, also compressed (.db.xz); a CSV of published measurements; or configs that "
+            "others tuned: a Triton cache, JSON of Hugging Face kernels, vLLM or SGLang, a cache of "
+            "flash-linear-attention, or a folder of them.",
             metavar="PATH...",
         ),
     ] = (),

@@ -83,7 +83,9 @@ def _snapshot(path: Path, copy: Path, *, alone: bool) -> Iterator[Path]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as source:
             if alone:
                 source.execute("PRAGMA journal_mode=DELETE")  # fails while another process has it open for writing
+                source.execute("PRAGMA locking_mode=EXCLUSIVE")  # until it is closed: a backup allows no transaction
                 source.execute("BEGIN EXCLUSIVE")
+                source.execute("COMMIT")
             with contextlib.closing(sqlite3.connect(copy)) as target:
                 source.backup(target)
             yield copy

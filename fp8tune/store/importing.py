@@ -1,4 +1,4 @@
-"""Bringing in rows from elsewhere: another fp8tune database, packed or not, or a CSV of published measurements. All or nothing.
+"""Bringing in rows from elsewhere: another fp8tune database, or a CSV of published measurements. All or nothing.
 
 A CSV row of a kernel becomes one of kind ``published`` with its source. What sources do not say is ``unstated``: the
 routing, the scale mode, the config. The FP8 dtype is the arch's own. ``transposed view as input`` in the note makes the

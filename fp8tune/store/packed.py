@@ -51,7 +51,7 @@ def columns_of(table: Table) -> list[str]:
 
 @functools.cache
 def _record(*names: str) -> Any:
-    return namedtuple("Trial", names)  # type: ignore[misc]  # named at run time
+    return namedtuple("Trial", names)
 
 
 class Pool:
