@@ -82,7 +82,8 @@ def _snapshot(path: Path, copy: Path, *, alone: bool) -> Iterator[Path]:
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as source:
             if alone:
-                source.execute("PRAGMA journal_mode=DELETE")  # fails while another process has it open for writing
+                if source.execute("PRAGMA journal_mode=DELETE").fetchone() != ("delete",):  # another has it in WAL mode
+                    raise sqlite3.OperationalError("locked")
                 source.execute("PRAGMA locking_mode=EXCLUSIVE")  # until it is closed: a backup allows no transaction
                 source.execute("BEGIN EXCLUSIVE")
                 source.execute("COMMIT")
