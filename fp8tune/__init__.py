@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fp8tune.pinning import pin as pin
     from fp8tune.pinning import unpin as unpin
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     **dict.fromkeys(("pin", "unpin"), "fp8tune.pinning"),

@@ -279,6 +279,99 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """The best config of a problem on a device, as it was decided. Times in microseconds, shares of 1."""
+
+    problem: Problem
+    config: NamedInts | None
+    """None for a published row whose source names none."""
+    device: Device
+    kind: Kind
+    version: KernelVersion | None
+    lookup_key: NamedInts | None
+    bytes_moved: int | None
+    source: str
+    note: str
+    runner_up: NamedInts | None
+    """The fastest other config; it may be faster."""
+    stage: str
+    """What decided: ``final`` or ``screen``."""
+    verdict: str | None
+    """None for published rows."""
+    time_us: float
+    """Of finals the geometric mean over processes, of a screen the median."""
+    processes: int
+    """That the time rests on; printed figures of a publication."""
+    ceiling_share: float | None
+    """Of what memory or the tensor cores give; None where that is not known."""
+    bound: str | None
+    """``memory`` or ``compute``: what the share is of."""
+    runner_up_us: float | None
+    """The runner-up's time."""
+    runner_up_ratio: float | None
+    """The runner-up's time over the pick's."""
+    slowdown_lower_share: float | None
+    """At least so much slower than the runner-up; None where nothing bounds it."""
+    slowdown_upper_share: float | None
+    """At most so much slower than any finalist; None where nothing bounds it."""
+    noise_floor_share: float | None
+    """How far the default was from itself under a second name."""
+    is_default: bool
+    """Whether it is the declared default."""
+    is_incumbent: bool
+    """Whether the shipped table holds it."""
+    is_complete: bool
+    """Whether the sweep ran to its end."""
+    checked_by: str
+    """The check by which its outputs were right."""
+    newest: float
+    """When the last of its rows was stored, seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config that reached the finals of a problem on a device. Times in microseconds."""
+
+    problem: Problem
+    config: NamedInts
+    device: Device
+    kind: Kind
+    version: KernelVersion | None
+    source: str
+    note: str
+    time_us: float
+    """The geometric mean over processes."""
+    slowdown_ratio: float
+    """Its time over the fastest finalist's."""
+    processes: int
+    """Fresh processes that timed it."""
+    blocks: int
+    """Timed blocks, all processes."""
+    fastest_process_us: float
+    """In its fastest process."""
+    slowest_process_us: float
+    """In its slowest process."""
+    screen_us: float | None
+    """What the screen said."""
+    is_pick: bool
+    """Whether it is the pick."""
+    is_default: bool
+    """Whether it is the declared default."""
+    is_incumbent: bool
+    """Whether the shipped table holds it."""
+    newest: float
+    """When the last of its rows was stored, seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """All picks of a database with their finalists."""
+
+    picks: tuple[Pick, ...]
+    finalists: tuple[Finalist, ...]
+
+
+@dataclass(frozen=True)
 class Published:
     """What others printed of one grouped GEMM, beside bf16 on the same device. Times in microseconds."""
 

@@ -29,8 +29,8 @@ from places import PUBLISHED_OPERATIONS
 from sqlalchemy import String
 
 from fp8tune import cli
-from fp8tune.check import doctor
-from fp8tune.check.doctor import Machine
+from fp8tune.check import machine, tables
+from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
@@ -68,13 +68,14 @@ TEXT_COLUMNS = [
     for column in table.columns
     if isinstance(getattr(column.type, "impl", column.type), String)
 ]
+DB = ("--db", "results.db")
 COMMANDS = [
-    ("show",),
-    ("show", "--format", "csv"),
-    ("export", "--arch", "sm_90", "--output", "table.py"),
+    ("show", *DB),
+    ("show", "--format", "csv", *DB),
+    ("export", "--arch", "sm_90", "--output", "table.py", *DB),
 ]
-DOCTOR = ("doctor",)
-OF_OPERATIONS = [("show", "--op", "grouped-mm"), ("show", "--op", "grouped-mm", "--format", "csv")]
+DOCTOR = ("doctor", *DB)
+OF_OPERATIONS = [("show", "--op", "grouped-mm", *DB), ("show", "--op", "grouped-mm", "--format", "csv", *DB)]
 READ_BY_THEM = ("meta", "devices", "published_operations")
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
@@ -139,8 +140,8 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "probe_machine", lambda: Machine(H100, Software(), ""))
-    monkeypatch.setattr(doctor, "current_hashes", dict)
+    monkeypatch.setattr(machine, "probe", lambda: Machine(H100, Software(), ""))
+    monkeypatch.setattr(tables, "current_hashes", dict)
     commands = [*COMMANDS, DOCTOR, *(OF_OPERATIONS if table in READ_BY_THEM else [])]
     for number, text in enumerate(HOSTILE):  # each column meets each command, and each text; not each pair of those
         planted(filled, tmp_path / "results.db", table, column, text)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from fp8tune import cli
-from fp8tune.check import doctor
+from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import command_line, passwords, redacted, without
 from fp8tune.store.results import Store
@@ -131,7 +131,7 @@ def test_an_old_row_is_read_without_its_password_and_cleaned_when_written_to(tmp
     stored_with(path, OLD)
     with Store.open(str(path), writable=False) as store:
         (shown,) = store.unfinished_sweeps()
-        findings = doctor.check_store(str(path), store)
+        findings = stored.check_store(str(path), store)
     assert shown == "fp8tune sweep --db postgresql://me:***@host/db?sslpassword=*** --json"
     assert not any("hunter2" in f"{finding.what} {finding.fix}" for finding in findings)
     assert b"hunter2" in path.read_bytes()  # who only reads changes nothing

@@ -2,7 +2,7 @@
 
 Texts are ``string``, whole numbers ``Int64`` and truths ``boolean``, which know ``<NA>``. Other numbers are
 ``float64``, where NaN is what was not measured. Moments are ``datetime64`` in UTC. A unit ends a column's name:
-``_us`` microseconds, ``_gb_per_s`` 10^9 bytes a second, ``_share`` 0 to 1, ``_ratio`` one time over another.
+``_us`` microseconds, ``gb_per_s`` 10^9 bytes a second, ``_share`` a part of one, ``_ratio`` one time over another.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fp8tune.ceiling import gb_per_s
-from fp8tune.choose.candidates import Candidates
-from fp8tune.records import Device, Evidence, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import Device, Finalist, NamedInts, Outcome, Pick, Problem, Row, Status
 from fp8tune.store.results import COPY_CEILING, Tally
 
 if TYPE_CHECKING:
@@ -147,91 +147,90 @@ TRIALS: tuple[Column[Row], ...] = (
     _telemetry("power_w", REAL, "around the block"),
     Column("source", TEXT, "the publication; empty for own rows", lambda row: row.source),
     Column("note", TEXT, "what the publication says besides", lambda row: row.note),
-    Column("commit", TEXT, "of the working tree; + where it had changes", lambda row: row.commit),
+    Column("git_commit", TEXT, "of the working tree; + where it had changes", lambda row: row.commit),
     Column("source_hash", TEXT, "of the kernel's code", lambda row: row.version and row.version.source_hash),
 )
 """A row a trial: one timed block, one check or one compilation."""
 
 
-def _bound(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+SAMPLES: tuple[Column[Row], ...] = (
+    *_about(lambda row: row.problem, lambda row: row.device),
+    *(column for column in TRIALS if column.name in ("config", "kind", "stage", "round", "process")),
+    Column("sample", WHOLE, "its number in the block, from 0", lambda row: range(len(row.outcome.samples_us))),
+    Column("sample_us", REAL, "the sample", lambda row: row.outcome.samples_us),
+)
+"""A row a sample of a timed block. Texts are categories: they repeat with every sample."""
 
 
-PICKS: tuple[Column[Candidates], ...] = (
-    *_about(lambda of: of.problem, lambda of: of.device),
-    Column("config", TEXT, "the pick; <NA> where a publication names none", lambda of: text(of.winner.config)),
-    Column("verdict", TEXT, "certified, near-tie, ambiguous, kept-incumbent, ...", lambda of: of.winner.verdict),
-    Column("time_us", REAL, "of finals the geometric mean over processes", lambda of: of.winner.time_us),
-    Column(
-        "gb_per_s",
-        REAL,
-        "bytes moved over time_us",
-        lambda of: _rate(of.winner.evidence.bytes_moved, of.winner.time_us),
-    ),
-    Column("ceiling_share", REAL, "of what memory or the tensor cores give", lambda of: of.winner.ceiling_share),
-    Column("bound", TEXT, "memory or compute: what the share is of", lambda of: of.winner.bound),
-    Column("runner_up", TEXT, "the fastest other config; it may be faster", lambda of: text(of.winner.runner_up)),
-    Column("runner_up_us", REAL, "its time", lambda of: of.winner.runner_up_us),
-    Column("runner_up_ratio", REAL, "its time over the pick's", lambda of: of.winner.decision.ratio),
-    Column(
-        "slowdown_lower",
-        REAL,
-        "at least so much slower than the runner-up",
-        lambda of: _bound(of.winner.decision.lower),
-    ),
-    Column(
-        "slowdown_upper", REAL, "at most so much slower than any finalist", lambda of: _bound(of.winner.decision.upper)
-    ),
-    Column("noise_floor_share", REAL, "how far the default was from itself", lambda of: of.winner.noise_floor),
-    Column("processes", WHOLE, "that the time rests on; printed figures of a publication", lambda of: of.winner.n),
-    Column("is_default", FLAG, "whether it is the declared default", lambda of: of.winner.config == of.default),
-    Column("is_incumbent", FLAG, "whether the shipped table holds it", lambda of: of.winner.config == of.incumbent),
-    Column("is_complete", FLAG, "whether the sweep ran to its end", lambda of: of.pick.complete),
-    Column("check", TEXT, "by which its outputs were right", lambda of: of.pick.check),
-    Column("lookup_key", TEXT, "the key of the exported table", lambda of: text(of.pick.lookup_key)),
-    Column("kind", TEXT, "measured, published or simulated", lambda of: str(of.kind)),
-    Column("source", TEXT, "the publication; empty for own rows", lambda of: of.pick.source),
-    Column("measured_at", MOMENT, "when its last row was stored", lambda of: of.pick.newest or None),
+def samples(rows: Iterable[Row]) -> pandas.DataFrame:
+    """The table of :data:`SAMPLES`; the values of its last two columns are all of a block."""
+    import numpy
+    import pandas
+
+    of_block, of_sample = SAMPLES[:-2], SAMPLES[-2:]
+    found = [row for row in rows if row.outcome.samples_us]
+    blocks = table(of_block, found)
+    texts = {column.name: "category" for column in of_block if column.dtype == TEXT}
+    counts = [len(row.outcome.samples_us) for row in found]
+    frame = blocks.astype(texts).loc[blocks.index.repeat(counts)].reset_index(drop=True)
+    for column in of_sample:
+        values = [numpy.asarray(column.value(row), dtype=column.dtype.lower()) for row in found]
+        frame[column.name] = pandas.Series(numpy.concatenate([[], *values]), dtype=column.dtype)
+    return frame
+
+
+def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
+    return Column(name, dtype, says, attrgetter(name))
+
+
+PICKS: tuple[Column[Pick], ...] = (
+    *_about(lambda pick: pick.problem, lambda pick: pick.device),
+    Column("config", TEXT, "the pick; <NA> where a publication names none", lambda pick: text(pick.config)),
+    _of_pick("verdict", TEXT, "certified, near-tie, ambiguous, kept-incumbent, ...; <NA> of published rows"),
+    _of_pick("stage", TEXT, "what decided: final, or screen"),
+    _of_pick("time_us", REAL, "of finals the geometric mean over processes, of a screen the median"),
+    Column("gb_per_s", REAL, "bytes moved over time_us", lambda pick: _rate(pick.bytes_moved, pick.time_us)),
+    _of_pick("ceiling_share", REAL, "of what memory or the tensor cores give"),
+    _of_pick("bound", TEXT, "memory or compute: what the share is of"),
+    Column("runner_up", TEXT, "the fastest other config; it may be faster", lambda pick: text(pick.runner_up)),
+    _of_pick("runner_up_us", REAL, "its time"),
+    _of_pick("runner_up_ratio", REAL, "its time over the pick's"),
+    _of_pick("slowdown_lower_share", REAL, "at least so much slower than the runner-up; 0.01 is one percent"),
+    _of_pick("slowdown_upper_share", REAL, "at most so much slower than any finalist"),
+    _of_pick("noise_floor_share", REAL, "how far the default was from itself"),
+    _of_pick("processes", WHOLE, "that the time rests on; printed figures of a publication"),
+    _of_pick("is_default", FLAG, "whether it is the declared default"),
+    _of_pick("is_incumbent", FLAG, "whether the shipped table holds it"),
+    _of_pick("is_complete", FLAG, "whether the sweep ran to its end"),
+    _of_pick("checked_by", TEXT, "the check by which its outputs were right"),
+    Column("lookup_key", TEXT, "the key of the exported table", lambda pick: text(pick.lookup_key)),
+    Column("kind", TEXT, "measured, published or simulated", lambda pick: str(pick.kind)),
+    _of_pick("source", TEXT, "the publication; empty for own rows"),
+    Column("measured_at", MOMENT, "when its last row was stored", lambda pick: pick.newest or None),
 )
 """A row a problem and device: the best config."""
 
 
-@dataclass(frozen=True)
-class Finalist:
-    """One config that reached the finals of a problem."""
-
-    of: Candidates
-    evidence: Evidence
-
-    @property
-    def process_us(self) -> tuple[float, ...]:
-        """Its time in each process."""
-        return tuple(times.time_us for times in self.evidence.finals)
+def _of_finalist(name: str, dtype: str, says: str) -> Column[Finalist]:
+    return Column(name, dtype, says, attrgetter(name))
 
 
 FINALS: tuple[Column[Finalist], ...] = (
-    *_about(lambda one: one.of.problem, lambda one: one.of.device),
-    Column("config", TEXT, "the finalist", lambda one: text(one.evidence.config)),
-    Column("time_us", REAL, "geometric mean over processes", lambda one: one.of.times_us.get(one.evidence.config)),  # type: ignore[arg-type]
-    Column(
-        "slowdown_ratio",
-        REAL,
-        "its time over the fastest finalist's",
-        lambda one: one.of.slowdowns.get(one.evidence.config),  # type: ignore[arg-type]
-    ),
-    Column("processes", WHOLE, "fresh processes that timed it", lambda one: len(one.process_us)),
-    Column("blocks", WHOLE, "timed blocks, all processes", lambda one: sum(len(t.blocks) for t in one.evidence.finals)),
-    Column("fastest_process_us", REAL, "in its fastest process", lambda one: min(one.process_us)),
-    Column("slowest_process_us", REAL, "in its slowest process", lambda one: max(one.process_us)),
-    Column("screen_us", REAL, "what the screen said", lambda one: one.evidence.screen_us),
-    Column("is_pick", FLAG, "whether it is the pick", lambda one: one.evidence.config == one.of.pick.config),
-    Column("is_default", FLAG, "whether it is the declared default", lambda one: one.evidence.config == one.of.default),
-    Column(
-        "is_incumbent", FLAG, "whether the shipped table holds it", lambda one: one.evidence.config == one.of.incumbent
-    ),
-    Column("measured_at", MOMENT, "when its last row was stored", lambda one: one.evidence.newest or None),
+    *_about(lambda one: one.problem, lambda one: one.device),
+    Column("config", TEXT, "the finalist", lambda one: text(one.config)),
+    _of_finalist("time_us", REAL, "geometric mean over processes"),
+    _of_finalist("slowdown_ratio", REAL, "its time over the fastest finalist's"),
+    _of_finalist("processes", WHOLE, "fresh processes that timed it"),
+    _of_finalist("blocks", WHOLE, "timed blocks, all processes"),
+    _of_finalist("fastest_process_us", REAL, "in its fastest process"),
+    _of_finalist("slowest_process_us", REAL, "in its slowest process"),
+    _of_finalist("screen_us", REAL, "what the screen said"),
+    _of_finalist("is_pick", FLAG, "whether it is the pick"),
+    _of_finalist("is_default", FLAG, "whether it is the declared default"),
+    _of_finalist("is_incumbent", FLAG, "whether the shipped table holds it"),
+    Column("measured_at", MOMENT, "when its last row was stored", lambda one: one.newest or None),
 )
-"""A row a config that reached the finals of a problem on a device."""
+"""A row a config that reached the finals of a problem on a device, the fastest first."""
 
 
 def _first_failure(tally: Tally) -> Outcome | None:

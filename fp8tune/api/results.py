@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fp8tune import options
 from fp8tune.api import frames
-from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.candidates import Candidates
-from fp8tune.errors import UsageError
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.errors import UsageError, unknown
+from fp8tune.records import Decided, Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
 from fp8tune.store.columns import parse_named_ints
 from fp8tune.store.layers import Reader
+from fp8tune.store.schema import STAGES
+from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -78,8 +78,36 @@ class Results:
                 for row in reader.rows(name, of_arch)
                 if wanted.has(row.problem, row.device)
             ]
-        expanded: Callable[..., Mapping[str, int]] = lambda row: frames.sizes(row.problem, row.config)  # noqa: E731
-        return frames.table(frames.TRIALS, found, expand=expanded if expand else None)
+        return frames.table(frames.TRIALS, found, expand=_sizes if expand else None)
+
+    def samples(
+        self,
+        kernel: Names,
+        *,
+        arch: Names = None,
+        shape: Shape = None,
+        config: Shape = None,
+        device: str | None = None,
+        stage: str | None = "final",
+    ) -> DataFrame:
+        """A row a sample of a timed block, in microseconds: :data:`fp8tune.api.frames.SAMPLES`.
+
+        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
+        compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
+        """
+        wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
+        if stage not in (None, *STAGES):
+            raise unknown("stage", stage or "", STAGES)
+        with self.reading() as reader:
+            found = [
+                row
+                for at in _places(reader, kernel, arch)
+                for row in reader.rows(*at)
+                if wanted.has(row.problem, row.device)
+                and stage in (None, row.stage)
+                and values <= (row.config or NamedInts()).items()
+            ]
+        return frames.samples(found)
 
     def picks(
         self,
@@ -91,9 +119,9 @@ class Results:
         expand: bool = False,
     ) -> DataFrame:
         """A row a problem and device, its best config, as ``fp8tune show``: :data:`fp8tune.api.frames.PICKS`."""
-        found = self._candidates(kernel, arch, shape, device)
-        expanded: Callable[..., Mapping[str, int]] = lambda of: frames.sizes(of.problem, of.winner.config)  # noqa: E731
-        return frames.table(frames.PICKS, found, expand=expanded if expand else None)
+        wanted = _Wanted.of(shape, device)
+        found = [pick for pick in self._decided(kernel, arch).picks if wanted.has(pick.problem, pick.device)]
+        return frames.table(frames.PICKS, found, expand=_sizes if expand else None)
 
     def finals(
         self,
@@ -108,14 +136,9 @@ class Results:
 
         The blocks behind it are the trials whose stage is ``final``.
         """
-        found = [
-            frames.Finalist(of, entry)
-            for of in self._candidates(kernel, arch, shape, device)
-            for entry in of.named
-            if entry.finals
-        ]
-        expanded: Callable[..., Mapping[str, int]] = lambda one: frames.sizes(one.of.problem, one.evidence.config)  # noqa: E731
-        return frames.table(frames.FINALS, found, expand=expanded if expand else None)
+        wanted = _Wanted.of(shape, device)
+        found = [one for one in self._decided(kernel, arch).finalists if wanted.has(one.problem, one.device)]
+        return frames.table(frames.FINALS, found, expand=_sizes if expand else None)
 
     def devices(self, *, kernel: Names = None, arch: Names = None, device: str | None = None) -> DataFrame:
         """A row a device with its software, where something was tried: :data:`fp8tune.api.frames.DEVICES`."""
@@ -138,16 +161,9 @@ class Results:
         with layers.opened_databases(self._databases, logger.warning) as reader:
             yield reader
 
-    def _candidates(self, kernel: Names, arch: Names, shape: Shape, device: str | None) -> list[Candidates]:
-        wanted = _Wanted.of(shape, device)
+    def _decided(self, kernel: Names, arch: Names) -> Decided:
         with self.reading() as reader:
-            evidence = [
-                item
-                for name, of_arch in _places(reader, kernel, arch)
-                for item in reader.evidence(name, of_arch, keep=ranking.competing, finalists_only=True)
-                if wanted.has(item.problem, item.device)
-            ]
-        return ranking.all_candidates(evidence, incumbents.COMMITTED)
+            return picks.read(reader, *_checked(reader, kernel, arch))
 
 
 class _Wanted:
@@ -174,13 +190,21 @@ def sizes_of(shape: Shape) -> NamedInts:
         raise UsageError(f"{shape!r:.80} is no shape, {error}: write it as 'K=5120 G=64' or {{'K': 5120}}") from None
 
 
-def _places(reader: Reader, kernel: Names, arch: Names) -> list[tuple[str | None, str | None]]:
-    """The kernels and arches to read, None for any."""
-    kernels: Collection[str | None] = [None] if kernel is None else names.stored_kernels(several(kernel), reader)
+def _checked(reader: Reader, kernel: Names, arch: Names) -> tuple[Collection[str] | None, Collection[str] | None]:
+    """The kernels and arches to read, None for all. Raises UsageError for a name that nobody knows."""
+    kernels = names.stored_kernels(several(kernel), reader) if several(kernel) else None if kernel is None else ()
     for each in several(arch):
         names.check_arch(each, reader)
-    arches: Collection[str | None] = [None] if arch is None else several(arch)
-    return [(name, each) for name in kernels for each in dict.fromkeys(arches)]
+    return kernels, None if arch is None else tuple(dict.fromkeys(several(arch)))
+
+
+def _places(reader: Reader, kernel: Names, arch: Names) -> Iterator[tuple[str | None, str | None]]:
+    """The kernels and arches to read one by one, None for any."""
+    return picks.places(*_checked(reader, kernel, arch))
+
+
+def _sizes(of: Row | Pick | Finalist) -> Mapping[str, int]:
+    return frames.sizes(of.problem, of.config)
 
 
 def several(given: Names) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fp8tune.records import Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import location
 from fp8tune.store.results import Store
-from fp8tune.sweep import planning, session
+from fp8tune.sweep import picks, planning, session
 from fp8tune.sweep.events import Event, Finished
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
@@ -142,7 +142,7 @@ def _run(plan: Plan, db: str, callback: Callable[[Event], object] | None, notice
         found = session.candidates(store, plan.backend, problems)
     return Swept(
         db=db,
-        picks=frames.table(frames.PICKS, found),
+        picks=frames.table(frames.PICKS, picks.of(found).picks),
         problems=frames.table(frames.TALLIES, tallies),
         trials=ended.trials,
         seconds=ended.seconds,

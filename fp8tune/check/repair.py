@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fp8tune.check.doctor import Finding, Level
+from fp8tune.check.finding import Finding, Level
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.revisions import git
 from fp8tune.store import database, logs
 from fp8tune.store.results import Store
+from fp8tune.sweep import picks
 
 COMMITS = 50
 """Versions of the file in git that are tried, the newest first."""
@@ -37,11 +38,21 @@ def repair(db: str) -> list[Finding]:
     if logs.foreign(path) is not None:
         return _part_from(path)
     if logs.unmerged(path) is None:
-        return [Finding(Level.OK, f"{path}: no log was left beside it")]
+        return [Finding(Level.OK, f"{path}: no log was left beside it"), *_decide(db)]
     Store.open(db).close()
     if logs.unmerged(path) is not None:
         return [Finding(Level.WARNING, f"{path}: another process is writing to it", "let it end, then run this again")]
     return [Finding(Level.OK, f"{path}: the rows of the log beside it are in it now")]
+
+
+def _decide(db: str) -> list[Finding]:
+    """Decide picks anew that are not those of the rows."""
+    with Store.open(db, writable=False) as store:
+        if picks.are_current(store):
+            return []
+    with Store.open(db) as store:
+        picks.refresh_picks(store)
+    return [Finding(Level.OK, f"{db}: its picks were decided anew")]
 
 
 def _part_from(path: Path) -> list[Finding]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner, value_us
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.pairs import canonical_order
-from fp8tune.records import ComparableRows, Evidence, KernelVersion, Kind, NamedInts, Status
+from fp8tune.records import ComparableRows, Evidence, Finalist, KernelVersion, Kind, NamedInts, Pick, Status
 
 Item = TypeVar("Item")
 Group = TypeVar("Group", bound=Hashable)
@@ -111,7 +111,7 @@ def all_candidates(evidence: Iterable[Evidence], incumbents: Incumbents = NO_INC
     found = [_newest(rows) for rows in grouped(timed, _question).values()]
     measured = {_subject(candidates) for candidates in found if candidates.kind is not Kind.PUBLISHED}
     kept = (c for c in found if c.kind is not Kind.PUBLISHED or _subject(c) not in measured)
-    return sorted((_with_incumbent(candidates, incumbents) for candidates in kept), key=_candidates_order)
+    return sorted((_with_incumbent(candidates, incumbents) for candidates in kept), key=order)
 
 
 def _with_incumbent(candidates: Candidates, incumbents: Incumbents) -> Candidates:
@@ -214,8 +214,9 @@ def _entry_order(entry: Evidence) -> tuple[object, ...]:
     return entry.stage != "final", value_us(entry), config, entry.source, entry.note
 
 
-def _candidates_order(candidates: Candidates) -> tuple[object, ...]:
-    problem, device = candidates.problem, candidates.device
+def order(of: Candidates | Pick | Finalist) -> tuple[object, ...]:
+    """What picks are sorted by: kernel, arch, device, shape, then the rest of the problem."""
+    problem, device = of.problem, of.device
     return problem.kernel, device.arch, device.name, sorted(problem.shape.items()), _REST(problem)
 
 

@@ -32,6 +32,7 @@ def calibrate(
     from fp8tune.render.progress import Display
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning
+    from fp8tune.sweep.picks import keep_current
 
     db = database_to_write(db)
     backend, notices = backend_for(None, timer)
@@ -40,6 +41,7 @@ def calibrate(
     with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if not isinstance(event, calibrating.Calibration):
-                display.update("calibrating, processes", event.done, event.total, phase="processes")
+                display.update("calibrating", event.done, event.total, detail="fresh processes")
+        keep_current(store)
     assert isinstance(event, calibrating.Calibration)  # the last one is
     print_calibration(event, str(format))

@@ -29,6 +29,7 @@ def forget(
     from fp8tune.render import contracts
     from fp8tune.store.results import Store
     from fp8tune.store.unreadable import parse_name
+    from fp8tune.sweep.picks import keep_current
 
     if bool(rows) == unreadable:
         raise UsageError("say what to forget: rows such as trials:17, or --unreadable for all that cannot be read")
@@ -37,6 +38,7 @@ def forget(
     with Store.open(db) as store:
         found = dict.fromkeys(named, "") if named else store.unreadable()
         removed = store.forget(found)
+        keep_current(store)
     if format is TableFormat.JSON:
         print_json(contracts.forgotten(db, found, removed))
         return

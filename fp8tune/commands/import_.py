@@ -55,6 +55,7 @@ def import_(
     from fp8tune.render.progress import Display, SweepProgress
     from fp8tune.store import archives, importing
     from fp8tune.store.results import Store
+    from fp8tune.sweep import picks as deciding
     from fp8tune.sweep import published
 
     if not paths:
@@ -82,6 +83,8 @@ def import_(
             with SweepProgress() as shown:
                 for event in published.compile_published(store):
                     shown.show(event)
-        elif any(row.config is not None for path in files if path not in picks for row in loaded[path].rows):
+        deciding.keep_current(store)
+        named_configs = (row.config for path in files if path not in picks for row in loaded[path].rows)
+        if not compile and any(config is not None for config in named_configs):
             named = " ".join(visible(str(path)) for path in files)
             notice(f"nothing was compiled: fp8tune import --compile {named} does so, export needs it")

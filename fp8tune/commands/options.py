@@ -158,7 +158,7 @@ def database_to_write(db: str | None, say: Callable[[str], None] = notice, *, cr
 def opened_to_read(db: str | None) -> Iterator[tuple[Reader, str]]:
     """The rows that ``--db`` names, else the own ones over those that come with fp8tune; and what messages call them.
 
-    Says on stderr which they are, where there are both.
+    Says on stderr which they are, unless ``--db`` does.
     """
     from fp8tune.store import layers, location
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fp8tune.calibrate.record import Calibration
-from fp8tune.check.doctor import Finding
-from fp8tune.choose.calibration import MEASURED
+from fp8tune.check.finding import Finding
 from fp8tune.redaction import redacted
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, right
 from fp8tune.render.terminal import print_json, share
 from fp8tune.text import visible
+
+if TYPE_CHECKING:
+    from fp8tune.calibrate.record import Calibration
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -23,6 +25,8 @@ def print_calibration(calibration: Calibration, output_format: str) -> None:
     if output_format == "json":
         print_json(contracts.calibration(calibration))
         return
+    from fp8tune.choose.calibration import MEASURED  # with NumPy, which doctor needs not
+
     measured = {name: _value(name, value) for name, value in calibration.values.items()}
     columns: list[Column[str]] = [
         left("name", str),

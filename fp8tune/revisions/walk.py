@@ -8,12 +8,12 @@ between modules, changes nothing; using another definition does.
 from __future__ import annotations
 
 import ast
-import copy
+import functools
 import symtable
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8tune.errors import UsageError
 
@@ -91,7 +91,10 @@ class Walk:
     def _load(self, name: str) -> None:
         for path in candidates(name):
             if (text := self.read(path)) is not None:
-                module = self._modules[name] = _parsed(name, path, text)
+                parsed = _parsed(name, path, text)
+                # a walk adds names to its modules, not to what other walks share
+                module = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
+                self._modules[name] = module
                 for star in filter(None, map(self.module, module.stars)):
                     found = {n: f"{star.name}.{n}" for n in (*star.statements, *star.imports) if not module.binds(n)}
                     module.imports.update(found)
@@ -101,7 +104,7 @@ class Walk:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
 
     def _add(self, module: Module, node: ast.AST) -> None:
-        self.entries.append(canonical(_Numbered(self, module, node).visit(copy.deepcopy(node))))
+        self.entries.append(canonical(_Numbered(self, module, node).numbered(node)))
 
     def _number(self, place: _Place) -> str:
         if place not in self._numbers:
@@ -137,24 +140,32 @@ class Walk:
         return "ignored" if self._is_ignored(target) else ".".join(parts)
 
 
-class _Numbered(ast.NodeTransformer):
-    """Puts a label for each name that a statement takes from its module, or binds there."""
+class _Numbered:
+    """A copy of a statement with a label for each name that it takes from its module, or binds there."""
 
     def __init__(self, walk: Walk, module: Module, node: ast.AST) -> None:
         self._walk, self._module = walk, module
         self._own = _bound_names(node) if isinstance(node, ast.stmt) else set()
         self._names = _global_names(node) | self._own
 
-    def visit(self, node: ast.AST) -> ast.AST:
-        root, attributes = node, list[str]()
-        while isinstance(root, ast.Attribute):
-            attributes.insert(0, root.attr)
-            root = root.value
-        if isinstance(root, ast.Name) and root.id in self._names:
-            return ast.Name(self._walk.label(self._module, [root.id, *attributes]), ast.Load())
+    def numbered(self, node: ast.AST) -> ast.AST:
+        """Names are labelled in the order of the tree: that decides their numbers."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            root, attributes = node, list[str]()
+            while isinstance(root, ast.Attribute):
+                attributes.insert(0, root.attr)
+                root = root.value  # type: ignore[assignment]  # any expression
+            if isinstance(root, ast.Name) and root.id in self._names:
+                return ast.Name(self._walk.label(self._module, [root.id, *attributes]), ast.Load())
+        fields = dict(ast.iter_fields(node))
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in self._own:
-            node.name = self._walk.label(self._module, [node.name])
-        return self.generic_visit(node)
+            fields["name"] = self._walk.label(self._module, [node.name])
+        return type(node)(**{name: self._inner(value) for name, value in fields.items()})
+
+    def _inner(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._inner(each) for each in value]
+        return self.numbered(value) if isinstance(value, ast.AST) else value
 
 
 def candidates(module: str) -> tuple[str, str]:
@@ -191,6 +202,7 @@ def _drop_prose(tree: ast.Module) -> None:
             node.body = node.body[1:] or [ast.Pass()]
 
 
+@functools.lru_cache(256)  # the kernels of a package share most of what they reach
 def _parsed(name: str, path: str, text: str) -> Module:
     """A module from its text, the names of stars still missing."""
     package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
@@ -255,6 +267,7 @@ def _bound_names(statement: ast.stmt) -> set[str]:
     return names
 
 
+@functools.lru_cache(4096)  # of a tree that is parsed once
 def _global_names(node: ast.AST) -> set[str]:
     """The names code takes from its module: parameters and locals of functions in it are not among them."""
     # within a function, because the variables of a comprehension are then locals in every Python: since 3.12 symbol

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, select
 from fp8tune import scratch
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Kind
-from fp8tune.store import archives, database, packed
+from fp8tune.store import archives, database, packed, picks, views
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL, Ids, Pool
 from fp8tune.store.results import Store
@@ -31,7 +31,6 @@ _COLUMNS = [column.name for column in PackedTrials.c]
 _IS_PACKED = (
     "EXISTS (SELECT 1 FROM packed_trials p WHERE " + " AND ".join(f"p.{name} = c.{name}" for name in POOL) + ")"
 )
-_PAGE_BYTES = 4096
 
 Progress = Callable[[int, int], None]
 """Takes the problems packed and all there are."""
@@ -70,7 +69,8 @@ def compact(
     before = path.stat().st_size
     with scratch.folder("compact") as folder, _snapshot(path, folder / "before.db", alone=output is None) as old:
         archive_bytes = None if archive is None else archives.write(old, archive)
-        Store.open(str(old)).close()  # brings it up to date
+        with Store.open(str(old)) as store:  # brings it up to date
+            store.rows_now()
         with archives.replacing(target, there=path.resolve() if output is None else None) as new:
             counts = _build(old, new, progress)
     return Compacted(output or path, before, target.stat().st_size, **counts, archive_bytes=archive_bytes)
@@ -118,11 +118,26 @@ def _build(old: Path, new: Path, progress: Progress) -> dict[str, int]:
         raw.execute("COMMIT")
         counts = _counts(raw)
         raw.execute("DETACH old")
-        raw.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+    _make_views(old, new)
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as raw:
         raw.execute("VACUUM")
         if raw.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
             raise DatabaseError("the compacted database is damaged, and nothing was replaced: check the disk")
     return counts | {"left_out": left_out}
+
+
+def _make_views(old: Path, new: Path) -> None:
+    """Make the views, and say of picks that were decided from the old rows that they are decided from the new ones."""
+    with contextlib.closing(database.connect(str(old), create=False, writable=False)) as connection:
+        is_current = picks.decided_from(connection)[0] == picks.rows_now(connection)
+    made = database.connect(str(new), create=False, writable=True)
+    try:
+        with database.transaction(made, write=True):
+            views.create(made)
+            if is_current:
+                views.state(made, views.DECIDED_FROM, picks.rows_now(made))
+    finally:
+        database.close(made, wrote=False)
 
 
 def _copy(raw: sqlite3.Connection, table: str, columns: list[str], where: str = "") -> None:

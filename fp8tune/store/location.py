@@ -81,7 +81,7 @@ def base() -> str | None:
 def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
     """What a command reads: what ``--db`` names and nothing else, or the own rows over the base's.
 
-    ``notice`` takes one line where own rows are read over others, or where own rows cannot be.
+    ``notice`` takes one line which they are, unless there are none but those that were named.
     """
     if db is not None:
         return Databases(db)
@@ -89,8 +89,10 @@ def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
     if below is None or _is_same(mine, below):
         return Databases(mine)
     if not _is_there(mine, notice):
-        if os.environ.get(VARIABLE):
-            notice(f"{database.label(mine)}, which {VARIABLE} names, is not there yet: rows are those of {below}")
+        missing = (
+            f"{database.label(mine)}, which {VARIABLE} names, is not there yet: " if os.environ.get(VARIABLE) else ""
+        )
+        notice(f"{missing}rows are those that come with fp8tune, {database.label(below)}")
         return Databases(None, below)
     found = Databases(mine, below)
     notice(f"rows are those of {found.label}; --db reads one alone")
@@ -107,7 +109,7 @@ def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = Tr
         return db
     mine, below = own(), base()
     if below is not None and _is_same(mine, below):
-        raise UsageError(f"{VARIABLE} names {mine}, the rows that come with fp8tune: write into it with --db {mine}")
+        raise UsageError(f"{database.label(mine)} has the rows that come with fp8tune: write into it with --db {mine}")
     if create and mine == str(data_folder() / LOCAL):
         try:
             data_folder().mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ def _is_there(url: str, notice: Callable[[str], None]) -> bool:
     try:
         return database.exists(url)
     except OSError as error:
-        notice(f"{database.label(url)} cannot be read ({error.strerror}): only the rows that come with fp8tune are")
+        notice(f"left out {database.label(url)}, which cannot be read ({error.strerror})")
         return False
 
 
@@ -139,6 +141,8 @@ def _is_same(one: str, other: str) -> bool:
 def _is_ours(path: Path) -> bool:
     """Whether a file that happens to be called so holds rows of fp8tune, or did before it was damaged."""
     try:
+        if not path.is_file():  # to open a pipe waits for whoever writes it
+            return False
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return False

@@ -90,7 +90,15 @@ MEANINGS: Mapping[str, str] = {
     "slowest_process_us": "in its slowest process",
     "screen_us": "what the screen said",
     "decided_at": "when it was decided",
+    "newest": "when the last of its rows was stored, seconds since the epoch",
+    "slowdown_lower_share": "at least so much slower than the runner-up; null where nothing bounds it",
+    "slowdown_upper_share": "at most so much slower than any finalist; null where nothing bounds it",
+    "trial_id": "its row in `trials`",
+    "git_commit": "of the code, `+` appended where it had changes; empty outside git",
     "measured_at": "when the last of its rows was stored",
     "is_current": "whether no row came since",
+    "picks.stage": "what decided: `final` or `screen`",
+    "picks.time_us": "of finals the geometric mean over processes, of a screen the median",
+    "finalists.time_us": "the geometric mean over processes",
 }
 """``column``, or ``table.column`` where tables differ -> what it holds."""

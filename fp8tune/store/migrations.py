@@ -17,14 +17,16 @@ from sqlalchemy import Connection, String, Table, insert, inspect, select, text,
 
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import redacted
+from fp8tune.store import views
 from fp8tune.store.schema import METADATA, Codes, Finals, Meta, Migrations, Sweeps, Trials
 
 RENAMED_HASHES = Path(__file__).with_name("renamed_hashes.txt")
 
 
 def create(connection: Connection) -> None:
-    """Make all tables in an empty database."""
+    """Make all tables and views in an empty database."""
     METADATA.create_all(connection, checkfirst=False)
+    views.create(connection)
     _record(connection, MIGRATIONS)
 
 
@@ -42,9 +44,11 @@ def migrate(connection: Connection) -> None:
     if inspect(connection).has_table(Migrations.name):
         applied.update(connection.execute(select(Migrations.c.name)).scalars())
     missing = {name: step for name, step in MIGRATIONS.items() if name not in applied}
+    views.drop(connection)  # a table that a view names cannot lose a column
     for step in missing.values():
         step(connection)
     METADATA.create_all(connection)
+    views.create(connection)
     _record(connection, missing)
 
 

@@ -1,4 +1,4 @@
-"""Tables that a database may lack: it is read as if they were empty, and gets them when it is next written to.
+"""Tables and views that a database may lack: it is read as if they were empty, and gets them when next written to.
 
 A step of :mod:`fp8tune.store.migrations` would have each reader of an older file copy all of it first.
 """
@@ -10,9 +10,11 @@ from typing import cast
 
 from sqlalchemy import Connection, Table
 
+from fp8tune.store import views
 from fp8tune.store.schema import METADATA, OPTIONAL
 
 _LACKING = "fp8tune: tables that the database lacks"
+_VIEWS = "fp8tune: whether the database is known to have today's views"
 
 
 def note(connection: Connection, tables: Collection[str]) -> None:
@@ -29,6 +31,8 @@ def make(connection: Connection) -> None:
     """Make what is lacking, within the caller's transaction, which may be rolled back."""
     if lacking := _lacking(connection):
         METADATA.create_all(connection, tables=lacking)
+    if not (connection.info.get(_VIEWS) or views.are_there(connection)):
+        views.create(connection)
 
 
 def _lacking(connection: Connection) -> tuple[Table, ...]:
@@ -38,3 +42,4 @@ def _lacking(connection: Connection) -> tuple[Table, ...]:
 def note_made(connection: Connection) -> None:
     """Note that what :func:`make` made is there to stay."""
     connection.info.pop(_LACKING, None)
+    connection.info[_VIEWS] = True

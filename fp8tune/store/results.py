@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table, inspect, select, update
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ComparableRows,
+    Decided,
     Device,
     Evidence,
     FinalsRun,
@@ -30,13 +31,14 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, packed, process_times, unreadable
+from fp8tune.store import database, migrations, optional, packed, picks, process_times, unreadable
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
     ChecksUsed,
     Completions,
+    Devices,
     Finals,
     PackedTrials,
     ProblemFlops,
@@ -53,6 +55,21 @@ COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
 _YIELD = 1000  # rows read at a time where a whole table is streamed
+
+
+@dataclass(frozen=True, order=True)
+class Versions:
+    """The torch and Triton that rows were timed with."""
+
+    torch: str
+    triton: str
+
+    def __str__(self) -> str:
+        return f"torch {self.torch or '(none)'} and triton {self.triton or '(none)'}"
+
+    def is_like(self, other: Versions) -> bool:
+        """Whether both are the same releases; what a wheel of torch was built for is left out."""
+        return self.triton == other.triton and self.torch.partition("+")[0] == other.torch.partition("+")[0]
 
 
 @dataclass(frozen=True)
@@ -278,6 +295,36 @@ class Store(Reading):
         """What :meth:`evidence` would offer to ``keep``: all rows that may be compared with each other, as one."""
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         return gathering.pools(gathering.wanted(kernel, arch, kinds, problems, device))
+
+    @reads
+    def timed_with(self) -> list[Versions]:
+        """The versions that rows from a GPU were timed with, sorted."""
+        query = select(Devices.c.torch, Devices.c.triton).distinct()
+        rows = self._having_rows(query, Devices, "device_id", Kind.MEASURED)
+        return sorted({Versions(row.torch, row.triton) for row in rows})
+
+    # Picks, as they were decided
+
+    @writes  # makes the tables that are lacking, which it counts
+    def rows_now(self) -> str:
+        """A text that changes with the rows that picks are decided from."""
+        return picks.rows_now(self._connection)
+
+    @writes
+    def keep_picks(self, decided: Decided, rows: str, by: str) -> None:
+        """Keep these picks and finalists alone. ``rows``: :meth:`rows_now` of before; ``by``: what decided."""
+        picks.keep(self._connection, decided, self._writer.decided, rows, by)
+
+    @reads
+    def has_kept_picks(self, by: str) -> bool:
+        """Whether the kept picks were decided from the rows as they are now, and by this."""
+        decided_from = picks.decided_from(self._connection)
+        return decided_from[1] == by and decided_from[0] == picks.rows_now(self._connection)
+
+    @reads
+    def kept_picks(self) -> Decided:
+        """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
+        return picks.kept(self._connection)
 
     # Health
 

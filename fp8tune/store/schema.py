@@ -26,7 +26,20 @@ from sqlalchemy import (
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from fp8tune.records import Code, Device, Facts, FinalsRun, KernelVersion, Kind, Problem, Published, Status, Telemetry
+from fp8tune.records import (
+    Code,
+    Device,
+    Facts,
+    Finalist,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    Pick,
+    Problem,
+    Published,
+    Status,
+    Telemetry,
+)
 from fp8tune.store.columns import (
     ARCH,
     KERNEL,
@@ -87,7 +100,7 @@ def _fields(
     record: type[Any], without: Collection[str] = (), whole: _Type = Whole, **kinds: _Type
 ) -> list[Column[Any]]:
     """A column for each field of a record, of the type given for its name or annotated; ``whole`` for an integer."""
-    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite}
+    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite, "bool": Boolean}
     columns = []
     for field in dataclasses.fields(record):
         annotation, _, none = str(field.type).partition(" | ")
@@ -307,5 +320,40 @@ ChecksUsed = _table(
 )
 """By which check outputs were right in a sweep; ``exact`` without a row."""
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed)
+
+def _decided(name: str, record: type[Any], *columns: Column[Any], **kinds: _Type) -> Table:
+    """What was decided of configs, from the rows of all other tables: an import does not bring it along."""
+    names = {"problem": "problems", "config": "configs", "version": "kernel_versions", "device": "devices"}
+    shared = [_decided_of(f"{field}_id", table, primary_key=True) for field, table in names.items()]
+    kept: list[Column[Any]] = [
+        Column("kind", Text("kind", re.compile("|".join(Kind))), primary_key=True),
+        Column("source", _line("source"), primary_key=True),
+        Column("note", _line("note"), primary_key=True),
+    ]
+    without = [*names, *(column.name for column in kept), "lookup_key", "runner_up"]
+    fields = _fields(record, without=without, whole=Count, **kinds)
+    return Table(
+        name, METADATA, *shared, *kept, *columns, *fields, _column("decided_at", Finite), sqlite_with_rowid=False
+    )
+
+
+def _decided_of(name: str, table: str, **given: Any) -> Column[Any]:
+    """What it is about goes, and takes it along."""
+    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), **given)
+
+
+Picks = _decided(
+    "picks",
+    Pick,
+    _decided_of("lookup_key_id", "lookup_keys", nullable=False),
+    _decided_of("runner_up_id", "configs"),
+    time_us=Duration,
+    checked_by=_line("check"),
+)
+""":class:`fp8tune.records.Pick`, and since when it was decided so, in seconds since the epoch."""
+
+Finalists = _decided("finalists", Finalist, time_us=Duration)
+""":class:`fp8tune.records.Finalist`, likewise."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists)
 """Tables that a database may lack: see :mod:`fp8tune.store.optional`."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Insert, Table, UniqueConstraint, bindparam, i
 from sqlalchemy.dialects import sqlite
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Published, Row, Subject
+from fp8tune.records import Device, Finalist, KernelVersion, NamedInts, Pick, Problem, Published, Row, Subject
 from fp8tune.store import packed
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
@@ -167,16 +167,27 @@ class Writer:
         name = (row.problem, row.config, row.version, row.device, row.kind, row.source, row.note)
         return self._known(name, lambda: self._find_candidate(row))
 
-    def _find_candidate(self, row: Row) -> int:
-        key = {
-            "problem_id": self.problem_id(row.problem),
-            "config_id": self._ints_id(Configs, row.config),
-            "version_id": self.version_id(row.version, row.problem.kernel),
-            "device_id": self.device_id(row.device),
-            "kind": str(row.kind),
-            "source": row.source,
-            "note": row.note,
+    def decided(self, of: Pick | Finalist) -> Values:
+        """The columns that say what a pick or finalist is about."""
+        found = dict(self._candidate_key(of))
+        if isinstance(of, Pick):
+            runner_up_id = None if of.runner_up is None else self._ints_id(Configs, of.runner_up)
+            found |= {"lookup_key_id": self._ints_id(LookupKeys, of.lookup_key), "runner_up_id": runner_up_id}
+        return found
+
+    def _candidate_key(self, of: Row | Pick | Finalist) -> Values:
+        return {
+            "problem_id": self.problem_id(of.problem),
+            "config_id": self._ints_id(Configs, of.config),
+            "version_id": self.version_id(of.version, of.problem.kernel),
+            "device_id": self.device_id(of.device),
+            "kind": str(of.kind),
+            "source": of.source,
+            "note": of.note,
         }
+
+    def _find_candidate(self, row: Row) -> int:
+        key = self._candidate_key(row)
         self._unpack(key)
         lookup_key_id = self._ints_id(LookupKeys, row.lookup_key)
         facts = {name: getattr(row.outcome.facts, name) for name in FACTS} | {"bytes_moved": row.bytes_moved}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fp8tune.api import frames
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Outcome, Status
 from fp8tune.store.results import Store
+from fp8tune.sweep.picks import refresh_picks
 
 SMALL, LARGE = problem(K=1024), problem(K=5120)
 DEFAULT, FASTER = config(64, 4, 2), config(32)
@@ -85,6 +87,37 @@ def test_finals_are_the_finalists_and_their_blocks_are_trials(path: Path) -> Non
     (sampled,) = trials[trials["samples"] > 0].to_dict("records")
     assert [sampled[name] for name in ("median_us", "min_us", "max_us", "samples", "tick_us")] == [80, 79, 90, 3, 0.5]
     assert trials["time_us"].isna().sum() == 1
+
+
+def test_samples_are_rows_of_their_own(path: Path) -> None:
+    results = fp8tune.open(path)
+    assert len(results.samples("colwise")) == 0  # none is of finals
+    found = results.samples("colwise", stage=None, shape="K=5120", config={"BLOCK_SIZE": 32})
+    assert found["sample_us"].tolist() == [79.0, 80.0, 90.0]
+    assert found["sample"].tolist() == [0, 1, 2]
+    assert (found["config"] == str(FASTER)).all()
+    assert str(found["config"].dtype) == "category"
+    assert results.samples("colwise", stage="screen", config="BLOCK_SIZE=64").empty
+    assert list(results.samples("colwise").columns) == list(found.columns)
+    with pytest.raises(UsageError, match="unknown stage 'finals': did you mean final"):
+        results.samples("colwise", stage="finals")
+
+
+def test_picks_that_were_kept_are_the_ones_that_are_decided(path: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.db"
+    shutil.copy(path, kept)
+    with Store.open(str(kept)) as store:
+        refresh_picks(store)
+    for name in ("picks", "finals"):
+        for filters in (
+            {},
+            {"arch": "sm_90", "kernel": ["colwise"], "expand": True},
+            {"kernel": []},
+            {"shape": "K=1024"},
+        ):
+            expected = getattr(fp8tune.open(path), name)(**filters)
+            pandas.testing.assert_frame_equal(getattr(fp8tune.open(kept), name)(**filters), expected)
+    assert fp8tune.open(kept).picks(kernel=[]).empty
 
 
 def test_filters_choose_rows_and_expand_adds_columns(path: Path) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from places import PUBLISHED_OPERATIONS
+from sqlalchemy import Engine, event
 
-from fp8tune.check import doctor
-from fp8tune.check.doctor import Level, Machine
+from fp8tune.check import doctor, machine, stored, tables
+from fp8tune.check.finding import Finding, Level
+from fp8tune.check.machine import Machine
 from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
+from fp8tune.render.documents import DOCUMENTS
+from fp8tune.store import location
 from fp8tune.store.importing import import_file
-from fp8tune.store.results import Store
+from fp8tune.store.results import Store, Versions
 from fp8tune_kernels.catalog import NAMES
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0+cu130", "3.6.0")
@@ -26,7 +32,7 @@ SOFTWARE = Software("2.11.0+cu130", "3.6.0", "cuda 13.0")
 WELL = Machine(H100, SOFTWARE, "2.3.5", "3.6.0", Telemetry(1980, 2619, 40, 120.0, 0), 0)
 
 
-def told(findings: Iterable[doctor.Finding], level: Level) -> str:
+def told(findings: Iterable[Finding], level: Level) -> str:
     findings = list(findings)
     assert all(finding.fix for finding in findings if finding.level is not Level.OK)
     assert all("\n" not in finding.what + finding.fix for finding in findings)
@@ -34,7 +40,7 @@ def told(findings: Iterable[doctor.Finding], level: Level) -> str:
 
 
 def test_a_well_machine_has_nothing_to_mend() -> None:
-    findings = doctor.check_machine(WELL)
+    findings = machine.check(WELL)
     assert {finding.level for finding in findings} == {Level.OK}
     assert any("NVIDIA H100 (sm_90), 132 multiprocessors, driver 580.95, cuda 13.0" in f.what for f in findings)
 
@@ -58,14 +64,14 @@ def test_a_well_machine_has_nothing_to_mend() -> None:
     ],
 )
 def test_each_fault_of_a_machine_is_found(change: dict[str, object], level: Level, says: str) -> None:
-    assert says in told(doctor.check_machine(replace(WELL, **change)), level)  # type: ignore[arg-type]
+    assert says in told(machine.check(replace(WELL, **change)), level)  # type: ignore[arg-type]
 
 
 def test_a_power_cap_is_normal_and_amd_numbers_its_reasons_otherwise() -> None:
     capped = replace(WELL, telemetry=replace(WELL.telemetry, throttle_reasons=4))
-    assert told(doctor.check_machine(capped), Level.WARNING) == ""
+    assert told(machine.check(capped), Level.WARNING) == ""
     amd = replace(capped, device=replace(H100, arch="gfx942"), telemetry=replace(WELL.telemetry, throttle_reasons=0x20))
-    assert told(doctor.check_machine(amd), Level.WARNING) == ""
+    assert told(machine.check(amd), Level.WARNING) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,14 +84,14 @@ def test_a_power_cap_is_normal_and_amd_numbers_its_reasons_otherwise() -> None:
     ],
 )
 def test_the_triton_a_torch_pins_is_read_from_its_metadata(requirement: str, pin: str) -> None:
-    assert doctor._triton_wanted([requirement]) == pin
+    assert machine._triton_wanted([requirement]) == pin
 
 
 def test_this_machine_can_be_read() -> None:
-    machine = doctor.probe_machine()
-    assert machine.software.torch
-    assert machine.numpy
-    assert doctor.check_machine(machine)
+    here = machine.probe()
+    assert here.software.torch
+    assert here.numpy
+    assert machine.check(here)
 
 
 def row(source_hash: str) -> Row:
@@ -120,7 +126,7 @@ def database(tmp_path: Path) -> Path:
 
 def test_a_sound_database_is_counted(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        findings = doctor.check_store(str(database), store)
+        findings = stored.check_store(str(database), store)
     assert [finding.level for finding in findings] == [Level.OK]
     assert "sm_90 1 measured" in findings[0].what
 
@@ -128,7 +134,7 @@ def test_a_sound_database_is_counted(database: Path) -> None:
 def test_published_operations_are_counted_and_the_impossible_ones_too(database: Path) -> None:
     with Store.open(str(database)) as store:
         import_file(store, PUBLISHED_OPERATIONS)
-        finding, *_ = doctor.check_store(str(database), store)
+        finding, *_ = stored.check_store(str(database), store)
     assert (finding.level, finding.fix) == (Level.OK, "")
     assert "sm_90 1 measured, 8 published of operations (1 impossible as printed)" in finding.what
 
@@ -153,9 +159,7 @@ def noise(text: bytes) -> bytes:
 def test_a_damaged_database_has_a_way_back(database: Path, damage: object) -> None:
     assert callable(damage)
     database.write_bytes(damage(database.read_bytes()))
-    said = told(doctor.check_database(str(database)), Level.ERROR)
-    assert f"mv {database}" in said
-    assert "git checkout" in said
+    assert f"mv {database}" in told(doctor.check_database(str(database)), Level.ERROR)
 
 
 def test_a_foreign_or_newer_database_is_not_called_damaged(database: Path, tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ def test_an_unfinished_sweep_names_its_command(database: Path) -> None:
     with Store.open(str(database)) as store:
         store.begin_sweep("s", H100, command="fp8tune sweep -k colwise", commit="", timer="do_bench", seed=0)
     with Store.open(str(database), writable=False) as store:
-        assert "fp8tune sweep -k colwise" in told(doctor.check_store(str(database), store), Level.WARNING)
+        assert "fp8tune sweep -k colwise" in told(stored.check_store(str(database), store), Level.WARNING)
 
 
 def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_path: Path) -> None:
@@ -182,18 +186,18 @@ def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_p
         return tmp_path / f"{arch}.py"
 
     with Store.open(str(database), writable=False) as store:
-        assert "fp8tune export --arch sm_90" in told(doctor.check_tables(store, table_path), Level.WARNING)
+        assert "fp8tune export --arch sm_90" in told(tables.check_tables(store, table_path), Level.WARNING)
         export.write(export.render(store.evidence(), "sm_90", incumbents=COMMITTED), table_path("sm_90"))
-        assert "sm_90.py" in told(doctor.check_tables(store, table_path), Level.OK)
+        assert "sm_90.py" in told(tables.check_tables(store, table_path), Level.OK)
 
 
 def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
         timed = store.timed_sources()
     hashes = {"colwise": "0" * 16, "rowwise-2d": "1" * 16}
-    assert "colwise: timed" in told(doctor.check_sources(timed, hashes), Level.OK)
-    assert "rowwise-2d: never timed" in told(doctor.check_sources(timed, hashes), Level.WARNING)
-    said = told(doctor.check_sources(timed, {"colwise": "f" * 16}), Level.WARNING)
+    assert "colwise: timed" in told(tables.check_sources(timed, hashes), Level.OK)
+    assert "rowwise-2d: never timed" in told(tables.check_sources(timed, hashes), Level.WARNING)
+    said = told(tables.check_sources(timed, {"colwise": "f" * 16}), Level.WARNING)
     assert "changed since" in said
     assert "fp8tune sweep --kernel colwise" in said
 
@@ -205,12 +209,108 @@ def test_rows_that_cannot_be_read_are_named(database: Path) -> None:
     assert "trials:1 cannot be read and is left out: time_us: refused" in said
     assert "fp8tune forget trials:1" in said
     many = {("trials", id): "no time" for id in range(1000)}
-    assert "990 more rows" in told(doctor.check_rows(many), Level.WARNING)
+    assert "990 more rows" in told(stored.check_rows(many), Level.WARNING)
 
 
 def test_every_declared_kernel_has_a_current_hash() -> None:
-    assert set(doctor.current_hashes()) == set(NAMES)
+    assert set(tables.current_hashes()) == set(NAMES)
 
 
 def test_all_of_it_together(database: Path) -> None:
     assert told(doctor.diagnose(str(database)), Level.OK)
+
+
+TIMED = (Versions("2.11.0+cu130", "3.6.0"),)
+
+
+@pytest.mark.parametrize(
+    ("torch", "triton", "gpu", "level", "says"),
+    [
+        ("2.11.0+cu126", "3.6.0", H100, Level.OK, "timed with torch 2.11.0+cu130 and triton 3.6.0: as installed here"),
+        ("2.12.0", "3.7.1", H100, Level.WARNING, "you have torch 2.12.0 and triton 3.7.1: a config may be compiled"),
+        ("2.12.0", "3.7.1", None, Level.OK, "which matters once there is a GPU"),
+    ],
+)
+def test_the_versions_of_the_rows_are_held_against_those_installed(
+    torch: str, triton: str, gpu: Device | None, level: Level, says: str
+) -> None:
+    here = replace(WELL, device=gpu, software=Software(torch, triton))
+    assert says in told(doctor.check_versions(TIMED, here), level)
+
+
+def test_the_versions_are_read_of_the_rows(database: Path) -> None:
+    assert told(doctor.check_base(str(database), WELL), Level.OK).count("torch 2.11.0+cu130 and triton 3.6.0: as") == 1
+    assert "install a wheel" in told(doctor.check_base(None, WELL), Level.WARNING)
+    database.write_bytes(noise(database.read_bytes()))
+    assert "is not a database" in told(doctor.check_base(str(database), WELL), Level.ERROR)
+
+
+@pytest.fixture
+def queries() -> Iterator[list[str]]:
+    """What is asked of any database from now on."""
+    asked: list[str] = []
+
+    def note(_c: object, _u: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield asked
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_without_a_name_the_base_is_asked_for_versions_alone(
+    database: Path, monkeypatch: pytest.MonkeyPatch, queries: list[str]
+) -> None:
+    monkeypatch.chdir(database.parent)
+    monkeypatch.setenv(location.BASE_VARIABLE, str(database))
+    with_base = doctor.diagnose()
+    asked = [query for query in queries if query.startswith("SELECT") and "sqlite_master" not in query]
+    assert [query for query in asked if "trials" in query] == []
+    assert len([query for query in asked if "devices" in query]) == 1
+    queries.clear()
+    monkeypatch.setenv(location.BASE_VARIABLE, "")
+    without = doctor.diagnose()
+    assert queries == []  # nor is there an own one
+    assert len(with_base) == len(without)
+
+
+def test_the_users_own_database_is_looked_at(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(location.VARIABLE, str(database))
+    found = doctor.check_own(location.own())
+    assert "sm_90 1 measured" in told(found, Level.OK)
+    assert "colwise: its code has changed since you timed it -> fp8tune sweep --kernel colwise" in told(
+        found, Level.WARNING
+    )
+    assert "table" not in " ".join(finding.what for finding in found)
+    assert list(doctor.check_changed({"colwise": {tables.current_hashes()["colwise"]}, "somebodys": {"0"}})) == []
+
+
+def test_an_own_database_that_is_not_there_yet_is_no_fault(tmp_path: Path) -> None:
+    assert "your first sweep makes it" in told(doctor.check_own(str(tmp_path / "none" / "own.db")), Level.OK)
+    (tmp_path / "file").touch()
+    assert "FP8TUNE_DB" in told(doctor.check_own(str(tmp_path / "file" / "own.db")), Level.WARNING)
+    (tmp_path / "empty.db").touch()
+    assert "run fp8tune sweep" in told(doctor.check_own(str(tmp_path / "empty.db")), Level.WARNING)
+
+
+def test_a_damaged_own_database_has_a_way_back_without_git(database: Path) -> None:
+    database.write_bytes(cut_off(database.read_bytes()))
+    said = told(doctor.check_own(str(database)), Level.ERROR)
+    assert f"mv {database}" in said
+    assert "git" not in said
+
+
+def test_what_compiling_needs_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert f"kept in {tmp_path / 'cache'}" in told(machine.check_compiling(), Level.OK)
+    assert "set CC" in told(machine.check_compiling({"CC": "no-such-compiler"}), Level.ERROR)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    assert "TRITON_CACHE_DIR" in told(machine.check_compiling(), Level.ERROR)
+
+
+def test_json_has_the_declared_fields(database: Path) -> None:
+    code, out, _ = fp8tune("doctor", "--format", "json", "--db", database)
+    rows = json.loads(out)
+    assert (code, {tuple(row) for row in rows}) == (0, {("level", "what", "fix")})
+    assert [field.name for field in DOCUMENTS["finding"].fields] == ["level", "what", "fix"]

@@ -17,7 +17,7 @@ from database_rows import H100, begin
 from database_rows import row as stored_row
 
 import fp8tune_kernels
-from fp8tune.check import doctor
+from fp8tune.check import tables
 from fp8tune.records import KernelVersion, NamedInts, Problem
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
@@ -120,5 +120,5 @@ def shown(kernels: Path, database: Path) -> list[dict[str, object]]:
 
 def judged(kernels: Path, database: Path) -> str:
     with Store.open(str(database), writable=False) as store:
-        (finding,) = doctor.check_sources(store.timed_sources(), {KERNEL: hashes(kernels)[KERNEL]})
+        (finding,) = tables.check_sources(store.timed_sources(), {KERNEL: hashes(kernels)[KERNEL]})
     return finding.what

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from database_rows import begin, row
 
-from fp8tune.check import doctor
-from fp8tune.check.doctor import Level
+from fp8tune.check import doctor, stored
+from fp8tune.check.finding import Level
 from fp8tune.check.repair import repair
 from fp8tune.errors import DatabaseError
 from fp8tune.store import logs
@@ -136,7 +136,7 @@ def test_rows_of_a_log_whose_file_is_nowhere_are_kept_aside(path: Path) -> None:
 def test_the_log_of_the_file_itself_is_taken_in(path: Path) -> None:
     kill_a_writer(path)
     with Store.open(str(path), writable=False) as store:
-        found = doctor.check_store(str(path), store)
+        found = stored.check_store(str(path), store)
     assert any("holds rows that are not in" in finding.what for finding in found)
     assert [found.level for found in repair(str(path))] == [Level.OK]
     assert processes(path) == {"first", "second", *KILLED}

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 
-from fp8tune.check import doctor
+from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
+from fp8tune.sweep.picks import are_current, refresh_picks
 
 INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
 
@@ -169,7 +170,7 @@ def test_doctor_finds_nothing_wrong(url: str) -> None:
     with Store.open(url, create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
     with Store.open(url, writable=False) as store:
-        (finding,) = doctor.check_store(url, store)
+        (finding,) = stored.check_store(url, store)
     assert finding.level == "ok"
     assert "sm_90 1 measured" in finding.what
     assert "cret" not in finding.what
@@ -244,7 +245,7 @@ def test_the_optional_tables_travel_and_are_made_once_by_writers_beside_each_oth
         begin(store)
     with connected(url) as connection:
         for table in OPTIONAL:
-            connection.execute(f"DROP TABLE {table.name}")
+            connection.execute(f"DROP TABLE {table.name} CASCADE")
     with Store.open(url, writable=False) as remote:
         assert (remote.recorded_launches(), remote.evidence(), remote.unreadable()) == ({}, [], {})
 
@@ -259,12 +260,33 @@ def test_the_optional_tables_travel_and_are_made_once_by_writers_beside_each_oth
         assert (remote.evidence(), remote.unreadable()) == (expected, {})
 
 
+def test_views_and_kept_picks(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        finished_sweep(store, {problem(K=k): {config(32): 100.0, config(64): 110.0} for k in (1024, 2048)})
+        decided = refresh_picks(store)
+        assert are_current(store)
+        assert sorted(store.kept_picks().picks, key=str) == sorted(decided.picks, key=str)
+    query = "SELECT shape, config, verdict, is_current, measured_at FROM v_picks"
+    with connected(url) as connection:
+        found = connection.execute(query).fetchall()
+        assert [row[:4] for row in found] == [
+            (f"M=16640 K={k} G=64", str(config(32)), "quick", 1) for k in (1024, 2048)
+        ]
+        assert found[0][4] in {row[0] for row in connection.execute("SELECT measured_at FROM v_trials")}
+        assert connection.execute("SELECT count(*) FROM v_finals").fetchone() == (0,)
+        connection.execute("DELETE FROM completions")
+        assert {row[3] for row in connection.execute(query)} == {0}
+    Store.open(url).close()
+    with Store.open(url) as store:
+        assert not are_current(store)
+
+
 def made_older(url: str) -> None:
     """What the last fp8tune without recorded migrations left: its names, and what commands held."""
     with connected(url) as connection:
         for statement in (
             "DROP TABLE migrations",
-            "UPDATE meta SET value = '1'",
+            "UPDATE meta SET value = '1' WHERE name = 'schema_version'",
             "ALTER TABLE references_checked RENAME TO judges",
             "ALTER TABLE finals ADD COLUMN replaces VARCHAR NOT NULL DEFAULT ''",
             "UPDATE kernel_versions SET source_hash = '8b6c5121011a684a'",
@@ -298,7 +320,7 @@ def test_an_older_database_is_migrated_by_who_writes_and_named_to_who_reads(url:
     with Store.open(url, writable=False) as store:
         assert (store.counts(), store.unreadable()) == (expected, {})
         assert [made.stage for made in store.rows()] == ["screen", "duplicate"]
-        assert store.timed_sources() == {"colwise": {"b960d6787f0da121"}}
+        assert store.timed_sources() == {"colwise": {"a6a4153271148844"}}
         assert store.unfinished_sweeps() == ["fp8tune sweep --db postgresql://me:***@host/db"]
 
 
@@ -311,4 +333,4 @@ def test_a_migration_that_fails_leaves_a_server_s_database_as_it_was(url: str) -
         Store.open(url)
     with connected(url) as connection:
         assert connection.execute("SELECT count(*) FROM judges").fetchone() == (0,)
-        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
+        assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall() == [("1",)]

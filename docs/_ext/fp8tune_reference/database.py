@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -40,7 +41,16 @@ def of_table(one: Table) -> str:
         (code(column.name), _type(column), _unit(column.name), prose(meaning(one, column, text)))
         for column in one.columns
     ]
-    return sections(f"### `{one.name}`", sentence(text), table(["column", "type", "unit", "meaning"], rows))
+    return sections(f"### `{one.name}`", _described(text), table(["column", "type", "unit", "meaning"], rows))
+
+
+def _described(text: str) -> str:
+    """A table's text; of one that holds a record, what the record is."""
+    found = _RECORD.match(text)
+    if found is None:
+        return sentence(text)
+    record, rest = getattr(records, found.group(1)), text[found.end() :].lstrip(" .:,")
+    return " ".join(filter(None, (sentence(inspect.cleandoc(record.__doc__).split("\n\n")[0]), sentence(rest))))
 
 
 def meaning(one: Table, column: Column[object], text: str) -> str:

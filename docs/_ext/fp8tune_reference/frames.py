@@ -13,6 +13,7 @@ METHODS = {
     "Results.trials()": "TRIALS",
     "Results.picks(), Swept.picks": "PICKS",
     "Results.finals()": "FINALS",
+    "Results.samples()": "SAMPLES",
     "Results.devices()": "DEVICES",
     "Swept.problems": "TALLIES",
 }

@@ -37,7 +37,7 @@ def section(record: type[Any]) -> str:
 def _default(one: dataclasses.Field[Any]) -> str:
     if one.default is not dataclasses.MISSING:
         derived = one.default is None and one.name in ("scaled_down", "bytes_moved")
-        return "derived" if derived else "none given" if inspect.isfunction(one.default) else code(repr(one.default))
+        return "derived" if derived else "nothing" if inspect.isfunction(one.default) else code(repr(one.default))
     if one.default_factory is not dataclasses.MISSING:
         return code(re.sub(r"\(\)$", "", repr(one.default_factory())) or "{}")
     return "required"
