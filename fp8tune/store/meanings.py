@@ -57,7 +57,7 @@ MEANINGS: Mapping[str, str] = {
     "candidates": "how many candidates are packed",
     "trials": "how many trials are packed",
     "last_candidate": "the largest id of a candidate",
-    "newest": "when the last time was stored",
+    "packed_trials.newest": "when the last time was stored",
     "fastest_mb_per_s": "the highest rate of a candidate: bytes moved over the mean of its blocks",
     "columns": "what the rows said, packed: `fp8tune.store.packed.Pool` reads it",
     "packed_trials.samples": "of finals, packed: `fp8tune.store.packing.unpack_blocks` reads them",
