@@ -38,12 +38,18 @@ WRITES = {
 GPUS = {"H100": "NVIDIA H100 80GB HBM3", "H200": "NVIDIA H200"}
 
 
+PREFIX = "triton_fp8_"
+"""Of many names of torchao: three dots stand for it, or the table is too wide."""
+
+
 def counterpart(kernel: str) -> str:
     """The function of torchao, or of torch, that ``bench`` times beside a kernel."""
     if kernel in TWO_KERNELS:
         return " + ".join(f"of `{each}`" for each in TWO_KERNELS[kernel])
     theirs = GEMMS[kernel][0] if kernel in GEMMS else COUNTERPARTS[kernel]
-    return f"`torch.{theirs.name}`" if theirs.module == "torch" else f"`{theirs.name}`"
+    if theirs.module == "torch":
+        return f"`torch.{theirs.name}`"
+    return f"`...{theirs.name.removeprefix(PREFIX)}`" if theirs.name.startswith(PREFIX) else f"`{theirs.name}`"
 
 
 def markdown(winners: Iterable[Winner]) -> str:

@@ -7,15 +7,16 @@
 python -m benchmarks.printed                 # after rows or output changed: writes the blocks that differ
 python -m benchmarks.printed --check         # writes nothing; a diff and exit code 1 where a block differs
 
-A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown. The commands of a
-page share a folder, which has the committed database, the shape sets, ``docs/`` and ``benchmarks/``, and is empty
-otherwise.
+A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown, one that begins
+with ``exit 1:`` ends with that exit code. The commands of a page share a folder, which has the committed database, the
+shape sets, ``docs/`` and ``benchmarks/``, and is empty otherwise.
 
 ======================  ====================================================================
 ``fp8tune ...``         a console with the command and its output; markdown as it is
 ``python -m MODULE``    what its ``main`` prints, as it is: a table in markdown
 ``python FILE``         the output of a script, as a console
 ``cat FILE``            the file
+``cp FILE... FOLDER``   nothing: what a page's reader has beside them
 ======================  ====================================================================
 
 ``| head -N``, ``| tail -N`` and ``2>&1`` work as in a shell. Times that a command took are no part of the comparison.
@@ -32,6 +33,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -51,6 +53,7 @@ SHARED = ("results.db", "sweeps", "docs", "benchmarks")
 """Of the checkout, in the folder of a page."""
 
 _DURATION = re.compile(r"\b\d[\d.,]* (s|min|h)\b")
+_ENDS = re.compile(r"exit (\d+): (.+)")
 _LANGUAGES = {".toml": "toml", ".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
 
 
@@ -88,7 +91,8 @@ def _shown(command: str) -> str:
     if command.startswith("quiet:"):
         run(command.removeprefix("quiet:").strip())
         return ""
-    printed = run(command)
+    code, command = found.groups() if (found := _ENDS.fullmatch(command)) else ("0", command)
+    printed = run(command, int(code))
     if printed.is_markdown:
         return f"{printed.text.strip()}\n"
     typed = f"$ {command}\n" if printed.language == "console" else ""
@@ -99,11 +103,15 @@ def _without_durations(text: str) -> str:
     return _DURATION.sub("? s", text)
 
 
-def run(command: str) -> Printed:
-    """What a command of a block prints. Raises ValueError where it ends with another exit code than 0."""
+def run(command: str, wanted: int = 0) -> Printed:
+    """What a command of a block prints. Raises ValueError where it ends with another exit code than ``wanted``."""
     first, *filters = command.split(" | ")
     is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
+    if program == "cp":
+        for each in arguments[:-1]:
+            shutil.copy(each, arguments[-1])
+        return Printed("")
     if program == "cat":
         path = Path(arguments[0])
         text = _filtered(path.read_text(encoding="utf-8"), filters)
@@ -112,7 +120,7 @@ def run(command: str) -> Printed:
     call = _module if is_module else _script if program == "python" else _fp8tune
     with _captured(is_all) as (out, error):
         code = call(arguments[1:] if is_module else arguments)
-    if code:
+    if code != wanted:
         raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
     is_markdown = is_module or "--format markdown" in first
     here = out.getvalue().replace(f"{ROOT}/", "")  # as one sees it in the checkout, wherever that is
@@ -169,7 +177,17 @@ def folder() -> Iterator[None]:
         with mock.patch.dict(os.environ, alone), contextlib.chdir(name):
             for variable in ("FP8TUNE_DB", "FP8TUNE_BASE"):
                 os.environ.pop(variable, None)
-            yield
+            try:
+                yield
+            finally:
+                _forget_modules(Path(name).resolve())
+
+
+def _forget_modules(folder: Path) -> None:
+    """The next folder's module of the same name is another one."""
+    for name, module in list(sys.modules.items()):
+        if folder in Path(getattr(module, "__file__", None) or "/").resolve().parents:
+            del sys.modules[name]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

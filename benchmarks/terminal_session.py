@@ -16,21 +16,27 @@ from rich.text import Text
 from benchmarks import printed
 
 TARGET = printed.ROOT / "docs" / "images" / "session.svg"
+BESIDE = "cp docs/examples/swiglu.py docs/examples/swiglu.json ."
 SESSION = (
-    "fp8tune show --kernel rowwise-2d --arch sm_90 | head -7",
-    "fp8tune export --arch sm_90 --check --db results.db",
+    "fp8tune sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:5 --db swiglu.db",
+    "fp8tune show --kernel swiglu:kernel --db swiglu.db | tail -7",
+    "fp8tune export --for diff --arch simulated --kernel swiglu:kernel --db swiglu.db | head -14",
 )
 """Commands that need no GPU, and print the same on each machine."""
 
-WIDTH = 132
+WIDTH = 100
 
 
 def lines() -> list[str]:
-    """The session as text: each command after a prompt, then its output."""
+    """The session as text: each command after a prompt, then what it prints."""
     said: list[str] = []
     with printed.folder():
+        printed.run(BESIDE)
         for command in SESSION:
-            said += [f"$ {command}", *printed.run(f"{command}").text.splitlines(), ""]
+            first, *filters = command.split(" | ")
+            says = " 2>&1" if "sweep" in first else ""  # its progress
+            text = printed.run(" | ".join([f"{first}{says}", *filters])).text
+            said += [f"$ {command}", *text.splitlines(), ""]
     return said[:-1]
 
 

@@ -18,6 +18,7 @@ from fp8tune.commands import (
     completing,
     completion,
     doctor,
+    explain,
     export,
     forget,
     import_,
@@ -66,7 +67,7 @@ def _root(
 
 COMMANDS = {
     "Find the best configs": (record, sweep, bench, calibrate),
-    "Look at results": (show, static_report, compare),
+    "Look at results": (show, explain, static_report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, forget, doctor, completion),
 }
@@ -102,10 +103,10 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except COMMAND_LINE_ERRORS as error:
         _fail(_misused(error), UsageError.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail(f"stopped; {GOES_ON}", 130)
+    except (KeyboardInterrupt, typer.Abort) as stopped:
+        _fail(f"stopped{_noted(stopped)}", 130)
     except Stopped as stopped:
-        _fail(f"stopped by {stopped.name}; {GOES_ON}", stopped.exit_code)
+        _fail(f"stopped by {stopped.name}{_noted(stopped)}", stopped.exit_code)
     except OSError as error:  # a path that is too long, a folder where a file should be, no more processes
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         _fail(f"{where}{error.strerror or error}: check the path, its rights and the disk", MachineError.exit_code)
@@ -121,6 +122,12 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     return 0
+
+
+def _noted(stopped: BaseException) -> str:
+    """What the command noted of its own end, else what is so of all commands."""
+    notes: list[str] = getattr(stopped, "__notes__", [])
+    return " ".join(["", *notes]) if notes else f"; {GOES_ON}"
 
 
 def _misused(error: Any) -> str:

@@ -51,6 +51,7 @@ class Names(enum.StrEnum):
     KERNEL = "kernel"
     ARCH = "arch"
     SHAPES = "shapes"
+    VERDICT = "verdict"
 
 
 @dataclass(frozen=True)

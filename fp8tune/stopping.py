@@ -43,8 +43,8 @@ def stopping_cleanly() -> Iterator[None]:
     previous = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
-    except BaseException:
-        if received:  # whatever met the unwinding, such as a terminal that is gone
+    except BaseException as ended:
+        if received and not isinstance(ended, Stopped):  # whatever met the unwinding, such as a terminal that is gone
             raise Stopped(received[0]) from None
         raise
     finally:

@@ -1,5 +1,6 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -63,6 +64,31 @@ def loud_logging() -> Iterator[None]:
     """A bench under torch.compile silences all logging of its process, which in a test is everybody's."""
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def json_as_declared() -> Iterator[None]:
+    """Whatever a test has printed as JSON holds the declared fields, no more and no less: the reference is true."""
+    from fp8tune.render import contracts
+    from fp8tune.render.documents import DOCUMENTS
+    from fp8tune.render.fields import faults
+
+    def checked(name: str, make: Callable[..., object]) -> Callable[..., object]:
+        declared = [DOCUMENTS[each].fields for each in DOCUMENTS if each in (name, f"{name}_row")]
+
+        def made(*args: object, **kwargs: object) -> object:
+            found = make(*args, **kwargs)
+            for each in found if isinstance(found, list) else [found]:
+                wrong = min(([*faults(fields, each)] for fields in declared), key=len)
+                assert not wrong, f"{name} of fp8tune/render/documents.py: {'; '.join(wrong)}"
+            return found
+
+        return functools.wraps(make)(made)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in DOCUMENTS.keys() & vars(contracts).keys():
+            patched.setattr(contracts, name, checked(name, getattr(contracts, name)))
+        yield
 
 
 @pytest.fixture

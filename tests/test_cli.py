@@ -39,7 +39,16 @@ TRIAL_FIELDS = [
     "stage",
     "round",
 ]
-WINNER_FIELDS = ["ceiling_share", "n", "source", "verdict", "noise_floor", "runner_up", "runner_up_us"]
+WINNER_FIELDS = [
+    "ceiling_share",
+    "n",
+    "source",
+    "verdict",
+    "noise_floor",
+    "runner_up",
+    "runner_up_us",
+    "why_not_runner_up",
+]
 
 
 def started(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -77,7 +77,7 @@ def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pyt
     assert capfd.readouterr().out.count("over no-such-set, ") == 2
 
 
-def code_blocks(document: str = "torchtitan.md") -> list[str]:
+def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / document).read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -173,3 +173,11 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
         said = {row.outcome.reason for row in store.rows() if row.outcome.reason}
     assert all("elements are out of bound, the largest error at (" in reason for reason in said)
     assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)
+
+
+@pytest.mark.parametrize("page", ["howto/call-the-kernels.md"])
+def test_the_code_of_a_page_runs(page: str) -> None:
+    names: dict[str, Any] = {}
+    for text in code_blocks(page):
+        exec(text, names)
+    assert names["q"].shape == names["x"].shape

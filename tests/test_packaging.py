@@ -206,6 +206,25 @@ def test_the_committed_rows_come_small_without_samples_and_with_the_same_picks(t
     assert picks(rows, "grouped-mm-forward") == picks(committed, "grouped-mm-forward") != []
 
 
+def test_packed_trials_lose_the_same_columns():
+    """The bytes are those that fp8tune.store.packing describes: a line of columns, then the bytes of each."""
+    kept = [["trials.id", "d", 0, 1, 3, 0, None], b"\x0a\x02\x06"], [["trials.status", "c", 0, 0, 3, 0, ["ok"]], b""]
+    gone = (
+        [["candidates.compile_s", "r", 0, 8, 2, 3, None], b"\x40" + bytes(16)],
+        [
+            ["trials.tick_us", "f", 6, 2, 1, 3, None],
+            b"\xa0\x01\x02",
+        ],
+    )
+
+    def packed(*columns):
+        line = json.dumps([head for head, _ in columns], separators=(",", ":")).encode() + b"\n"
+        return zlib.compress(line + b"".join(body for _, body in columns), 9)
+
+    left = hatch_build().without_left_out(packed(gone[0], kept[0], gone[1], kept[1]))
+    assert left == packed(*kept)
+
+
 def hatch_build():
     """The build hook's module, which is no part of a package."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")

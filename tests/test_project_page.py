@@ -44,7 +44,10 @@ def readme_commands() -> list[str]:
 
 
 def test_the_version_is_one() -> None:
-    assert PROJECT["version"] == fp8tune.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    assert newest is not None
+    assert PROJECT["version"] == fp8tune.__version__ == newest.group(1)
 
 
 def test_classifiers_are_known_and_name_the_pythons_that_ci_runs() -> None:
@@ -93,7 +96,20 @@ def test_a_release_is_of_the_tagged_version_with_its_notes(tmp_path: Path) -> No
 
     assert ended("The tag is the version", f"v{version}") == 0
     assert ended("The tag is the version", "v0.0.9") != 0
+    assert ended("What changed", f"v{version}") == 0
+    notes = (tmp_path / "extra" / "notes.md").read_text()
+    assert "Added" in notes
+    assert "## 0.1.0" not in notes.replace("###", "")
     assert ended("What changed", "v0.0.9") != 0
+
+
+def test_the_samples_of_a_release_are_in_the_history() -> None:
+    commit = loaded(GITHUB / "workflows" / "release.yml")["env"]["FULL_RESULTS"]
+    asked = ["git", "cat-file", "-s", f"{commit}:results.db"]
+    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode != 0:
+        pytest.skip("this is no clone with its history")
+    assert int(found.stdout) > 40_000_000
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)

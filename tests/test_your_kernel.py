@@ -1,7 +1,8 @@
-"""``docs/your-kernel.md`` shows the examples as they are, and they can be swept."""
+"""What the pages on one's own kernel list is all there is, and their examples can be swept."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -18,13 +19,7 @@ from fp8tune.sweep.options import Options
 from fp8tune_kernels.spec import CHECKS
 
 EXAMPLES = ROOT / "docs" / "examples"
-TEXT = (ROOT / "docs" / "your-kernel.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["add_spec.py", "add.toml", "softmax_spec.py", "softmax.toml"])
-def test_the_document_shows_the_example(name: str) -> None:
-    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", TEXT, re.DOTALL)
-    assert (EXAMPLES / name).read_text(encoding="utf-8") in blocks
+HOWTO = ROOT / "docs" / "howto"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
@@ -44,19 +39,29 @@ def test_a_spec_by_hand_takes_thirty_lines() -> None:
     assert len([line for line in text.splitlines() if line]) <= 30
 
 
-def rows(header: str) -> list[str]:
-    """The first column of a table of the document."""
-    table = TEXT[TEXT.index(f"| {header} |") :].partition("\n\n")[0]
+def rows(page: str, header: str) -> list[str]:
+    """The first column of a table of a page."""
+    text = (HOWTO / page).read_text(encoding="utf-8")
+    table = text[text.index(f"| {header} |") :].partition("\n\n")[0]
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
-def test_the_document_lists_every_format_and_check() -> None:
-    assert {row.strip("`") for row in rows("`--for`")} == {*FORMATS}
-    assert tuple(row.strip("`") for row in rows("`--check`")) == CHECKS
+def test_the_pages_list_every_format_and_check() -> None:
+    assert {row.strip("`") for row in rows("export-for-others.md", "`--for`")} == {*FORMATS}
+    assert tuple(row.strip("`") for row in rows("record.md", "`--check`")) == CHECKS
 
 
-def test_the_kernel_references_of_the_document_are_read() -> None:
-    texts = re.findall(r"`([^`]+)`", " ".join(rows("text")))
+def test_the_kernel_references_of_the_page_are_read() -> None:
+    texts = re.findall(r"`([^`]+)`", " ".join(rows("record.md", "text")))
     assert len(texts) == 7
     for text in texts:
         assert str(KernelReference.parse(text)) == text.replace("1e-3", "0.001").replace("1e-6", "1e-06")
+
+
+def test_the_recording_is_of_the_kernel_as_it_is() -> None:
+    """What the tutorial's reader may take instead of recording the program."""
+    recorded = json.loads((EXAMPLES / "swiglu.json").read_text(encoding="utf-8"))
+    (kernel,) = recorded["kernels"]
+    text = (EXAMPLES / "swiglu.py").read_text(encoding="utf-8")
+    assert (kernel["name"], kernel["file"], len(kernel["configs"])) == ("swiglu:kernel", "swiglu.py", 20)
+    assert f"def kernel({', '.join(kernel['parameters'])}".replace("BLOCK", "BLOCK: tl.constexpr") in text

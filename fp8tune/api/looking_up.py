@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fp8tune.api.results import Shape, sizes_of
+from fp8tune.choose.lookups import Found as Found
+from fp8tune.choose.lookups import found
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device as machine
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store import names
-from fp8tune_kernels.runtime import user_tables
-from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Table, table
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a lookup gives; ``print`` says it in one line."""
-
-    kernel: str
-    arch: str
-    device: str
-    """The GPU's name that rows of one device are looked for by; empty for any of the arch."""
-    key: NamedInts
-    """What the table is asked for."""
-    config: NamedInts
-    """What is launched, with every axis."""
-    step: Step
-    """Where the config comes from: ``key``, ``nearest``, ``fallback`` or ``default``."""
-    row_key: NamedInts | None = None
-    """The key of the row that was taken; None for the fallback row and the default."""
-    row_device: str = ""
-    """The device that the row is for; empty for any of the arch."""
-    is_own: bool = False
-    """Whether the row is of the user's own table, not of the shipped one."""
-
-    def __str__(self) -> str:
-        why = {
-            Step.KEY: "the row of its key",
-            Step.NEAREST: f"the row of the nearest key, {self.row_key}",
-            Step.FALLBACK: "the row for any other shape",
-            Step.DEFAULT: "the declared default, no row suits",
-        }[self.step]
-        whose = f" in {'your own' if self.is_own else 'the shipped'} table" if self.step is not Step.DEFAULT else ""
-        return f"{self.kernel}, {self.key} on {self.device or self.arch}: {self.config} ({why}{whose})"
 
 
 def lookup(
@@ -70,12 +35,7 @@ def lookup(
     where = _device(arch, device)
     spec = load_spec(kernel)
     problem = _problem(spec, sizes_of(shape), input_layout, in_dtype)
-    try:
-        own = user_tables.of_kernel(spec, user_tables.user_table(where.arch))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    key, exported = spec.lookup_key(problem), user_tables.overlay(own, table(where.arch))
-    return _found(spec, where, key, exported, own)
+    return found(spec, where, spec.lookup_key(problem))
 
 
 def _device(arch: str | None, device: str | None) -> Device:
@@ -98,14 +58,3 @@ def _problem(spec: KernelSpec, shape: NamedInts, input_layout: str, in_dtype: st
     problem = Problem(spec.name, shape, input_layout=input_layout, in_dtype=in_dtype or spec.in_dtypes[0])
     problems.check_shape(spec, problem)
     return problem
-
-
-def _found(spec: KernelSpec, where: Device, key: NamedInts, exported: Table, own: Table) -> Found:
-    step, row = taken(spec, key, exported, where.name)
-    config = NamedInts({**spec.default, **dict(row[3] if row else ())})
-    found = Found(spec.name, where.arch, where.name, key, config, step)
-    if row is None:
-        return found
-    measured = None if row[2] is None else dict(row[2])
-    row_key = None if measured is None else NamedInts({name: measured[name] for name in key if name in measured})
-    return Found(**{**vars(found), "row_key": row_key, "row_device": row[1], "is_own": row in own.rows})

@@ -14,6 +14,7 @@ from functools import cached_property
 from fp8tune.ceiling import Bound, CeilingShare, ceiling_share, gb_per_s, is_cached
 from fp8tune.choose.decision import (
     Decision,
+    Kept,
     MeasuringPlan,
     PickVerdict,
     decide_finals,
@@ -74,6 +75,11 @@ class Winner:
     def verdict(self) -> PickVerdict | None:
         """None for published rows."""
         return self.decision.verdict
+
+    @property
+    def newest(self) -> float:
+        """When its last row was stored, seconds since the epoch."""
+        return self.evidence.newest
 
     @property
     def runner_up(self) -> NamedInts | None:
@@ -183,12 +189,18 @@ class Candidates:
         pick = self.pick
         quick = None if self.kind is Kind.PUBLISHED else PickVerdict.QUICK
         times_us = self.times_us or {NamedInts(): value_us(pick)}
-        decision = self.decision or unproven(pick.config or NamedInts(), quick, times_us, len(pick.times_us))
+        decision = self.decision or self._screened(pick, quick, times_us)
         floors = [noise_floor(entry.finals, entry.duplicate) for entry in self.named if entry.duplicate]
         copy, moved = pick.copy_gb_per_s, None if is_recorded(pick.problem) else pick.bytes_moved
         if copy and moved and quick and is_cached(gb_per_s(moved, decision.time_us), copy):
             decision = replace(decision, verdict=PickVerdict.UNRESOLVABLE)
         return Winner(pick, decision, floors[0] if floors and self.decision else None)
+
+    def _screened(self, pick: Evidence, verdict: PickVerdict | None, times_us: Mapping[NamedInts, float]) -> Decision:
+        """The pick where there were no finals."""
+        decision = unproven(pick.config or NamedInts(), verdict, times_us, len(pick.times_us))
+        is_kept = pick.config == self.incumbent and self.kind is not Kind.PUBLISHED
+        return decision.kept_as(Kept.COMMITTED if is_kept else Kept.TIED)
 
 
 def value_us(entry: Evidence) -> float:

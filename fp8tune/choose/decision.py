@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8tune.choose.pairs import Axes, Pairs, largest_block
-from fp8tune.records import NamedInts, ProcessTimes
+from fp8tune.choose.verdict import Kept as Kept
+from fp8tune.choose.verdict import PickVerdict as PickVerdict
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats import TRIMMED_SHARE
 
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
@@ -55,23 +56,6 @@ class MeasuringPlan:
         return 1 + len(self.more_processes)
 
 
-class PickVerdict(StrEnum):
-    """What is known of a pick."""
-
-    CERTIFIED = "certified"
-    """Proven faster than every other finalist."""
-    NEAR_TIE = "near-tie"
-    """At most the keep band slower than the fastest: of those tied with it the default, else the first in order."""
-    AMBIGUOUS = "ambiguous"
-    """It may lose more than the keep band: measured too little, or too noisy."""
-    KEPT_INCUMBENT = "kept-incumbent"
-    """The committed config: another is preferred, but not proven faster by more than the keep band."""
-    UNRESOLVABLE = "unresolvable"
-    """Too short for the timer or the host to tell configs apart, or timed from a cache."""
-    QUICK = "quick"
-    """Screened only."""
-
-
 class Block(NamedTuple):
     """One timed block of the finals; a tuple, for there are many."""
 
@@ -105,6 +89,12 @@ class Decision:
     """Whether the pick, or a config preferred to it, may be on the other side of the edge of the tie band."""
     times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False)
     """Of each finalist; empty where there were no finals."""
+    kept: Kept = Kept.NOTHING
+    """Why the runner-up is not the pick where it is faster."""
+
+    def kept_as(self, kept: Kept) -> Decision:
+        """The same with why its pick stays, if the runner-up is faster."""
+        return replace(self, kept=kept) if self.ratio is not None and self.ratio < 1 else self
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:
@@ -151,9 +141,12 @@ def decide(
     tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
     fresh = finals.first_tied(tie, None if default is None else place.get(default))
     if incumbent in place and finals.lower[place[incumbent]].max() <= keep:
-        return _decision(finals, place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+        stays = _decision(finals, place[incumbent], keep, is_fresh=place[incumbent] == fresh)
+        return stays.kept_as(Kept.COMMITTED)
     contested = finals.is_contested(fresh, tie, plan.edge_sigmas)
-    return replace(_decision(finals, fresh, keep, is_fresh=True), contested=contested)
+    is_tied = bool((finals.mean + finals.error)[fresh, finals.fastest] <= tie)
+    found = _decision(finals, fresh, keep, is_fresh=True).kept_as(Kept.TIED if is_tied else Kept.DEFAULT)
+    return replace(found, contested=contested)
 
 
 def decide_finals(
@@ -163,17 +156,34 @@ def decide_finals(
 
     Where times are too short to tell configs apart here, whatever was there stays: the incumbent, else the default.
     """
-    runs = [one.run for of_config in times.values() for one in of_config]
-    if not runs:
-        raise ValueError("no finals")
-    plan = MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
+    runs, plan = _runs(times), plan_of(times)
     values = process_values(_blocks(times))
     decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
     times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
     if decision.time_us >= max(run.floor_us for run in runs):
         return replace(decision, times_us=times_us)
     kept = next((config for config in (incumbent, default) if config in times_us), None)
-    return unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
+    found = unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
+    return found.kept_as(Kept.TOO_SHORT)
+
+
+def plan_of(times: FinalsTimes) -> MeasuringPlan:
+    """The plan with the bands that a sweep's finals went by. Raises ValueError for no finals."""
+    runs = _runs(times)
+    return MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
+
+
+def pairs_of(times: FinalsTimes, *, default: NamedInts | None, axes: Axes) -> Pairs:
+    """All pairs of finalists, as :func:`decide_finals` compares them. Raises ValueError for no finals."""
+    plan = plan_of(times)
+    return Pairs.of(process_values(_blocks(times)), default, axes, plan.alpha / plan.decisions)
+
+
+def _runs(times: FinalsTimes) -> list[FinalsRun]:
+    runs = [one.run for of_config in times.values() for one in of_config]
+    if not runs:
+        raise ValueError("no finals")
+    return runs
 
 
 def noise_floor(default: Sequence[ProcessTimes], duplicate: Sequence[ProcessTimes]) -> float | None:
@@ -214,6 +224,28 @@ def unproven(
 def needs_more(decision: Decision) -> bool:
     """Whether more processes could settle the row: the caller knows how many it has had."""
     return decision.verdict is PickVerdict.AMBIGUOUS or decision.contested
+
+
+def settled_after(
+    times: FinalsTimes,
+    judged_after: Sequence[int],
+    *,
+    incumbent: NamedInts | None,
+    default: NamedInts | None,
+    axes: Axes,
+) -> int:
+    """Processes after which the finals are settled if those to come turn out as those so far: the first number of
+    ``judged_after`` at which nothing is open, else the last. Raises ValueError for no finals.
+    """
+    count = min(len(of_config) for of_config in times.values())
+    for number in judged_after:
+        repeated = {
+            config: [replace(of_config[n % count], process=f"{n}") for n in range(number)]
+            for config, of_config in times.items()
+        }
+        if not needs_more(decide_finals(repeated, incumbent=incumbent, default=default, axes=axes)):
+            return number
+    return max(judged_after)
 
 
 def _decision(finals: Pairs, pick: int, keep_band: float, *, is_fresh: bool) -> Decision:

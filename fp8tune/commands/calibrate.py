@@ -41,7 +41,7 @@ def calibrate(
     with Store.open(db, create=True) as store, Display() as display:
         for event in calibrating.calibrate(store, backend, command=command_line(sys.argv[1:])):
             if not isinstance(event, calibrating.Calibration):
-                display.update("calibrating, processes", event.done, event.total, phase="processes")
+                display.update("calibrating", event.done, event.total, detail="fresh processes")
         keep_current(store)
     assert isinstance(event, calibrating.Calibration)  # the last one is
     print_calibration(event, str(format))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fp8tune.choose.verdict import WORDS as VERDICTS
 from fp8tune.options import Names
 from fp8tune.plan.shapes import list_sets
 from fp8tune_kernels.arches import ARCHES
@@ -21,7 +22,13 @@ VARIABLE = "_FP8TUNE_COMPLETE"
 def names(kind: Names) -> Sequence[str]:
     """All names of a kind, empty where they cannot be read."""
     try:
-        return {Names.KERNEL: lambda: NAMES, Names.ARCH: lambda: tuple(ARCHES), Names.SHAPES: list_sets}[kind]()
+        found: dict[Names, Callable[[], Sequence[str]]] = {
+            Names.KERNEL: lambda: NAMES,
+            Names.ARCH: lambda: tuple(ARCHES),
+            Names.SHAPES: list_sets,
+            Names.VERDICT: lambda: VERDICTS,
+        }
+        return found[kind]()
     except OSError:
         return ()
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from fp8tune.choose.verdict import WORDS
+from fp8tune.choose.wanted import Sort
 from fp8tune.commands.options import opened_to_read
+from fp8tune.commands.sizes import sizes
 from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Group, Kernels, Names, OperationName, Option, ReadDatabase, examples
 from fp8tune.records import Evidence, Kind
 from fp8tune.render.terminal import notice
 from fp8tune_kernels.catalog import PASSES
+
+if TYPE_CHECKING:
+    from fp8tune.choose.candidates import Candidates, Winner
+
+TIMED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
+"""Kinds of rows that have a best."""
 
 INTERPRETER = "interpreter"
 """The arch of what was checked without a GPU: nothing is timed there, so that nothing is best."""
@@ -22,8 +32,16 @@ class Format(enum.StrEnum):
     """What ``show`` prints."""
 
     TABLE = "table"
+    MARKDOWN = "markdown"
     JSON = "json"
     CSV = "csv"
+
+
+def _rows(value: int | None) -> int | None:
+    """How many rows to print. Raises ValueError for none."""
+    if value is not None and value < 1:
+        raise ValueError(f"{value} rows are nothing to show: give 1 or more")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +50,28 @@ class ShowOptions:
 
     kernels: Kernels = ()
     arch: Arch = None
+    shape: Annotated[
+        tuple[str, ...],
+        Option(
+            "--shape",
+            "Only problems with these sizes, such as M=16640,K=1408 or K=1408 alone. Repeatable: one has to fit.",
+            "all",
+            placeholder="SIZES",
+        ),
+    ] = ()
+    device: Annotated[
+        str, Option("--device", "Only GPUs whose name has this text.", "all", group=Group.WHERE, placeholder="TEXT")
+    ] = ""
+    verdict: Annotated[
+        tuple[str, ...],
+        Option(
+            "--verdict",
+            f"Only picks with this verdict: {', '.join(WORDS)}. Repeatable.",
+            "all",
+            placeholder="WORD",
+            completes=Names.VERDICT,
+        ),
+    ] = ()
     op: Annotated[
         OperationName | None,
         Option(
@@ -61,16 +101,41 @@ class ShowOptions:
         Option("--recording", "What fp8tune record wrote: the kernels that ran, instead.", placeholder="FILE"),
     ] = None
     db: ReadDatabase = None
-    format: Annotated[Format, Option("--format", "table, json or csv.", group=Group.OUTPUT)] = Format.TABLE
+    sort: Annotated[
+        Sort | None,
+        Option(
+            "--sort",
+            "The order of rows. time, gain (over the next best) and noise: the largest first; share: the least first.",
+            "shape",
+            group=Group.OUTPUT,
+        ),
+    ] = None
+    top: Annotated[
+        int | None, Option("--top", "Only the first rows in that order.", "all", group=Group.OUTPUT, check=_rows)
+    ] = None
+    explain: Annotated[
+        bool, Option("--explain", "Say below the table what its columns and words mean.", group=Group.OUTPUT)
+    ] = False
+    format: Annotated[Format, Option("--format", "table, markdown, json or csv.", group=Group.OUTPUT)] = Format.TABLE
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether an option is given that only the rows of picks know."""
+        return bool(self.shape or self.device or self.verdict or self.sort or self.top)
 
 
 @examples(
+    ("What there is, a line a kernel", "fp8tune show"),
     ("The best config of each shape of a kernel", "fp8tune show --kernel colwise --arch sm_90"),
+    ("Where most is left to gain, with a legend", "fp8tune show --sort share --top 10 --explain"),
     ("For a script", "fp8tune show --kernel colwise --format json"),
     ("What others published, beside what was measured here", "fp8tune show --published"),
 )
 def show(options: ShowOptions) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
+
+    Without --kernel or another filter a line a kernel, where there are several; json and csv have a row a problem.
+    fp8tune explain says of one row how it came about.
 
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
 
@@ -82,6 +147,12 @@ def show(options: ShowOptions) -> None:
     """
     if options.shapes and options.op is None:
         raise UsageError("--shapes chooses layers of an operation: give --op grouped-mm, or leave it out")
+    is_else = options.failed or options.conflicts or options.published or options.arch == INTERPRETER
+    if (is_else or options.op) and (options.rows_only or options.explain):
+        raise UsageError(
+            "--shape, --device, --verdict, --sort, --top and --explain are for picks: leave them out, or "
+            "--op, --failed, --conflicts, --published and --arch interpreter"
+        )
     if options.recording is not None:
         _show_recording(options, options.recording)
     elif options.op is not None:
@@ -132,17 +203,38 @@ def _show_recording(options: ShowOptions, path: str) -> None:
 
 def _show_picks(options: ShowOptions) -> None:
     from fp8tune.choose import incumbents, ranking
+    from fp8tune.choose.overview import overview
+    from fp8tune.choose.wanted import ordered
     from fp8tune.render.evidence import print_single_bests
+    from fp8tune.render.overview import print_overview
     from fp8tune.render.winners import print_winners
 
-    with_losses = bool(options.kernels) and options.format is Format.TABLE
-    evidence, db = _evidence(options, keep=ranking.competing, finalists_only=not with_losses)
-    winners = ranking.winners(evidence, incumbents.COMMITTED)
-    if not winners and options.format is Format.TABLE:
+    is_table = options.format in (Format.TABLE, Format.MARKDOWN)
+    with_losses = bool(options.kernels) and options.format is Format.TABLE and not options.rows_only
+    given: dict[str, Any] = {"keep": ranking.competing, "finalists_only": not with_losses}
+    evidence, db = _evidence(options, **given, kinds=TIMED)
+    candidates = ranking.all_candidates(evidence, incumbents.COMMITTED)
+    winners = ordered(_wanted(options, candidates))
+    if not winners and is_table:
         notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    print_winners(winners, options.format)
+    kernels = overview(winners)
+    if is_table and not options.kernels and not options.rows_only and len(kernels) > 1:
+        print_overview(kernels, db, options.format, explain=options.explain)
+        return
+    shown = ordered(winners, options.sort or Sort.SHAPE)[: options.top]
+    print_winners(shown, options.format, explain=options.explain)
     if with_losses:
-        print_single_bests(ranking.all_candidates(evidence, incumbents.COMMITTED))
+        print_single_bests(candidates)
+
+
+def _wanted(options: ShowOptions, candidates: Sequence[Candidates]) -> list[Winner]:
+    """The picks that the filters let through. Raises UsageError for a filter that nothing can pass."""
+    from fp8tune.choose.wanted import Wanted
+
+    wanted = Wanted(tuple(map(sizes, options.shape)), options.device, options.verdict)
+    wanted.check([one.problem for one in candidates], [one.device for one in candidates])
+    found = (one for one in candidates if wanted.has_problem(one.problem) and wanted.has_device(one.device))
+    return [winner for one in found if wanted.has(winner := one.winner)]
 
 
 def _evidence(options: ShowOptions, **wanted: Any) -> tuple[list[Evidence], str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import sys
+import time
 from dataclasses import replace
 
 import typer
@@ -30,13 +33,17 @@ def sweep(options: Options) -> None:
     is left without any right config.
     """
     from fp8tune.render import contracts
+    from fp8tune.render.found import found_lines, next_lines, stopped_line
     from fp8tune.render.progress import SweepProgress
     from fp8tune.render.tallies import failure_lines, print_tallies
     from fp8tune.render.winners import print_winners
+    from fp8tune.stopping import Stopped
+    from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning, session
 
-    plan = planning.planned(replace(options, command=command_line(sys.argv[1:])))
+    begun, command = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:]))
+    plan = planning.planned(replace(options, command=command))
     where: list[str] = []  # said once nothing is wrong with the options
     db = database_to_write(options.db, where.append)
     stored = session.is_stored(db, plan)
@@ -44,26 +51,39 @@ def sweep(options: Options) -> None:
         notice(*where)
         notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
-            winners = session.winners(store, plan.backend, session.finished_problems(store, plan))
+            found = session.candidates(store, plan.backend, session.finished_problems(store, plan))
             tallies = session.tallies(store, plan)
     else:
-        if not stored:
-            plan = planning.expanded(plan)
-        notice(*where, *plan.notices)
-        problems: dict[Problem, None] = {}
-        with Store.open(db, create=True) as store, SweepProgress() as progress:
-            for event in session.run(store, plan):
-                progress.show(event)
-                if (row := session.row_of(event)) is not None:
-                    problems[row.problem] = None
-                    if options.json:
-                        print_json_line(contracts.trial(row))
-            winners = [] if options.json else session.winners(store, plan.backend, problems)
-            tallies = session.tallies(store, plan)
-    if winners:
-        print_winners(winners, "table")
+        progress = SweepProgress()
+        try:
+            if not stored:
+                plan = planning.expanded(plan)
+            notice(*where, *plan.notices)
+            if (over_s := time.monotonic() - begun - (options.time_budget_s or math.inf)) > 0:
+                notice(
+                    f"the time budget was over {over_s:.1f} s before the first trial: planning takes longer; give more"
+                )
+            problems: dict[Problem, None] = {}
+            with Store.open(db, create=True) as store:
+                with progress:
+                    for event in session.run(store, plan, begun=begun):
+                        progress.show(event)
+                        if (row := session.row_of(event)) is not None:
+                            problems[row.problem] = None
+                            if options.json:
+                                print_json_line(contracts.trial(row))
+                found = [] if options.json else session.candidates(store, plan.backend, problems)
+                tallies = session.tallies(store, plan)
+        except (KeyboardInterrupt, Stopped) as stopped:
+            stopped.add_note(stopped_line(progress.stored, progress.phase, database.label(db), command))
+            raise
+    if found:
+        print_winners([each.winner for each in found], "table")
     elif plan.backend.kind is Kind.INTERPRETER and not options.json:
         print_tallies(tallies, "table")
     notice(*failure_lines(tallies, db))
+    if not options.json:
+        notice(*(found_lines(found) if found else ()), f"rows are in {database.label(db)}")
+        notice(*next_lines(found, plan.backend.kind, plan.backend.device, command, options.db))
     if not all(tally.has_right for tally in tallies):
         raise typer.Exit(1)

@@ -30,6 +30,11 @@ MOST_PROCESSES = 1000
 """No schedule has as many: a worker that replaces another is numbered from there on."""
 
 
+def never() -> bool:
+    """No time budget."""
+    return False
+
+
 class Worker(Protocol):
     """One worker process, or what stands for it. A failure is an Outcome; the next call starts a new process."""
 
@@ -108,10 +113,13 @@ class Backend(Protocol):
         """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next."""
         ...
 
-    def screen(self, arms: Sequence[KernelArm], places: Sequence[Place]) -> Iterator[Screened]:
+    def screen(
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+    ) -> Iterator[Screened]:
         """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
 
-        What is compiled is timed while the rest still compiles.
+        What is compiled is timed while the rest still compiles. ``is_over`` is asked while it waits: once it is True,
+        nothing more is given.
         """
         ...
 
@@ -162,11 +170,6 @@ class Turn(Generic[A, S]):
 def in_order(group: Group[A, S], process: int, round: int) -> Sequence[A]:
     """The arms as they are."""
     return group.arms
-
-
-def never() -> bool:
-    """No time budget."""
-    return False
 
 
 @dataclass(frozen=True)

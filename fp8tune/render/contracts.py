@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.candidates import Winner
     from fp8tune.choose.claims import Claim
     from fp8tune.choose.conflicts import Conflict
+    from fp8tune.choose.explaining import Explanation
     from fp8tune.choose.passes import Choice
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
@@ -86,6 +87,7 @@ def winner(pick: Winner) -> Object:
         **_fields(pick, "ceiling_share", "n"),
         "source": pick.evidence.source or None,
         **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
+        "why_not_runner_up": str(pick.decision.kept),
     }
 
 
@@ -93,6 +95,42 @@ def bounded_winner(pick: Winner) -> Object:
     """The same where some kernel declares its operations or another check than ``exact``. ``bound`` is memory or
     compute: what ``ceiling_share`` is a share of."""
     return {**winner(pick), **_fields(pick, "bound"), **_fields(pick.evidence, "flops", "peak_flop_per_s", "check")}
+
+
+def explanation(found: Explanation) -> Object:
+    """``explain``: the pick of one problem with everything behind it. ``slowdown`` and its bounds are ratios to the
+    pick, in the same stage; those of ``pairs`` are of ``config`` to ``rival``."""
+    lookup = found.found
+    return {
+        "winner": bounded_winner(found.winner),
+        "configs": [
+            {
+                **_fields(one, "config", "status", "stage", "time_us", "slowdown"),
+                "interval": list(one.interval) if one.interval else None,
+                "reason": one.reason,
+            }
+            for one in found.tried
+        ],
+        "processes": found.winner.decision.processes if found.pairs is not None else 0,
+        "pairs": [
+            {
+                **_fields(pair, "config", "rival", "slowdown"),
+                "interval": [bound if math.isfinite(bound) else None for bound in (pair.lower, pair.upper)],
+            }
+            for pair in found.pair_list()
+        ],
+        "why": found.steps(),
+        "lookup": lookup
+        and {
+            "key": dict(lookup.key),
+            "passed": list(map(str, lookup.passed)),
+            "step": str(lookup.step),
+            "config": dict(lookup.config),
+            "row_key": _plain(lookup.row_key),
+            "row_device": lookup.row_device,
+            "is_own": lookup.is_own,
+        },
+    }
 
 
 def tally(found: Tally) -> Object:

@@ -73,6 +73,11 @@ WINNER = (
     NOISE,
     field("runner_up", INTS_OR_NULL, "the fastest other config; it may be faster than the pick"),
     field("runner_up_us", "number or null", "its time"),
+    field(
+        "why_not_runner_up",
+        "text",
+        "`tied`, `default stays`, `committed stays` or `too short`; empty where it is not faster",
+    ),
 )
 
 PROTOCOL = (
@@ -195,6 +200,40 @@ COMPARED = (
     field("after_config", INTS_OR_NULL, "the second side's config"),
 )
 
+FORGOTTEN = (
+    field("row", "text", "such as `trials:17`"),
+    field("reason", "text", "why it cannot be read; empty if it can"),
+)
+
+INTERVAL = field("interval", "list or null", "its lower and upper bound, each one-sided and a number or null", "ratio")
+
+TRIED = (
+    _config("null where a source names none"),
+    STATUS,
+    field("stage", "text", "`final` or `screen`: times of one are not compared with those of the other"),
+    TIME,
+    field("slowdown", "number or null", "its time over the pick's in the same stage"),
+    INTERVAL,
+    replace(REASON, meaning="why it has no time; empty where it has"),
+)
+
+PAIR = (
+    CONFIG,
+    field("rival", INTS, "the config it is compared with"),
+    field("slowdown", "number", "time of the config over that of the rival"),
+    replace(INTERVAL, type="list"),
+)
+
+LOOKUP = (
+    field("key", INTS, "what the table is asked for"),
+    field("passed", "list of texts", "steps that had no row: `key`, `nearest`, `fallback`"),
+    field("step", "text", "where the config comes from: one of these, or `default`"),
+    replace(CONFIG, meaning="what is launched"),
+    field("row_key", INTS_OR_NULL, "the key of the row that was taken; null for the fallback row and the default"),
+    field("row_device", "text", "the device that the row is for; empty for any of the arch"),
+    field("is_own", "boolean", "whether the row is of your own table"),
+)
+
 DOCUMENTS: Mapping[str, Document] = {
     "trial": Document(
         "sweep",
@@ -215,6 +254,18 @@ DOCUMENTS: Mapping[str, Document] = {
         "show, where a kernel declares operations or another check than exact",
         "The same, with what the share is of.",
         (*WINNER, BOUND, FLOPS, PEAK, CHECK),
+    ),
+    "explanation": Document(
+        "explain",
+        "How the pick of one problem came about.",
+        (
+            field("winner", "object", "the pick, as `show` prints it", of=(*WINNER, BOUND, FLOPS, PEAK, CHECK)),
+            field("configs", "list of objects", "every config tried: the pick, then by stage and time", of=TRIED),
+            field("processes", "integer", "fresh processes of the finals; 0 without finals"),
+            field("pairs", "list of objects", "every finalist against every other", of=PAIR),
+            field("why", "list of texts", "how the verdict follows, a sentence each"),
+            field("lookup", "object or null", "what a lookup gives; null where rows name no key", of=LOOKUP),
+        ),
     ),
     "tally": Document(
         "show --failed, show --arch interpreter",
@@ -446,7 +497,7 @@ DOCUMENTS: Mapping[str, Document] = {
             ROUTING,
             SEED,
             field("groups", "list of integers or null", "rows of each group, where they were given"),
-            field("padded", "integer", "to how many rows groups are padded"),
+            field("padded", "boolean", "whether our groups had to be padded, inside what is timed"),
             field("steps", "list of objects", "what was timed", of=STEP),
             field("fwd_bwd_us", "object of numbers", "contender -> forward and backward, or null"),
             field("speedups_fwd_bwd", "object of numbers", "contender -> bf16 over it, or null", "ratio"),
@@ -489,6 +540,37 @@ DOCUMENTS: Mapping[str, Document] = {
             field("control", "number or null", "the same of the control arm"),
             field("control_quiet", "boolean or null", "whether that moved by no more than chance"),
             field("exit_code", "integer", "what the command ends with"),
+        ),
+    ),
+    "imported": Document(
+        "import",
+        "What became of one file, on one line.",
+        (
+            field("path", "text", "the file"),
+            field("added", "integer", "rows that were new"),
+            field("already_there", "integer", "rows that were there before"),
+        ),
+    ),
+    "forgotten": Document(
+        "forget",
+        "What was removed.",
+        (
+            field("database", "text", "the database, without a password"),
+            field("rows", "list of objects", "the rows that were asked for", of=FORGOTTEN),
+            field("removed", "object of integers", "table -> how many rows of it went"),
+        ),
+    ),
+    "exported_table": Document(
+        "export",
+        "What became of the table.",
+        (
+            field("path", "text", "the module"),
+            field("state", "text", "`written`, `unchanged`, `stale` or `up to date`"),
+            field("added", "integer", "rows that are new"),
+            field("changed", "integer", "rows with another config"),
+            field("kept", "integer", "rows that stay"),
+            field("removed", "integer", "rows that went: `--prune`"),
+            field("left", "integer", "of those that stay, rows that the database does not give"),
         ),
     ),
     "compared": Document("compare, in rows", "One row of a comparison.", COMPARED),

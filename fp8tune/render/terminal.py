@@ -59,9 +59,9 @@ LONGEST_NAME = 40
 """Characters of a kernel's name in a table; JSON has all."""
 
 
-def kernel_name(name: str) -> str:
+def kernel_name(name: str, longest: int = LONGEST_NAME) -> str:
     """A kernel's name, cut on the left where it is long: what tells ``module.sub:attr`` apart stands at its end."""
-    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
+    return name if len(name) <= longest else f"...{name[3 - longest :]}"
 
 
 def layout_name(layout: str) -> str:

@@ -7,27 +7,34 @@ from operator import itemgetter
 
 from fp8tune.ceiling import Bound
 from fp8tune.choose.candidates import Winner
+from fp8tune.choose.ranking import grouped
 from fp8tune.records import NamedInts, is_recorded
-from fp8tune.render import contracts
+from fp8tune.render import contracts, legend
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import AT_MOST, checked, layout_name, microseconds, rate, share, slower
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
 
+OF_NEXT_BEST = ("why not it", "next best has")
+"""Columns that stay where a row has any."""
 
-def print_winners(winners: Sequence[Winner], output_format: str) -> None:
-    """The best config of each problem, as a table, JSON or CSV."""
-    by_kernel: dict[str, list[Winner]] = {}
-    for winner in winners:
-        device = winner.device
-        title = f"{winner.problem.kernel} on {device.name or device.arch}"
-        by_kernel.setdefault(title, []).append(winner)
-    tables = (_report(f"{title} ({found[0].device.arch})", found) for title, found in by_kernel.items())
+
+def print_winners(winners: Sequence[Winner], output_format: str, *, explain: bool = False) -> None:
+    """The best config of each problem, as a table, markdown, JSON or CSV; ``explain``: with a legend."""
+    tables = [
+        _report(f"{kernel} on {name} ({arch})", found)
+        for (kernel, name, arch), found in grouped(winners, _kernel_and_device).items()
+    ]
     fields = contracts.winner
     if any(winner.evidence.flops is not None or winner.evidence.check != "exact" for winner in winners):
         fields = contracts.bounded_winner
-    print_report(winners, fields, tables, output_format)
+    print_report(winners, fields, [*tables, *(legend.of(tables) if explain and tables else [])], output_format)
+
+
+def _kernel_and_device(winner: Winner) -> tuple[str, str, str]:
+    device = winner.device
+    return winner.problem.kernel, device.name or device.arch, device.arch
 
 
 def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
@@ -46,15 +53,20 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
         right("GB/s", _gb_per_s),
         right("of ceiling", lambda winner: share(winner.ceiling_share)),
         right("next best", lambda winner: slower(winner.decision.ratio)),
+        left("why not it", lambda winner: str(winner.decision.kept)),
         right("noise", lambda winner: share(winner.noise_floor, 2)),
         left("verdict", lambda winner: str(winner.verdict or "")),
         right("n", lambda winner: str(winner.n)),
         left("from", _origin),
+        left("next best has", _other),
     ]
     cells = Report("", columns, winners).cells()
     shown, said = [], list[str]()
     kept_always = ALWAYS if are_recorded else (*dims, *ALWAYS)
     for i, (column, texts) in enumerate(zip(columns, zip(*cells, strict=True), strict=True)):
+        if column.header in OF_NEXT_BEST:
+            shown += [i] if any(texts) else []
+            continue
         is_constant_dim = are_recorded and i < len(dims) and len({*texts}) == 1
         if (len(cells) == 1 and not is_constant_dim) or len({*texts}) > 1 or column.header in kept_always:
             shown.append(i)
@@ -94,15 +106,14 @@ def _dim(name: str) -> Callable[[Winner], str]:
 
 
 def _axis(name: str) -> Callable[[Winner], str]:
-    """``128``, or ``128/64`` where the next best has another value."""
+    return lambda winner: "?" if winner.config is None else str(winner.config.get(name, ""))
 
-    def cell(winner: Winner) -> str:
-        if winner.config is None or name not in winner.config:
-            return "?" if winner.config is None else ""
-        best, other = winner.config[name], winner.runner_up.get(name) if winner.runner_up else None
-        return f"{best}" if other in (None, best) else f"{best}/{other}"
 
-    return cell
+def _other(winner: Winner) -> str:
+    """Where the next best differs: ``maxnreg 168, num_warps 4``."""
+    if winner.config is None or winner.runner_up is None:
+        return ""
+    return ", ".join(f"{name} {value}" for name, value in winner.runner_up.items() if winner.config.get(name) != value)
 
 
 def _origin(winner: Winner) -> str:

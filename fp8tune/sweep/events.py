@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.engine import CompileProgress
-from fp8tune.records import Device, Problem, Row
+from fp8tune.records import Device, Kind, Problem, Row
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a sweep will do, as far as it is known when it begins."""
+
+    kind: Kind = Kind.MEASURED
+    """Whether configs are timed, checked or compiled."""
+    trials: Mapping[Problem, int] = field(default_factory=dict)
+    """Of each problem's first round: configs that have no row yet and are not pruned."""
+    rounds: int = 1
+    """Of the screen."""
+    judged_after: tuple[int, ...] = ()
+    """Processes after which a problem's finals are judged; empty where there are no finals."""
+    blocks: int = 0
+    """Of each finalist in each process of the finals."""
+    finalists: int = 0
+    """How many go to the finals at most, but for configs that always do."""
+    fresh_s: float = 0.0
+    """About what a fresh process takes before it times anything, in seconds."""
+    budget_s: float | None = None
+    """Seconds that the time budget leaves; None without one."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +40,32 @@ class Started:
     planned: int
     stored: int
     """Trials that already have a row."""
+    ahead: Ahead = Ahead()
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """A round of a problem's screen begins."""
+
+    problem: Problem
+    round: int
+    """Counted from 0, the one that has every config."""
+    rounds: int
+    trials: int
+    """Those of the round that have no row yet and are not pruned."""
+
+
+@dataclass(frozen=True)
+class FinalsAhead:
+    """What the finals of a problem still take: known once it is screened, and again with what they show."""
+
+    problem: Problem
+    arms: int
+    """Timed in each process: the finalists and the default's second name; 0 where nothing is left to time."""
+    done: int
+    """Processes that have timed them."""
+    likely: int | None = None
+    """Processes in all if those to come turn out as those so far; None before enough of them are there."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +93,10 @@ class FinalsStarted:
     protocol: MeasuringPlan
     is_calibrated: bool
     """Whether the protocol's numbers come from this device's calibration, not from the defaults."""
+    decision: int = 1
+    """The how manieth judgement these processes are for."""
+    decisions: int = 1
+    """How many there may be."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +117,4 @@ class Finished:
     """Trials that a time budget left out."""
 
 
-Event = Started | CompileProgress | Added | FinalsStarted | NoFinals | TrialDone | Finished
+Event = Started | RoundStarted | CompileProgress | Added | FinalsAhead | FinalsStarted | NoFinals | TrialDone | Finished

@@ -8,22 +8,27 @@ ambiguous get more. If the time budget ends before that, the judgement stands un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import Decision, FinalsTimes, decide_finals, needs_more
+from fp8tune.choose.decision import Decision, FinalsTimes, MeasuringPlan, decide_finals, needs_more, settled_after
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import Added, Event, FinalsStarted, NoFinals, TrialDone
+from fp8tune.sweep.events import Added, Event, FinalsAhead, FinalsStarted, NoFinals, TrialDone
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
 ProblemFinals = Group[KernelArm, ProblemPlan]
 """One problem's finals in this sweep: its finalists, less those that failed in the finals, and the default twice."""
+
+
+FORETOLD_AFTER = 3
+"""Processes after which a problem shows when it will be settled; fewer have no spread to speak of."""
 
 
 @dataclass
@@ -33,17 +38,27 @@ class Finals:
     store: Store
     plan: Plan
     sweep_id: int
-    is_over: Callable[[], bool]
-    """Whether the time budget is spent."""
+    clock: Callable[[], float]
+    deadline: float = math.inf
+    """When the time budget ends, on the clock."""
     left_out: int = 0
     """Trials that the time budget left out; those of processes that would have been added are not known."""
     is_skipped: bool = False
     """Whether a problem's tensors could not be built, so that the same command has to try again."""
 
     def __post_init__(self) -> None:
+        self._turn_s = 0.0
         self._measured = self.store.calibration(self.plan.backend.device)
         self._numbers = measuring_plan_of(self._measured)
         self._uid = self.store.sweep_uid(self.sweep_id)
+
+    def is_over(self) -> bool:
+        """Whether the time budget is spent."""
+        return self.clock() > self.deadline
+
+    def _has_no_turn_left(self) -> bool:
+        """Whether another turn as long as the last would not end in time: it cannot be broken off."""
+        return self.clock() + self._turn_s > self.deadline
 
     def run(self, screened: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """``screened``: each problem with its configs' block values in microseconds, the rounds in order."""
@@ -59,7 +74,7 @@ class Finals:
             else:
                 pending.append(group)
         decided = 0
-        for processes in (self._numbers.processes, *self._numbers.more_processes):
+        for processes in self.judged_after:
             yield from self._timed(pending, processes)
             pending = [group for group in pending if not group.failure and not self._is_settled(group, processes)]
             if self.left_out:
@@ -68,6 +83,30 @@ class Finals:
                         self._end(group, self._finals_run(group))
                 return
             decided = processes
+
+    def ahead(self, of: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> FinalsAhead:
+        """What the finals of a problem will take that is screened; takes what :meth:`run` does."""
+        problem = of.problem
+        if not times_us:
+            return FinalsAhead(problem, 0, 0)
+        group = self._chosen(of, times_us)
+        stored = self._answers([problem]).get((problem, of.version.source_hash), [])
+        return FinalsAhead(problem, 0 if self._is_answered(group, stored) else len(group.arms), len(group.processes))
+
+    @property
+    def judged_after(self) -> tuple[int, ...]:
+        """Processes after which a problem is judged."""
+        return (self._numbers.processes, *self._numbers.more_processes)
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the sweep has finals."""
+        return not self.plan.options.quick and self.plan.backend.times
+
+    @property
+    def numbers(self) -> MeasuringPlan:
+        """How much is measured on this device."""
+        return self._numbers
 
     # Who is timed
 
@@ -113,11 +152,24 @@ class Finals:
         """Have each problem timed by so many processes."""
         if groups:
             missing = sum(self._trials(group, processes) for group in groups)
-            yield FinalsStarted(len(groups), processes, missing, self._numbers, is_calibrated(self._measured))
+            judgement = self.judged_after.index(processes) + 1
+            yield FinalsStarted(
+                len(groups),
+                processes,
+                missing,
+                self._numbers,
+                is_calibrated(self._measured),
+                judgement,
+                len(self.judged_after),
+            )
         numbers = _numbers(processes)
-        schedule = Schedule(numbers, self._numbers.rounds, self._order, is_over=self.is_over)
+        schedule = Schedule(numbers, self._numbers.rounds, self._order, is_over=self._has_no_turn_left)
+        begun = self.clock()
         for turn in measure(self.plan.backend, groups, schedule):
+            begun, self._turn_s = (ended := self.clock()), ended - begun
             yield from self._stored(turn)
+            if len(turn.group.processes) in (FORETOLD_AFTER, *self.judged_after):
+                yield self._foretold(turn.group)
         if any(group.wants(number) for group in groups for number in numbers):
             self.left_out = sum(self._trials(group, processes) for group in groups)
 
@@ -159,6 +211,22 @@ class Finals:
             return False
         self._end(group, run)
         return True
+
+    def _foretold(self, group: ProblemFinals) -> FinalsAhead:
+        """When the problem will be settled, as far as its processes show."""
+        of, run, done = group.subject, self._finals_run(group), len(group.processes)
+        timed = self.store.finals(self.plan.subject(of), self.sweep_id)
+        times = {c: [t.of_run(run) for t in timed.get(c, []) if t.stage == "final"] for c in _configs(group)}
+        likely = None
+        if all(times.values()):
+            likely = settled_after(
+                times,
+                [number for number in self.judged_after if number >= done],
+                incumbent=of.incumbent,
+                default=of.version.default,
+                axes=of.version.axes,
+            )
+        return FinalsAhead(of.problem, 0 if group.failure else len(group.arms), done, likely)
 
     def _decided(self, group: ProblemFinals, times: FinalsTimes) -> Decision:
         version = group.subject.version

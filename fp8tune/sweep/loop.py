@@ -25,7 +25,17 @@ from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Ro
 from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import median
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import Added, Event, FinalsStarted, Finished, NoFinals, Started, TrialDone
+from fp8tune.sweep.events import (
+    Added,
+    Ahead,
+    Event,
+    FinalsStarted,
+    Finished,
+    NoFinals,
+    RoundStarted,
+    Started,
+    TrialDone,
+)
 from fp8tune.sweep.finals import Finals, rows_of
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
@@ -35,14 +45,20 @@ ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
 
+FRESH_S = 1.0
+"""Seconds until a fresh process has a GPU and times its first block: 24 sweeps on H100 and H200."""
 
-def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
+
+def sweep(
+    store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic, *, begun: float | None = None
+) -> Iterator[Event]:
     """Run a plan, storing as it goes. Closing the generator ends the workers and keeps every stored row.
 
-    ``clock``: seconds, which a time budget is counted in.
+    ``clock``: seconds, which a time budget is counted in; ``begun``: when it began, if not now.
     """
-    begun, options, backend = clock(), plan.options, plan.backend
-    deadline = math.inf if options.time_budget_s is None else begun + options.time_budget_s
+    started, options, backend = clock(), plan.options, plan.backend
+    budget_s = math.inf if options.time_budget_s is None else options.time_budget_s
+    deadline = budget_s + (started if begun is None else begun)
     sweep_id = store.begin_sweep(
         plan.key,
         backend.device,
@@ -56,13 +72,14 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
         store.record_reference(sweep_id, version, reference)
     _record_kernels(store, plan, sweep_id)
     store.record_flops({of.problem: of.flops for of in plan.problems if of.flops is not None})
-    screens = [_Screen(store, plan, of, sweep_id) for of in plan.problems]
+    finals = Finals(store, plan, sweep_id, clock, deadline)
+    screens = [_Screen(store, plan, of, sweep_id, finals) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
-    yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens))
+    ahead = _ahead(screens, finals, deadline - clock())
+    yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens), ahead)
     try:
         for screen in screens:
-            backend.compile([screen.plan.arm(config) for config in screen.unknown() if not screen.plan.configs[config]])
-        finals = Finals(store, plan, sweep_id, lambda: clock() > deadline)
+            backend.compile([screen.plan.arm(config) for config in screen.todo(screen.unknown())])
         trials = 0
         for event in _stages(screens, finals):
             trials += isinstance(event, TrialDone)
@@ -72,7 +89,22 @@ def sweep(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic)
             store.finish_sweep(sweep_id)
     finally:
         backend.close()
-    yield Finished(trials, clock() - begun, left_out)
+    yield Finished(trials, clock() - started, left_out)
+
+
+def _ahead(screens: Sequence[_Screen], finals: Finals, left_s: float) -> Ahead:
+    """``left_s``: seconds that the time budget leaves."""
+    backend, numbers = finals.plan.backend, finals.numbers
+    return Ahead(
+        kind=backend.kind,
+        trials={of.plan.problem: count for of in screens if (count := len(of.todo(of.unknown())))},
+        rounds=ROUNDS if backend.times else 1,
+        judged_after=finals.judged_after if finals.are_wanted else (),
+        blocks=numbers.rounds,
+        finalists=numbers.finalists,
+        fresh_s=FRESH_S if backend.kind is Kind.MEASURED else 0.0,
+        budget_s=None if left_s == math.inf else left_s,
+    )
 
 
 def _record_kernels(store: Store, plan: Plan, sweep_id: int) -> None:
@@ -92,7 +124,7 @@ def _stages(screens: Sequence[_Screen], finals: Finals) -> Iterator[Event]:
         if finals.is_over():
             return
         yield from screen.run()
-    if not finals.plan.options.quick and finals.plan.backend.times:
+    if finals.are_wanted:
         yield from finals.run((screen.plan, screen.times_us) for screen in screens)
 
 
@@ -122,6 +154,7 @@ class _Screen:
     sweep: Plan
     plan: ProblemPlan
     sweep_id: int
+    finals: Finals
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
     """Block values in microseconds, the rounds in order."""
     is_done: bool = False
@@ -134,12 +167,19 @@ class _Screen:
             configs = self._permuted(_contenders(self.plan.configs, self.times_us, committed), number)
             if number and configs:
                 yield Added(len(configs))
+            known = self.known(number)
+            todo = self.todo(config for config in configs if config not in known)
+            yield RoundStarted(self.plan.problem, number, ROUNDS if self.sweep.backend.times else 1, len(todo))
             for event in self._round(number, configs):
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
+            if self.finals.is_over() and self._is_cut_short(number, configs):
+                return
         self.is_done = True
         self.store.mark_complete(self.sweep_id, self.sweep.subject(self.plan), len(self.plan.configs))
+        if self.finals.are_wanted:
+            yield self.finals.ahead(self.plan, self.times_us)
 
     def _round(self, number: int, configs: Sequence[NamedInts]) -> Iterator[Event]:
         known = self.known(number)
@@ -151,8 +191,9 @@ class _Screen:
         for config in todo:
             if reason := self.plan.configs[config]:
                 yield self._stored(config, Outcome(Status.PRUNED, reason=reason), places[config])
-        todo = [config for config in todo if not self.plan.configs[config]]
-        screened = self.sweep.backend.screen([self.plan.arm(config) for config in todo], [places[c] for c in todo])
+        todo = self.todo(todo)
+        arms = [self.plan.arm(config) for config in todo]
+        screened = self.sweep.backend.screen(arms, [places[config] for config in todo], self.finals.is_over)
         for done in screened:
             match done:
                 case CompileProgress():
@@ -164,6 +205,10 @@ class _Screen:
                     self.store.record_calibration(self.sweep_id, self.sweep.backend.device, name, flop_per_s)
                 case (index, outcome):
                     yield self._stored(todo[index], outcome, places[todo[index]])
+
+    def _is_cut_short(self, number: int, configs: Sequence[NamedInts]) -> bool:
+        """Whether the time budget ended a round."""
+        return not set(configs) <= self.known(number).keys()
 
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
         row = self._row(config, outcome, place)
@@ -192,6 +237,10 @@ class _Screen:
         """Configs that have no row of the first round."""
         known = self.known(0)
         return self._permuted((config for config in self.plan.configs if config not in known), 0)
+
+    def todo(self, configs: Iterable[NamedInts]) -> list[NamedInts]:
+        """Those that are not pruned."""
+        return [config for config in configs if not self.plan.configs[config]]
 
     def _permuted(self, configs: Iterable[NamedInts], number: int) -> list[NamedInts]:
         return self.sweep.permuted(configs, number, seed_text(self.plan.problem))

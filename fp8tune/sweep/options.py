@@ -18,7 +18,6 @@ from fp8tune.options import (
     Seed,
     Shapes,
     TableFormat,
-    TimeBudget,
     Timer,
     WrittenDatabase,
     seconds,
@@ -117,7 +116,15 @@ class Options:
     quick: Annotated[
         bool, Option("--quick", "The screen alone; without it finals in fresh processes.", group=Group.HOW_LONG)
     ] = False
-    time_budget_s: TimeBudget = None
+    time_budget_s: Annotated[
+        float | None,
+        Option(
+            "--time-budget",
+            "Stop after this many seconds and say what was left out; the same command goes on later.",
+            parse=seconds,
+            group=Group.HOW_LONG,
+        ),
+    ] = None
     trial_timeout_s: Annotated[
         float,
         Option(

@@ -35,16 +35,18 @@ def is_stored(db: str, plan: Plan) -> bool:
         return False
 
 
-def run(store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[Event]:
+def run(
+    store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic, *, begun: float | None = None
+) -> Iterator[Event]:
     """The events of a sweep: from its rows where its problems are not planned (:func:`is_stored`), else by running it.
 
     What others published for its problems is timed too; where nothing runs, it is compiled. A sweep that ran to its
-    end keeps the picks (:mod:`fp8tune.sweep.picks`).
+    end keeps the picks (:mod:`fp8tune.sweep.picks`). ``begun``: when the time budget began, if not now.
     """
     if not plan.problems:
         yield from replay(store, plan, store.finished_sweep(plan.key, plan.backend.device) or [])
         return
-    yield from sweep(store, with_published(store, plan) if plan.backend.times else plan, clock)
+    yield from sweep(store, with_published(store, plan) if plan.backend.times else plan, clock, begun=begun)
     if plan.backend.kind is Kind.STATIC:
         options = plan.options
         yield from compile_published(store, plan.backend.device.arch, options.kernels, command=options.command)

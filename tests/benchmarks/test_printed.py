@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,11 +52,29 @@ def test_head_and_tail_cut_as_in_a_shell(monkeypatch):
 
 
 def test_a_time_that_differs_is_no_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(printed, "run", lambda command: printed.Printed("118 trials in 26.3 s"))
+    monkeypatch.setattr(printed, "run", lambda command, code: printed.Printed("118 trials in 26.3 s"))
     said = block("fp8tune sweep", "```console\n$ fp8tune sweep\n118 trials in 9 s\n```\n")
     assert printed.updated(said) == said
     other = said.replace("118", "117")
     assert "118 trials in 26.3 s" in printed.updated(other)
+
+
+def test_a_command_may_end_with_an_exit_code_of_its_own():
+    wanted = "exit 1: fp8tune compare HEAD..no-such"
+    with pytest.raises(ValueError, match="exit code 2"):
+        printed.updated(block(wanted))
+    assert "\n$ fp8tune show --kernel no-such\n" in printed.updated(block("exit 2: fp8tune show --kernel no-such"))
+
+
+def test_a_file_is_copied_beside_the_commands_and_its_module_forgotten():
+    copied = "quiet: cp docs/examples/add.toml docs/examples/swiglu.json docs/examples/swiglu.py ."
+    assert "tokens = " in printed.updated(block(f"{copied}\ncat add.toml"))
+    with printed.folder():
+        Path("only_here.py").write_text("")
+        sys.path.insert(0, "")
+        importlib.import_module("only_here")
+        sys.path.remove("")
+    assert "only_here" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -66,7 +86,7 @@ def test_markers_that_are_no_pairs_are_refused(text):
 
 
 def test_a_command_that_fails_is_an_error_with_its_message():
-    with pytest.raises(ValueError, match=r"exit code 2: .*no-such"):
+    with pytest.raises(ValueError, match=r"(?s)exit code 2: .*no-such"):
         printed.updated(block("fp8tune show --kernel no-such-kernel"))
 
 

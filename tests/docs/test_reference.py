@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import itertools
 import re
 import sys
@@ -20,8 +21,9 @@ from fp8tune import cli
 from fp8tune.api import frames as columns
 from fp8tune.errors import EXIT_CODES
 from fp8tune.options import Option
+from fp8tune.render import contracts
 from fp8tune.render.documents import DOCUMENTS
-from fp8tune.render.fields import Document, Field, Fields, field
+from fp8tune.render.fields import Document, Field, Fields, faults, field
 from fp8tune.store.schema import METADATA
 from fp8tune_kernels.spec import KernelSpec
 
@@ -72,6 +74,29 @@ def test_every_json_field_is_a_row(name: str) -> None:
     text = json.section(DOCUMENTS[name])
     assert re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE) == list(paths(DOCUMENTS[name].fields))
     assert json.part().count(text) >= 1
+
+
+def test_whatever_makes_a_printed_object_is_declared() -> None:
+    made = {
+        name
+        for name, one in inspect.getmembers(contracts, inspect.isfunction)
+        if one.__module__ == contracts.__name__ and "Object" in one.__annotations__["return"] and name[0] != "_"
+    }
+    assert made <= DOCUMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({"path": "a", "added": 1, "already_there": 2}, []),
+        ({"path": "a", "added": 1, "already_there": 2, "planted": 3}, ["planted is not declared"]),
+        ({"path": "a", "added": 1}, ["already_there is missing"]),
+        ({"path": "a", "added": None, "already_there": 2}, ["added is null"]),
+        ({"path": "a", "added": "1", "already_there": 2}, ["added is '1', not integer"]),
+    ],
+)
+def test_an_object_that_is_not_as_declared_is_told_apart(found: dict[str, object], wrong: list[str]) -> None:
+    assert list(faults(DOCUMENTS["imported"].fields, found)) == wrong
 
 
 def test_every_table_and_column_is_a_row(parts: dict[str, str]) -> None:

@@ -1,36 +1,188 @@
-"""The progress display: lines in a pipe; on a terminal a bar that stays whole at any width."""
+"""The progress display: a plain line now and then in a pipe; on a terminal two lines that fit at any width."""
 
 from __future__ import annotations
 
 import io
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
 
 import pytest
+from places import PLANTED
 from rich.cells import cell_len
 from rich.console import Console
+from test_unbreakable import Forked
 
-from fp8tune.render.progress import Display, duration
+from fp8tune import cli
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.render.progress import Display, SweepProgress, duration, fitted
+from fp8tune.sweep import events
+
+PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, E=16))
+CONFIG = NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=512, LEAD=192, num_warps=8, num_stages=2, maxnreg=168)
+DEVICE = Device(arch="sm_90", name="a GPU")
 
 
-@pytest.mark.parametrize("width", [80, 120, 180])
-def test_the_bar_the_count_and_the_eta_stay_however_long_the_text_is(width: int) -> None:
+def lines(screen: io.StringIO) -> list[str]:
+    """What a terminal shows of each line that was drawn."""
+    return [re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", line) for line in re.split(r"\r?\n|\r", screen.getvalue())]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 180])
+def test_both_lines_fit_however_long_the_text_is(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    with Display(console=console) as display:
-        display.update("colwise M=16640 K=5120 " + "x" * 300, 7, 40, 125.0)
-    last = [line for line in screen.getvalue().splitlines() if "7/40" in line][-1]
-    for part in ("━", "7/40", "ETA 2 min", "colwise", "…"):
-        assert part in last
-    assert cell_len(last.split("\x1b[2K")[-1]) <= width
+    with Display(console=console, ticks=False) as display:
+        config = " ".join(f"AXIS{n}=128" for n in range(40))
+        display.update(
+            "finals 2 of at most 4", 7_123, 28_000, 125.0, detail="best 7.26 us  colwise M=16640", config=config
+        )
+    first = next(line for line in lines(screen) if "7,123" in line)
+    second = next(line for line in lines(screen) if "7.26" in line)
+    for part in ("finals 2 of at most 4", "━", "7,123/28,000", "0:00", "ETA 2 min"):
+        assert part in first
+    assert second.startswith("best 7.26 us  colwise M=16640  … AXIS")
+    assert second.endswith("AXIS39=128")
+    assert max(map(cell_len, lines(screen))) <= width - 3  # ^C has room
 
 
-def test_a_pipe_gets_a_line_a_phase_and_now_and_then_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_shortened_from_the_left() -> None:
+    assert fitted("best 7 us", "LEAD=192 num_warps=4", 40) == "best 7 us  LEAD=192 num_warps=4"
+    assert fitted("best 7 us", "LEAD=192 num_warps=4", 30) == "best 7 us  … num_warps=4"
+    assert fitted("best 7 us", "LEAD=192 num_warps=4", 12) == "best 7 us"
+
+
+def test_a_pipe_gets_a_line_every_ten_seconds_and_none_before(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    with Display(clock=lambda: now) as display:
+    with Display(clock=lambda: now, ticks=False) as display:
         for done in range(1, 26):
             now += 1.0
-            display.update("rows", done, 100)
-    assert capsys.readouterr().err.splitlines() == ["[11/100] rows", "[22/100] rows"]
+            display.update("rows", done, 100, 100.0 - done)
+    assert capsys.readouterr().err.splitlines() == ["rows: 10/100, 10 s, ETA 90 s", "rows: 20/100, 20 s, ETA 80 s"]
+
+
+def test_a_pipe_hears_of_what_takes_long_without_an_update(capsys: pytest.CaptureFixture[str]) -> None:
+    """A trial on the interpreter may take a minute."""
+    now = 0.0
+    with Display(clock=lambda: now) as display:
+        display.update("checking", 1, 4)
+        now = 11.0
+        until = time.monotonic() + 20
+        said = ""
+        while not said and time.monotonic() < until:
+            time.sleep(0.05)
+            said = capsys.readouterr().err
+    assert said == "checking: 1/4, 11 s\n"
+
+
+def done(stage: str = "screen", round: int = 0, process: str = "screen", time_us: float = 7.0) -> events.TrialDone:
+    outcome = Outcome(Status.OK, time_us)
+    row = Row(PROBLEM, CONFIG, DEVICE, Kind.MEASURED, outcome, stage=stage, round=round, process=process)
+    return events.TrialDone(row, from_database=False)
+
+
+def a_sweep() -> Iterator[tuple[float, events.Event]]:
+    """(seconds since the event before, event)"""
+    from fp8tune.choose.decision import MeasuringPlan
+
+    ahead = events.Ahead(Kind.MEASURED, {PROBLEM: 4}, 3, (6, 12), 1, 8, 1.0)
+    yield 0, events.Started(DEVICE, 4, 0, ahead)
+    yield 0, events.RoundStarted(PROBLEM, 0, 3, 4)
+    for time_us in (9.0, 8.0, 7.0, 10.0):
+        yield 3, done(time_us=time_us)
+    yield 0, events.Added(2)
+    yield 0, events.RoundStarted(PROBLEM, 1, 3, 2)
+    yield 10, done(round=1)
+    yield 0, events.FinalsAhead(PROBLEM, 1, 0)
+    yield 0, events.FinalsStarted(1, 6, 6, MeasuringPlan(), False, 1, 2)
+    yield 12, done("final", process="final 00")
+    yield 0, events.Finished(6, 34.0)
+
+
+def test_a_sweep_names_its_phase_and_counts_within_it(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    with SweepProgress(clock=lambda: now, ticks=False) as progress:
+        for seconds, event in a_sweep():
+            now += seconds
+            progress.show(event)
+    said = capsys.readouterr().err.splitlines()
+    best = f"best 7.00 us  colwise M=16640 K=5120 E=16 {CONFIG}"
+    assert [line.partition(",")[0] for line in said] == [
+        "screening: 4/4",
+        "screening round 2 of 3: 1/2",
+        "finals 1 of at most 2: 1/6",
+        "6 trials in 34.0 s",
+    ]
+    assert all(" ETA " in line and line.endswith(best) for line in said[:3])
+    assert (progress.stored, progress.left_s()) == (6, 0.0)
+
+
+def test_the_bar_never_goes_back() -> None:
+    now, shares = 0.0, []
+    with SweepProgress(clock=lambda: now, console=Console(file=io.StringIO()), ticks=False) as progress:
+        for seconds, event in a_sweep():
+            now += seconds
+            progress.show(event)
+            shares.append(progress.share())
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+def test_nothing_of_the_bar_is_left_when_it_ends() -> None:
+    screen = io.StringIO()
+    with Display(console=Console(file=screen, force_terminal=True, width=80), ticks=False) as display:
+        display.update("rows", 1, 2)
+        display.line("a line that stays")
+    assert screen.getvalue().count("\x1b[2K") >= 2
+    assert "rows" not in lines(screen)[-1]
+
+
+def test_a_narrower_terminal_has_its_broken_lines_wiped_off() -> None:
+    """Rich moves up by as many rows as it drew; the terminal has broken them into more."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+    with Display(console=console, ticks=False) as display:
+        display.update("rows", 1, 2, detail="x" * 90)
+        before = len(screen.getvalue())
+        console.width = 60
+        display.draw()
+        assert screen.getvalue()[before:].count("\x1b[1A") == 1 + 2  # its own two lines, and two broken ones
+        display.draw()
 
 
 def test_durations() -> None:
     assert (duration(90.4), duration(150.0)) == ("90 s", "2 min")
+
+
+SWEEP = ("sweep", "--kernel", f"{PLANTED / 'faults.py'}:SPEC", "--shapes", "tiny", "--timer", "simulated:5")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "stopped"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_a_sweep_that_is_stopped_says_what_is_stored_and_how_to_go_on(
+    number: int, code: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.db"
+    arguments = [*SWEEP, "--grid", "num_warps=1,2,4,8,16,32", "--db", str(path)]
+
+    def go() -> None:
+        with mock.patch("sys.argv", ["fp8tune", *arguments]):
+            cli.main()
+
+    running = Forked(go)
+    until = time.monotonic() + 300
+    while not (tmp_path / "results.db-wal").exists():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    time.sleep(0.2)
+    os.kill(running.pid, number)
+    ended, output = running.wait()
+    assert ended == code, output
+    last = output.splitlines()[-1]
+    assert said in last
+    assert f"of this run are stored in {path}; go on with: fp8tune {' '.join(arguments)}" in last

@@ -38,7 +38,9 @@ def read(folder: Path) -> Iterator[Reader]:
 
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
     evidence = reader.evidence(keep=ranking.competing)
-    return {(one.problem.shape["K"], one.device.name): one.time_us for one in ranking.winners(evidence)}
+    return {
+        (one.problem.shape["K"], one.device.name): round(one.time_us, 9) for one in ranking.winners(evidence)
+    }  # of logarithms
 
 
 def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(tmp_path: Path) -> None:

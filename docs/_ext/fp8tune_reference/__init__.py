@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fp8tune_reference import commands, concepts, database, frames, json, spec, words
+from fp8tune_reference import architecture, commands, concepts, database, frames, json, spec, words
 
 MARK = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
 PARTS: dict[str, Callable[[], str]] = {
+    "architecture": architecture.part,
     "ceiling": concepts.ceiling,
     "change-verdicts": words.change_verdicts,
     "check-numbers": concepts.check_numbers,

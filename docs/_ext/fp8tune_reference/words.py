@@ -11,6 +11,7 @@ from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
 from fp8tune.export.selecting import Basis
 from fp8tune.records import Kind, Status
+from fp8tune.render import legend
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_reference import docstrings
 from fp8tune_reference.markdown import code, needed, prose, sections, table
@@ -41,8 +42,9 @@ def of(words: type[StrEnum]) -> str:
 
 
 def pick_verdicts() -> str:
-    """The verdicts of picks."""
-    return of(PickVerdict)
+    """The verdicts of picks, in the words of ``show --explain``; ``published`` stands for none."""
+    rows = [(f"`{word}`", prose(term.meaning), prose(term.advice)) for word, term in legend.VERDICTS.items()]
+    return table(["verdict", "meaning", "what to do"], rows)
 
 
 def change_verdicts() -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
+from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened, never
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
 
@@ -39,14 +39,16 @@ class GpuBackend(ProcessBackend):
             self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
             self.runners.submit(TRIAL_TIMEOUT_S, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
 
-    def screen(self, arms: Sequence[KernelArm], places: Sequence[Place]) -> Iterator[Screened]:
+    def screen(
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+    ) -> Iterator[Screened]:
         """Raises MachineError where the GPU cannot even copy: no trial would do better."""
         self.compile(arms)
         if self._ceiling is not None:
             ceiling, self._ceiling = self._ceiling, None
             yield CopyCeiling(copied(ceiling))
         yield from self._compute_ceilings(arms)
-        yield from super().screen(arms, places)
+        yield from super().screen(arms, places, is_over)
 
     def _compute_ceilings(self, arms: Sequence[KernelArm]) -> Iterator[ComputeCeiling]:
         """Once for each dtype of kernels that declare their operations; none where there is no GEMM of the dtype."""

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config, compile_edges
-from fp8tune.measure.engine import CompileProgress, Screened
+from fp8tune.measure.engine import CompileProgress, Screened, never
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
 from fp8tune.records import Device, Kind, Outcome, Status
@@ -19,6 +19,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILE_TIMEOUT_S = 300.0
+ASKED_EVERY_S = 0.2
+"""How often a screen that waits asks whether its time is up."""
 TRIAL_TIMEOUT_S = 120.0
 """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
@@ -132,7 +134,7 @@ class ProcessBackend:
         return _answer(self._compiling[arm]) if arm in self._compiling else Outcome(Status.OK)
 
     def screen(  # noqa: D102
-        self, arms: Sequence[KernelArm], places: Sequence[Place]
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
     ) -> Iterator[Screened]:
         self.compile(arms)
         compiling: dict[Future[Outcome], int] = {}
@@ -144,9 +146,9 @@ class ProcessBackend:
             else:
                 running[self._submit(arm, places[number])] = number
         total = len(compiling)
-        while compiling or compiling_edges or running:
+        while (compiling or compiling_edges or running) and not is_over():
             pending: list[Future[Any]] = [*compiling, *compiling_edges, *running]
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            done, _ = wait(pending, None if is_over is never else ASKED_EVERY_S, FIRST_COMPLETED)
             for future in [future for future in compiling if future in done]:
                 number = compiling.pop(future)
                 compiled = self._compiled(arms[number])
@@ -160,7 +162,7 @@ class ProcessBackend:
             for ran in [ran for ran in running if ran in done]:
                 number = running.pop(ran)
                 yield number, replace(_answer(ran), facts=self._compiled(arms[number]).facts)
-            if compiling:
+            if compiling and done:
                 yield CompileProgress(arms[0].problem, total - len(compiling), total)
 
     def _submit(self, arm: KernelArm, place: Place) -> Future[Outcome]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.engine import Screened
+from fp8tune.measure.engine import Screened, never
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Kind, Outcome, Status
 
@@ -56,11 +56,12 @@ class SimulatedBackend:
         pass
 
     def screen(  # noqa: D102
-        self, arms: Sequence[KernelArm], places: Sequence[Place]
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
     ) -> Iterator[Screened]:
-        yield from (
-            (number, self.block(arm, place)) for number, (arm, place) in enumerate(zip(arms, places, strict=True))
-        )
+        for number, (arm, place) in enumerate(zip(arms, places, strict=True)):
+            if is_over():
+                return
+            yield number, self.block(arm, place)
 
     # As a worker
 

@@ -1,0 +1,173 @@
+"""``fp8tune explain``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fp8tune.choose.wanted import Wanted
+from fp8tune.commands.options import opened_to_read
+from fp8tune.commands.show import TIMED
+from fp8tune.commands.sizes import sizes
+from fp8tune.errors import UsageError, unknown
+from fp8tune.options import (
+    Arch,
+    Argument,
+    Group,
+    InDtype,
+    JsonOrTable,
+    Names,
+    Option,
+    ReadDatabase,
+    TableFormat,
+    examples,
+)
+from fp8tune.records import NamedInts, Problem, Subject
+from fp8tune.render.terminal import notice
+
+if TYPE_CHECKING:
+    from fp8tune.choose.candidates import Candidates
+    from fp8tune.choose.explaining import Explanation
+    from fp8tune.choose.lookups import Found
+    from fp8tune.store.layers import Reader
+
+LISTED = 20
+"""Configs that are printed; JSON has all."""
+
+MATCHES = 20
+"""Problems that are listed where a shape fits several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """The options of ``explain``."""
+
+    arch: Arch = None
+    device: Annotated[
+        str, Option("--device", "A GPU whose name has this text.", "all", group=Group.WHERE, placeholder="TEXT")
+    ] = ""
+    routing: Annotated[
+        str | None, Option("--routing", "How rows spread over groups, such as jagged.", placeholder="NAME")
+    ] = None
+    layout: Annotated[
+        str | None, Option("--layout", "How the input lies in memory, such as transposed.", placeholder="NAME")
+    ] = None
+    in_dtype: InDtype = None
+    db: ReadDatabase = None
+    top: Annotated[
+        int | None,
+        Option(
+            "--top", "So many configs, the pick and the fastest first.", f"{LISTED}; JSON has all", group=Group.OUTPUT
+        ),
+    ] = None
+    explain: Annotated[
+        bool, Option("--explain", "Say below the tables what their columns and words mean.", group=Group.OUTPUT)
+    ] = False
+    format: JsonOrTable = TableFormat.TABLE
+
+
+@examples(
+    ("How the pick for one shape came about", "fp8tune explain colwise M=16640,K=1408,G=64"),
+    ("The same, its sizes in the kernel's order", "fp8tune explain rowwise-2d 16640x1408 --device H100"),
+)
+def explain(
+    kernel: Annotated[str, Argument("A kernel, as show --kernel names it.", "KERNEL", completes=Names.KERNEL)],
+    shape: Annotated[str, Argument("Sizes such as M=16640,K=1408, or 16640x1408 in the kernel's order.", "SHAPE")],
+    options: ExplainOptions,
+) -> None:
+    """One row of show: every config tried, the finals, why the verdict follows, and what a lookup launches.
+
+    A shape that fits several problems is an error that lists them. Needs no GPU.
+    """
+    from fp8tune.choose import incumbents, ranking
+    from fp8tune.render.explanation import print_explanation
+    from fp8tune.store import names
+
+    if options.top is not None and options.top < 1:
+        raise UsageError(f"--top {options.top} leaves nothing to show: give 1 or more")
+    with opened_to_read(options.db) as (store, db):
+        (name,) = names.stored_kernels([kernel], store)
+        if options.arch is not None:
+            names.check_arch(options.arch, store)
+        given: dict[str, Any] = {"keep": ranking.competing, "kinds": TIMED}
+        evidence = store.evidence(name, options.arch, finalists_only=True, **given)
+        known = ranking.all_candidates(evidence, incumbents.COMMITTED)
+        if not known:
+            raise UsageError(f"no timed rows of {name} in {db}: run fp8tune sweep --kernel {name}")
+        chosen = _only(_matching(known, shape, options), name, shape)
+        evidence = store.evidence(name, chosen.device.arch, problems=[chosen.problem], **given)
+        full = ranking.all_candidates(evidence, incumbents.COMMITTED)
+        (chosen,) = (one for one in full if one.device.name == chosen.device.name)
+        explained = _explained(store, chosen)
+    print_explanation(explained, options.format, top=options.top or LISTED, explain=options.explain)
+
+
+def _explained(store: Reader, chosen: Candidates) -> Explanation:
+    from fp8tune.choose.explaining import Explanation
+
+    version = chosen.entries[0].version
+    if version is None:
+        return Explanation(chosen, {}, None)
+    subject = Subject(version, chosen.device, chosen.kind, chosen.problem)
+    return Explanation(chosen, store.tried(subject, stage=None), _looked_up(chosen))
+
+
+def _looked_up(chosen: Candidates) -> Found | None:
+    """What a lookup gives for the problem. The declaration is that of the rows, so that no kernel is imported."""
+    from fp8tune.choose.lookups import Declared, found
+
+    first = chosen.entries[0]
+    if first.version is None or first.lookup_key is None:
+        return None
+    return found(Declared.of(first.version), first.device, first.lookup_key)
+
+
+def _matching(known: Sequence[Candidates], shape: str, options: ExplainOptions) -> list[Candidates]:
+    """Those that the shape and options fit. Raises UsageError for a size or name that none has."""
+    positional = re.fullmatch(r"\d+(x\d+)*", shape)
+    values = tuple(map(int, shape.split("x"))) if positional else ()
+    wanted = Wanted(() if positional else (sizes(shape),), options.device)
+    wanted.check([one.problem for one in known], [one.device for one in known])
+    for flag, attribute, value in (
+        ("routing", "routing", options.routing),
+        ("layout", "input_layout", options.layout),
+        ("in-dtype", "in_dtype", options.in_dtype),
+    ):
+        names = {getattr(one.problem, attribute) for one in known}
+        if value is not None and value not in names:
+            raise unknown(flag, value, names)
+
+    def fits(problem: Problem) -> bool:
+        asked = (options.routing, options.layout, options.in_dtype)
+        has = (problem.routing, problem.input_layout, problem.in_dtype)
+        begins = tuple(problem.shape.values())[: len(values)] == values
+        return begins and all(one in (None, other) for one, other in zip(asked, has, strict=True))
+
+    return [
+        one for one in known if fits(one.problem) and wanted.has_problem(one.problem) and wanted.has_device(one.device)
+    ]
+
+
+def _only(found: Sequence[Candidates], kernel: str, shape: str) -> Candidates:
+    """The one that was found. Raises UsageError for none or several, which are listed."""
+    if not found:
+        raise UsageError(f"no timed problem of {kernel} fits {shape} and the options: fp8tune show --kernel {kernel}")
+    if len(found) == 1:
+        return found[0]
+    notice(*(f"  {line}" for line in map(_described, found[:MATCHES])))
+    more = f", {MATCHES} of them above" if len(found) > MATCHES else ""
+    raise UsageError(
+        f"{len(found)} problems fit {shape}{more}: name one by its sizes, --device, --routing, --layout or --in-dtype"
+    )
+
+
+def _described(one: Candidates) -> str:
+    problem = one.problem
+    text = f"{_text(problem.shape)} {problem.routing} {problem.input_layout} {problem.in_dtype}"
+    return f"{text} on {one.device.name or one.device.arch}"
+
+
+def _text(shape: NamedInts) -> str:
+    return ",".join(f"{name}={value}" for name, value in shape.items())

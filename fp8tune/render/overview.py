@@ -1,0 +1,73 @@
+"""A line a kernel, as ``show`` prints it that is told nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from fp8tune.choose.overview import KernelOverview
+from fp8tune.render import legend
+from fp8tune.render.report import GAP, Column, Report, left, print_parts, right
+from fp8tune.render.terminal import kernel_name, share
+
+LONGEST_NAME = 26
+"""Characters of a kernel's name, so that a line fits 80 columns."""
+
+
+def print_overview(found: Sequence[KernelOverview], db: str, output_format: str, *, explain: bool = False) -> None:
+    """A table in which each verdict has its number where the terminal is wide enough, else groups of verdicts."""
+    title = f"{sum(each.picks for each in found)} picks of {len(found)} kernels in {db}"
+    groups: list[Column[KernelOverview]] = [
+        right("settled", lambda each: _count(each.settled)),
+        right("open", lambda each: _count(each.open)),
+        right("quick", lambda each: _count(each.quick)),
+    ]
+    report = Report(title, _columns(left("verdicts", lambda each: verdict_counts(each.verdicts))), found)
+    if output_format == "table" and not _fits(report):
+        report = Report(title, _columns(*groups), found)
+    in_all: Counter[str] = sum((Counter(each.verdicts) for each in found), Counter())
+    says = [*legend.of([report], in_all), ""] if explain else []
+    print_parts([report, f"in all: {verdict_counts(in_all)}", *says, HINT], output_format)
+
+
+HINT = "rows of one kernel: fp8tune show --kernel NAME; what the words mean: --explain"
+
+
+def _columns(*verdicts: Column[KernelOverview]) -> list[Column[KernelOverview]]:
+    return [
+        left("kernel", lambda each: kernel_name(each.kernel, LONGEST_NAME)),
+        right("picks", lambda each: str(each.picks)),
+        right("GPUs", lambda each: str(len(each.devices))),
+        right("ceiling", lambda each: share(each.ceiling_share)),
+        right("newest", lambda each: age(time.time() - each.newest)),
+        *verdicts,
+    ]
+
+
+def _fits(report: Report[KernelOverview]) -> bool:
+    if not sys.stdout.isatty():
+        return False
+    lines = [[column.header for column in report.columns], *report.cells()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return sum(widths) + GAP * (len(widths) - 1) <= Console().width
+
+
+def _count(number: int) -> str:
+    return str(number) if number else ""
+
+
+def verdict_counts(verdicts: Mapping[str, int]) -> str:
+    """``40 certified, 2 ambiguous``, the most first."""
+    return ", ".join(f"{number} {word}" for word, number in Counter(verdicts).most_common())
+
+
+def age(seconds: float) -> str:
+    """``40 s``, ``13 min``, ``5 h`` or ``12 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
