@@ -14,6 +14,7 @@ from fp8tune import __version__
 from fp8tune.commands import (
     bench,
     calibrate,
+    compact,
     compare,
     completing,
     completion,
@@ -69,7 +70,7 @@ COMMANDS = {
     "Find the best configs": (record, sweep, bench, calibrate),
     "Look at results": (show, explain, static_report, compare),
     "Use them": (export, lint),
-    "Look after the database and this machine": (import_, forget, doctor, completion),
+    "Look after the database and this machine": (import_, compact, forget, doctor, completion),
 }
 """Each command's module, under its heading in ``--help``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +16,16 @@ from fp8tune.text import visible
 @examples(
     ("Merge another machine's rows", "fp8tune import other.db"),
     ("What Triton tuned in your programs", "fp8tune import ~/.triton/cache --kernel my-kernel"),
+    ("The archive of a release", "fp8tune import results-full.db.xz"),
     ("Published rows, compiled as export needs them", "fp8tune import published.csv --compile"),
 )
 def import_(
     paths: Annotated[
         tuple[str, ...],
         Argument(
-            "Another fp8tune database; a CSV of published measurements; or configs that others tuned: a Triton cache, "
-            "JSON of Hugging Face kernels, vLLM or SGLang, a cache of flash-linear-attention, or a folder of them.",
+            "Another fp8tune database, also compressed (.db.xz); a CSV of published measurements; or configs that "
+            "others tuned: a Triton cache, JSON of Hugging Face kernels, vLLM or SGLang, a cache of "
+            "flash-linear-attention, or a folder of them.",
             metavar="PATH...",
         ),
     ] = (),
@@ -50,7 +53,7 @@ def import_(
     from fp8tune.export import published as foreign
     from fp8tune.render import contracts
     from fp8tune.render.progress import Display, SweepProgress
-    from fp8tune.store import importing
+    from fp8tune.store import archives, importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks as deciding
     from fp8tune.sweep import published
@@ -59,8 +62,10 @@ def import_(
         raise UsageError("nothing to import: give a database, a CSV file, or the configs of others")
     files = [Path(path) for path in paths]
     picks = {path: foreign.picks(path, notice, kernel) for path in files if foreign.is_foreign(path)}
-    loaded = {path: importing.load(path, published.lookup_key) for path in files if path not in picks}
-    with Store.open(database_to_write(db), create=True) as store:
+    with contextlib.ExitStack() as stack:
+        there = {path: stack.enter_context(archives.unpacked(path)) for path in files if path not in picks}
+        loaded = {path: importing.load(found, published.lookup_key) for path, found in there.items()}
+        store = stack.enter_context(Store.open(database_to_write(db), create=True))
         for path in files:
             if path in picks:
                 rows = foreign.Rows(store, device, notice).of(picks[path])

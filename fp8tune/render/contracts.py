@@ -16,6 +16,8 @@ from fp8tune.records import Device, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.export.merging import Merged
+    from fp8tune.store.compacting import Compacted
     from fp8tune.store.results import Tally
 
 Object = Mapping[str, object]
@@ -245,6 +248,21 @@ def fitting(found: CompiledKernel, each: Fitting) -> Object:
 def imported(path: str, added: int, already_there: int) -> Object:
     """What became of one file of ``import``, a line: the rows that were new, and those that were there before."""
     return {"path": path, "added": added, "already_there": already_there}
+
+
+def compacted(done: Compacted, archive: Path | None) -> Object:
+    """``compact``: what became of a database."""
+    return {
+        "path": redacted(str(done.path)),
+        "bytes_before": done.bytes_before,
+        "bytes_after": done.bytes_after,
+        "problems": done.problems,
+        "trials": done.trials,
+        "packed": done.packed,
+        "left_out": done.left_out,
+        "archive": None if archive is None else str(archive),
+        "archive_bytes": done.archive_bytes,
+    }
 
 
 def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[str, int]) -> Object:

@@ -580,6 +580,21 @@ DOCUMENTS: Mapping[str, Document] = {
         "The same, with the fewest configs that suffice.",
         (*SUMMARY, field("covering", "object", "the fewest configs", of=COVERING)),
     ),
+    "compacted": Document(
+        "compact",
+        "What became of a database.",
+        (
+            field("path", "text", "the file that was written"),
+            field("bytes_before", "integer", "the size of the database"),
+            field("bytes_after", "integer", "the size of the file that was written"),
+            field("problems", "integer", "packed ones, by problem, kernel version, device and kind"),
+            field("trials", "integer", "all there are"),
+            field("packed", "integer", "trials that are packed"),
+            field("left_out", "integer", "trials of screens whose samples were left out"),
+            field("archive", "text or null", "the archive; null if none was asked for"),
+            field("archive_bytes", "integer or null", "its size"),
+        ),
+    ),
     "recording": Document(
         "record, show --recording",
         "The kernels that a program ran.",

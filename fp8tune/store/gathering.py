@@ -10,6 +10,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Select,
+    Table,
     and_,
     false,
     func,
@@ -43,28 +45,27 @@ from fp8tune.records import (
 )
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
-from fp8tune.store.reading import Shared, codes
+from fp8tune.store.packed import POOL, Ids, Pool, is_empty
+from fp8tune.store.reading import Shared, chosen, codes
 from fp8tune.store.schema import (
     Calibrations,
     Candidates,
     ChecksUsed,
     Completions,
     Finals,
+    PackedTrials,
     ProblemFlops,
     Problems,
     Trials,
 )
-from fp8tune.store.summaries import Summary, summaries
-from fp8tune.store.unreadable import MissingRowError, readable
+from fp8tune.store.summaries import Summary, packed_summaries, summaries
+from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
 """All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
 
-_Ids = tuple[int, int, int, str]
-"""A pool's problem, version, device and kind."""
-
-_POOL = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
+_POOL = tuple(Candidates.c[name] for name in POOL)
 _COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
 _WITH_FINALS = select(Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
 _IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.id, Trials.c.stage == "final").exists()
@@ -72,7 +73,24 @@ _IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.i
 _Calibrated = Mapping[tuple[int | None, int], float]
 """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
 
+_FINALISTS, _OTHERS = "finalists", "others"
+"""Which candidates of a packed pool are read."""
+
 _KINDS = {str(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The ids of candidates, and of packed rows of the same problems, versions, devices and kinds."""
+
+    candidates: Select[Any]
+    packed: Select[Any] | None
+    """None where nothing is packed."""
+
+    def where(self, condition: Callable[[Table], Any]) -> Wanted:
+        """Those of which a condition is true, on either table."""
+        packed = None if self.packed is None else self.packed.where(condition(PackedTrials))
+        return Wanted(self.candidates.where(condition(Candidates)), packed)
 
 
 @dataclass(frozen=True)
@@ -115,17 +133,26 @@ class Gathering:
             checks=_checks(connection),
         )
 
-    def wanted(self, among: Select[Any], problems: Collection[Problem] | None, device: Device | None) -> Select[Any]:
-        """Of these candidates the ids of those on some problems and a device; None means any."""
+    def wanted(
+        self,
+        kernel: str | None,
+        arch: str | None,
+        kinds: Collection[Kind] | None,
+        problems: Collection[Problem] | None,
+        device: Device | None,
+    ) -> Wanted:
+        """The candidates of a kernel, an arch, kinds, problems and a device; None means any."""
+        packed = None if is_empty(self.connection) else chosen(kernel, arch, kinds, PackedTrials)
+        among = Wanted(chosen(kernel, arch, kinds), packed)
         if problems is not None:
             ids = [id for id, one in self.shared.problems.items() if one in problems]
-            among = among.where(Candidates.c.problem_id.in_(ids))
+            among = among.where(lambda of: of.c.problem_id.in_(ids))
         if device is not None:
-            ids = [id for id, one in self.shared.devices.items() if one == device]
-            among = among.where(Candidates.c.device_id.in_(ids))
+            on = [id for id, one in self.shared.devices.items() if one == device]
+            among = among.where(lambda of: of.c.device_id.in_(on))
         return among
 
-    def read_kept(self, wanted: Select[Any], keep: Keep, *, few: bool, finalists_only: bool) -> list[Evidence]:
+    def read_kept(self, wanted: Wanted, keep: Keep, *, few: bool, finalists_only: bool) -> list[Evidence]:
         """The records of the pools that ``keep`` returns. ``few``: these are not most of all candidates."""
         pools = self._pools(wanted, few=few)
         kept = {pool: pools[pool] for pool in keep(list(pools))}
@@ -133,23 +160,29 @@ class Gathering:
             wanted = wanted.where(_in_pools(kept.values()))
         return self._read_finalists(wanted, kept) if finalists_only else self.read(wanted)
 
-    def pools(self, wanted: Select[Any]) -> list[ComparableRows]:
+    def pools(self, wanted: Wanted) -> list[ComparableRows]:
         """Every pool of the wanted candidates, each with the time of its newest row."""
         return list(self._pools(wanted, few=False, dated=True))
 
-    def _pools(self, wanted: Select[Any], *, few: bool, dated: bool = False) -> dict[ComparableRows, _Ids]:
+    def _pools(self, wanted: Wanted, *, few: bool, dated: bool = False) -> dict[ComparableRows, Ids]:
         """Every pool of the wanted candidates. When it was last timed is looked up only where a problem has two."""
-        ids = wanted.with_only_columns(*_POOL).distinct()
-        found: list[_Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, ids)]
+        ids = wanted.candidates.with_only_columns(*_POOL).distinct()
+        found: list[Ids] = [(row[0], row[1], row[2], row[3]) for row in readable(self.connection, ids)]
+        packed = {}
+        if wanted.packed is not None:
+            listed = wanted.packed.with_only_columns(*(PackedTrials.c[name] for name in (*POOL, "newest")))
+            packed = {(row[0], row[1], row[2], row[3]): row[4] for row in readable(self.connection, listed)}
+            found += packed
         rivals = len({problem for problem, *_ in found}) < len(found)
-        newest = _last_timed(self.connection, wanted if few else None) if rivals or dated else {}
+        newest = _last_timed(self.connection, wanted.candidates if few else None) if rivals or dated else {}
+        newest |= {ids: moment for ids, moment in packed.items() if moment is not None}
         pools = {}
         for pool in found:
             with contextlib.suppress(MissingRowError):
                 pools[self._pool(pool, newest.get(pool, 0.0))] = pool
         return pools
 
-    def _pool(self, ids: _Ids, newest: float) -> ComparableRows:
+    def _pool(self, ids: Ids, newest: float) -> ComparableRows:
         problem, version, device, kind = ids
         return ComparableRows(
             problem=self.shared.problems[problem],
@@ -161,33 +194,60 @@ class Gathering:
             has_finals=(problem, version, device) in self.finals,
         )
 
-    def read(self, wanted: Select[Any]) -> list[Evidence]:
+    def read(self, wanted: Wanted) -> list[Evidence]:
         """The records of these candidates, by rising id."""
-        with _collecting_no_garbage():
-            rows = {row[0]: row for row in readable(self.connection, wanted.with_only_columns(*Candidates.c))}
-            found = []
-            for id, summary in summaries(self.connection, wanted):
-                if id in rows:
-                    with contextlib.suppress(MissingRowError):
-                        found.append(self._evidence(rows[id], summary))
-            return found
+        return self._read(wanted, lambda ids: None)
 
-    def _read_finalists(self, wanted: Select[Any], pools: Mapping[ComparableRows, _Ids]) -> list[Evidence]:
+    def _read(self, wanted: Wanted, part: Callable[[Ids], str | None]) -> list[Evidence]:
+        """Likewise; ``part``: of a packed pool which."""
+        with _collecting_no_garbage():
+            found = [*self._plain(wanted.candidates), *self._packed(wanted.packed, part)]
+            return [evidence for _, evidence in sorted(found, key=itemgetter(0))]
+
+    def _plain(self, wanted: Select[Any]) -> Iterator[tuple[int, Evidence]]:
+        rows = {row[0]: row for row in readable(self.connection, wanted.with_only_columns(*Candidates.c))}
+        for id, summary in summaries(self.connection, wanted):
+            if id in rows:
+                with contextlib.suppress(MissingRowError):
+                    yield id, self._evidence(rows[id], summary, self.codes.get(id))
+
+    def _packed(self, wanted: Select[Any] | None, part: Callable[[Ids], str | None]) -> Iterator[tuple[int, Evidence]]:
+        if wanted is None:
+            return
+        names = [column.name for column in Candidates.c]
+
+        def found(pool: Pool) -> tuple[dict[int, Any], list[tuple[int, Summary]], dict[int, Code]]:
+            only = part(pool.ids)
+            rows = {row[0]: row for row in pool.rows(Candidates, names)}
+            finalists = set() if only is None else pool.finalists()
+            among = {id for id in rows if only is None or (id in finalists) == (only == _FINALISTS)}
+            return rows, list(packed_summaries(pool, among)), pool.codes()
+
+        for rows, mine, known_codes in of_packed(self.connection, wanted, found):
+            for id, summary in mine:
+                with contextlib.suppress(MissingRowError):
+                    yield id, self._evidence(rows[id], summary, known_codes.get(id))
+
+    def _read_finalists(self, wanted: Wanted, pools: Mapping[ComparableRows, Ids]) -> list[Evidence]:
         """The same without the configs that finals left behind, unless no finalist is left to be picked."""
         if not self.finals:
             return self.read(wanted)
         had_finals = tuple_(Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id).in_(_WITH_FINALS)
-        found = self.read(wanted.where(or_(not_(had_finals), _IS_FINALIST)))
+        plain = wanted.candidates.where(or_(not_(had_finals), _IS_FINALIST))
+        found = self._read(Wanted(plain, wanted.packed), lambda ids: _FINALISTS if ids[:3] in self.finals else None)
         decided = {(item.problem, item.version, item.device) for item in found if item.finals and item.times_us}
         undecided = [
             ids
             for pool, ids in pools.items()
             if (pool.problem, pool.version, pool.device) not in decided and ids[:3] in self.finals
         ]
-        return found + (self.read(wanted.where(_in_pools(undecided), not_(_IS_FINALIST))) if undecided else [])
+        if not undecided:
+            return found
+        rest = wanted.where(_in_pools(undecided))
+        return found + self._read(Wanted(rest.candidates.where(not_(_IS_FINALIST)), rest.packed), lambda ids: _OTHERS)
 
-    def _evidence(self, row: Sequence[Any], summary: Summary) -> Evidence:
-        id, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
+    def _evidence(self, row: Sequence[Any], summary: Summary, code: Code | None) -> Evidence:
+        _, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
         registers, spill_bytes, shared_bytes, compile_s = row[10:]
         status, kind = self._status(summary, version), _KINDS[kind_name]
         screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
@@ -208,7 +268,7 @@ class Gathering:
             flops=self.flops.get(problem),
             source=source,
             note=note,
-            facts=Facts(registers, spill_bytes, shared_bytes, compile_s, self.codes.get(id)),
+            facts=Facts(registers, spill_bytes, shared_bytes, compile_s, code),
             check=self._check(summary, version),
             complete=self._is_complete(kind, version, device, problem),
             ceiling_gb_per_s=copy and self._ceiling(copy, device, kind_name),
@@ -275,7 +335,22 @@ def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str,
         rate <= 1e3 * most_gb_per_s,
         Candidates.c.problem_id.not_in(recorded),
     )
-    return float(connection.scalar(query.where(*wanted)) or 0.0) / 1e3
+    fastest = float(connection.scalar(query.where(*wanted)) or 0.0)
+    return max(fastest, _fastest_packed(connection, devices, kind, 1e3 * most_gb_per_s)) / 1e3
+
+
+def _fastest_packed(connection: Connection, devices: Sequence[int], kind: str, most_mb_per_s: float) -> float:
+    """The same of packed rows, in MB/s."""
+    if is_empty(connection):
+        return 0.0
+    of = PackedTrials.c
+    recorded = select(Problems.c.id).where(Problems.c.input_layout.startswith(RECORDED))
+    wanted = (of.device_id.in_(devices), of.kind == kind, of.problem_id.not_in(recorded))
+    stated = select(of.id, of.fastest_mb_per_s).where(*wanted, of.fastest_mb_per_s.is_not(None))
+    rates: dict[int, float] = {row.id: row.fastest_mb_per_s for row in readable(connection, stated)}
+    too_fast = select(of.id).where(of.id.in_([id for id, rate in rates.items() if rate > most_mb_per_s]))
+    others = of_packed(connection, too_fast, lambda pool: pool.fastest_mb_per_s(most_mb_per_s) or 0.0)
+    return max([0.0, *(rate for rate in rates.values() if rate <= most_mb_per_s), *others])
 
 
 def _ceilings(connection: Connection, name: str) -> dict[tuple[int | None, int], float]:
@@ -300,7 +375,7 @@ def _checks(connection: Connection) -> dict[tuple[int, int], str]:
     return {(row.sweep_id, row.version_id): row.check for row in readable(connection, query)}
 
 
-def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[_Ids, float]:
+def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[Ids, float]:
     """Of some candidates, or of all that there are: many are read faster than looked up."""
     times = select(Trials.c.candidate_id, func.max(Trials.c.created_at).label("newest"))
     if few is not None:
@@ -312,21 +387,20 @@ def _last_timed(connection: Connection, few: Select[Any] | None) -> dict[_Ids, f
     return {(row[0], row[1], row[2], row[3]): row[4] for row in connection.execute(query.group_by(*_POOL))}
 
 
-def _in_pools(pools: Iterable[_Ids]) -> Any:
-    """The condition that a candidate belongs to one of these pools."""
+def _in_pools(pools: Iterable[Ids]) -> Callable[[Table], Any]:
+    """The condition that a candidate, or a packed row, belongs to one of these pools."""
     problems: dict[tuple[int, int, str], list[int]] = {}
     for problem, version, device, kind in pools:
         problems.setdefault((version, device, kind), []).append(problem)
-    same = [
-        and_(
-            Candidates.c.version_id == version,
-            Candidates.c.device_id == device,
-            Candidates.c.kind == kind,
-            Candidates.c.problem_id.in_(ids),
-        )
-        for (version, device, kind), ids in problems.items()
-    ]
-    return or_(false(), *same)
+
+    def among_them(of: Table) -> Any:
+        same = [
+            and_(of.c.version_id == version, of.c.device_id == device, of.c.kind == kind, of.c.problem_id.in_(ids))
+            for (version, device, kind), ids in problems.items()
+        ]
+        return or_(false(), *same)
+
+    return among_them
 
 
 @contextlib.contextmanager

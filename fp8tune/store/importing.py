@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
-from fp8tune.store import published
+from fp8tune.store import archives, published
 from fp8tune.store.columns import ARCH, UNSTATED
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
@@ -95,7 +95,8 @@ def load(path: Path, lookup_key: LookupKey = _no_lookup_key) -> Loaded:
 
 def import_file(store: Store, path: Path, *, lookup_key: LookupKey = _no_lookup_key) -> ImportReport:
     """:func:`load` a file and store it: where either fails, nothing is written."""
-    return load(path, lookup_key).store(store)
+    with archives.unpacked(path) as found:
+        return load(found, lookup_key).store(store)
 
 
 def read_published(path: Path, lookup_key: LookupKey = _no_lookup_key) -> list[Row]:

@@ -120,6 +120,10 @@ def _drop_columns(table: Table, connection: Connection) -> None:
         connection.execute(text(f'ALTER TABLE {table.name} DROP COLUMN "{name}"'))
 
 
+def _add_nothing(connection: Connection) -> None:
+    """The table is made with all others; an older fp8tune would read a compacted database as if it were empty."""
+
+
 MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     "round in the index": _add_round_to_the_index,
     "commands without passwords": _remove_passwords,
@@ -131,6 +135,7 @@ MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     "source hashes of kernels that take an alignment": partial(
         _rename_hashes, "source hashes of kernels that take an alignment"
     ),
+    "trials may be packed": _add_nothing,
 }
 """In the order in which they are applied. A name is what databases record: it never changes."""
 

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, func, select
 
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes, Subject
 from fp8tune.store.columns import LARGEST_NUMBER
-from fp8tune.store.reading import candidates_of
-from fp8tune.store.schema import Configs, Finals, Sweeps, Trials, Workers
-from fp8tune.store.summaries import Block, summaries
-from fp8tune.store.unreadable import ById, MissingRowError, readable
+from fp8tune.store.reading import candidates_of, packed_of
+from fp8tune.store.schema import Candidates, Configs, Finals, Sweeps, Trials, Workers
+from fp8tune.store.summaries import Block, packed_summaries, summaries
+from fp8tune.store.unreadable import ById, MissingRowError, packed_pools, readable
 
 Counted = Mapping[tuple[int, int, int], tuple[int, FinalsRun]]
 """The ids of a problem, a kernel version and a device -> the sweep's id and its finals."""
@@ -73,9 +73,16 @@ def of_sweep(connection: Connection, subject: Subject, sweep: int) -> dict[Named
     """Config -> what one sweep's finals of a problem timed so far, ended or not."""
     mine = candidates_of(subject)
     configs = {row.id: row.items or NamedInts() for row in readable(connection, mine.add_columns(Configs.c["items"]))}
+    timed = list(summaries(connection, mine))
+    for pool in packed_pools(connection, packed_of(subject)):
+        ids = dict(pool.rows(Candidates, ("id", "config_id")))
+        items = select(Configs.c.id, Configs.c["items"]).where(Configs.c.id.in_(set(ids.values())))
+        by_id = {row.id: row.items or NamedInts() for row in readable(connection, items)}
+        configs |= {candidate: by_id[config] for candidate, config in ids.items() if config in by_id}
+        timed += packed_summaries(pool)
     names = process_names(connection)
     found: dict[NamedInts, list[Timed]] = {}
-    for candidate, summary in summaries(connection, mine):
+    for candidate, summary in timed:
         for (stage, of, worker), blocks in sorted(summary.finals.items()):
             if of == sweep and candidate in configs:
                 with contextlib.suppress(MissingRowError):
@@ -87,5 +94,10 @@ def tick_us(connection: Connection, subject: Subject, sweep: int) -> float | Non
     """The smallest step between two samples of a block in one sweep's finals of a problem; None where unknown."""
     mine = (Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.sweep_id == sweep, Trials.c.stage != "screen")
     is_number = Trials.c.tick_us.between(0, LARGEST_NUMBER)  # no text is
-    found: float | None = connection.scalar(select(func.min(Trials.c.tick_us)).where(*mine, is_number))
-    return found
+    ticks: list[float | None] = [connection.scalar(select(func.min(Trials.c.tick_us)).where(*mine, is_number))]
+    for pool in packed_pools(connection, packed_of(subject)):
+        ticks += [
+            tick if of == sweep and stage != "screen" else None
+            for tick, of, stage in pool.rows(Trials, ("tick_us", "sweep_id", "stage"))
+        ]
+    return min((tick for tick in ticks if tick is not None), default=None)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from statistics import median
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +35,7 @@ from fp8tune.records import (
 )
 from fp8tune.store import database, optional, references, unreadable
 from fp8tune.store.columns import unpack_samples
+from fp8tune.store.packed import POOL
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
     FACTS,
@@ -44,6 +47,7 @@ from fp8tune.store.schema import (
     Devices,
     KernelVersions,
     LookupKeys,
+    PackedTrials,
     Problems,
     PublishedOperations,
     RecordedLaunches,
@@ -51,7 +55,7 @@ from fp8tune.store.schema import (
     Trials,
     Workers,
 )
-from fp8tune.store.unreadable import ById, MissingRowError, readable, stream
+from fp8tune.store.unreadable import ById, MissingRowError, packed_pools, readable, stream
 from fp8tune.store.writing import Writer
 
 
@@ -90,6 +94,9 @@ class Connected:
             self._writer.forget()
             raise
 
+
+Samples = tuple[float, ...]
+"""Times in us."""
 
 Of = TypeVar("Of", bound=Connected)
 Given = ParamSpec("Given")
@@ -172,7 +179,9 @@ class Reading(Connected):
             .order_by(Trials.c.created_at, Trials.c.id)
         )
         by_config: dict[NamedInts, list[tuple[Any, Ended]]] = {}
-        for row in readable(self._connection, query):
+        wanted = {column.name: value for column, value in given.items() if value is not None}
+        packed = _packed_trials(self._connection, packed_of(subject, subject.kind), wanted)
+        for row in itertools.chain(readable(self._connection, query), packed):
             by = checked.get((row.sweep_id, row.version_id), "")
             ended = Ended(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
             if not (reference and references.is_outdated(ended.status, by, reference)):
@@ -182,23 +191,35 @@ class Reading(Connected):
     @reads
     def commit(self, subject: Subject) -> str:
         """The git commit of the working tree that last timed a problem; empty outside git."""
+        timed = (Trials.c.created_at, Trials.c.id, Trials.c.worker_id)
         query = (
-            select(Workers.c.commit)
-            .join(Trials, Trials.c.worker_id == Workers.c.id)
+            select(*timed)
             .where(Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.time_us.is_not(None))
             .order_by(Trials.c.created_at.desc(), Trials.c.id.desc())
         )
-        return str(self._connection.scalar(query.limit(1)) or "")
+        found = [tuple(row) for row in self._connection.execute(query.limit(1))]
+        for pool in packed_pools(self._connection, packed_of(subject)):
+            rows = pool.rows(Trials, ("created_at", "id", "worker_id", "time_us"))
+            found += [row[:3] for row in rows if row[3] is not None]
+        if not found:
+            return ""
+        *_, worker = max(found)
+        return str(self._connection.scalar(select(Workers.c.commit).where(Workers.c.id == worker)) or "")
 
     @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Every problem with the newest kernel version that was tried on it, on each device."""
         shared = Shared.load(self._connection)
-        ids = (Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id, Candidates.c.kind)
-        tried_here = chosen(kernel, arch, [kind for kind in Kind if kind is not Kind.PUBLISHED])
-        query = select(*ids).where(Candidates.c.id.in_(tried_here)).group_by(*ids).order_by(func.max(Candidates.c.id))
+        kinds = [kind for kind in Kind if kind is not Kind.PUBLISHED]
+        ids = [Candidates.c[name] for name in POOL]
+        query = select(*ids, func.max(Candidates.c.id)).where(Candidates.c.id.in_(chosen(kernel, arch, kinds)))
+        found = [tuple(row) for row in self._connection.execute(query.group_by(*ids))]
+        if optional.is_there(self._connection, PackedTrials):
+            of = PackedTrials
+            listed = select(*(of.c[name] for name in POOL), of.c.last_candidate)
+            found += readable(self._connection, listed.where(of.c.id.in_(chosen(kernel, arch, kinds, of))))
         newest: dict[object, Subject] = {}
-        for problem, version_id, device, kind in self._connection.execute(query):
+        for problem, version_id, device, kind, _ in sorted(found, key=itemgetter(4)):
             if (version := shared.versions[version_id]) is not None:
                 subject = Subject(version, shared.devices[device], Kind(kind), shared.problems[problem])
                 newest[subject.device, subject.kind, subject.problem] = subject
@@ -214,9 +235,40 @@ class Reading(Connected):
         return {row.name: row.value for row in rows}
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
-        """Every trial with all that is kept of it, samples included, in the order stored."""
+        """Every trial with all that is kept of it, samples included, in the order stored; packed ones last."""
         with self._transaction():
             yield from _rows(self._connection, kernel, arch)
+
+    @reads
+    def samples(self, subject: Subject, stage: str = "final") -> dict[NamedInts, dict[tuple[str, int], Samples]]:
+        """Config -> (process, round) -> the samples in us of that block; of a stage of a problem, packed or not.
+
+        Of several sweeps, those of the last. Blocks without samples are left out: of the screen none are kept in a
+        database that was compacted.
+        """
+        shared = Shared.load(self._connection)
+        found: dict[NamedInts, dict[tuple[str, int], Samples]] = {}
+        columns = (Trials.c.id, Trials.c.round, Trials.c.samples, Candidates.c.config_id, Workers.c.process)
+        query = (
+            select(*columns)
+            .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
+            .join(Workers, Workers.c.id == Trials.c.worker_id)
+            .where(Candidates.c.id.in_(candidates_of(subject)), Candidates.c.kind == str(subject.kind))
+            .where(Trials.c.stage == stage)
+        )
+        blocks = [
+            (shared.configs.get(row.config_id), (row.process, row.round), unpack_samples(row.samples))
+            for row in readable(self._connection, query.order_by(Trials.c.id))
+        ]
+        blocks += [
+            (row.config, (row.process, row.round), row.outcome.samples_us)
+            for row in _packed_rows(self._connection, shared, packed_of(subject, subject.kind))
+            if row.stage == stage
+        ]
+        for config, place, samples_us in blocks:
+            if samples_us:
+                found.setdefault(config or NamedInts(), {})[place] = samples_us
+        return found
 
     @reads
     def published(self) -> list[Published]:
@@ -250,14 +302,14 @@ class Reading(Connected):
     @reads
     def arches(self) -> list[str]:
         """Arches that have rows, sorted."""
-        query = select(Devices.c.arch).distinct().join(Candidates, Candidates.c.device_id == Devices.c.id)
-        return sorted({row.arch for row in readable(self._connection, query)})
+        query = select(Devices.c.arch).distinct()
+        return sorted({row.arch for row in self._having_rows(query, Devices, "device_id")})
 
     @reads
     def kernels(self) -> list[str]:
         """Kernels that have rows, sorted."""
-        query = select(Problems.c.kernel).distinct().join(Candidates, Candidates.c.problem_id == Problems.c.id)
-        return sorted({row.kernel for row in readable(self._connection, query)})
+        query = select(Problems.c.kernel).distinct()
+        return sorted({row.kernel for row in self._having_rows(query, Problems, "problem_id")})
 
     @reads
     def counts(self, without: Collection[ComparableRows] = ()) -> dict[tuple[str, Kind], int]:
@@ -271,11 +323,15 @@ class Reading(Connected):
             .where(Candidates.c.kind.in_(list(map(str, Kind))))
             .group_by(*ids)
         )
+        found = [tuple(row) for row in self._connection.execute(query)]
+        if optional.is_there(self._connection, PackedTrials):
+            packed = select(*(PackedTrials.c[name] for name in POOL), PackedTrials.c.trials)
+            found += readable(self._connection, packed)
         counts: dict[tuple[str, Kind], int] = {}
         arches = {row.id: row.arch for row in readable(self._connection, select(Devices.c.id, Devices.c.arch))}
         shared = Shared.load(self._connection) if without else None
         left_out = {(rows.problem, rows.version, rows.device, rows.kind) for rows in without}
-        for problem, version, device, kind, number in self._connection.execute(query):
+        for problem, version, device, kind, number in found:
             if device not in arches:
                 continue
             if shared and _ids_named(shared, problem, version, device, kind) in left_out:
@@ -287,14 +343,20 @@ class Reading(Connected):
     @reads
     def timed_sources(self) -> dict[str, set[str]]:
         """Kernel -> the source hashes of its code that have rows from a GPU."""
-        query = (
-            select(KernelVersions.c.kernel, KernelVersions.c.source_hash)
-            .join(Candidates, Candidates.c.version_id == KernelVersions.c.id)
-            .where(Candidates.c.kind == str(Kind.MEASURED), KernelVersions.c.source_hash != "")
-        )
+        query = select(KernelVersions.c.kernel, KernelVersions.c.source_hash).distinct()
+        query = query.where(KernelVersions.c.source_hash != "")
         found: dict[str, set[str]] = {}
-        for row in readable(self._connection, query.distinct()):
+        for row in self._having_rows(query, KernelVersions, "version_id", Kind.MEASURED):
             found.setdefault(row.kernel, set()).add(row.source_hash)
+        return found
+
+    def _having_rows(self, query: Select[Any], table: Table, column: str, kind: Kind | None = None) -> list[Any]:
+        """Of rows that candidates refer to by a column, those to which any does, packed or not."""
+        found: list[Any] = []
+        for of in (Candidates, PackedTrials):
+            if optional.is_there(self._connection, of):
+                mine = query.join(of, of.c[column] == table.c.id)
+                found += readable(self._connection, mine if kind is None else mine.where(of.c.kind == str(kind)))
         return found
 
 
@@ -334,8 +396,9 @@ class Shared:
         )
 
 
-def _items(connection: Connection, table: Table) -> ById:
-    return ById(connection, table, readable(connection, select(table.c.id, table.c["items"])))
+def _items(connection: Connection, table: Table, ids: Collection[int] | None = None) -> ById:
+    query = select(table.c.id, table.c["items"])
+    return ById(connection, table, readable(connection, query if ids is None else query.where(table.c.id.in_(ids))))
 
 
 def _records(connection: Connection, table: Table, record: type[Any], id: str = "id") -> Iterable[tuple[int, Any]]:
@@ -350,15 +413,15 @@ def codes(connection: Connection) -> dict[int, Code]:
     return dict(_records(connection, Codes, Code, "candidate_id"))
 
 
-def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None) -> Select[Any]:
-    """The ids of the candidates of a kernel, an arch and kinds; None means any."""
-    query = select(Candidates.c.id)
+def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None, of: Table = Candidates) -> Select[Any]:
+    """The ids of the candidates, or of the packed rows, of a kernel, an arch and kinds; None means any."""
+    query = select(of.c.id)
     if kernel is not None:
-        query = query.where(Candidates.c.problem_id.in_(select(Problems.c.id).where(Problems.c.kernel == kernel)))
+        query = query.where(of.c.problem_id.in_(select(Problems.c.id).where(Problems.c.kernel == kernel)))
     if arch is not None:
-        query = query.where(Candidates.c.device_id.in_(select(Devices.c.id).where(Devices.c.arch == arch)))
+        query = query.where(of.c.device_id.in_(select(Devices.c.id).where(Devices.c.arch == arch)))
     if kinds is not None:
-        query = query.where(Candidates.c.kind.in_([str(kind) for kind in kinds]))
+        query = query.where(of.c.kind.in_([str(kind) for kind in kinds]))
     return query
 
 
@@ -373,6 +436,40 @@ def candidates_of(subject: Subject) -> Select[Any]:
         .where(Candidates.c.device_id.in_(device_ids(subject.device)))
         .where(Candidates.c.problem_id.in_(_problem_ids(subject.problem)))
     )
+
+
+def packed_of(subject: Subject, kind: Kind | None = None) -> Select[Any]:
+    """The ids of the packed rows of one problem, kernel version and device; of any kind if none is given."""
+    of, version = PackedTrials, subject.version
+    versions = select(KernelVersions.c.id).where(
+        KernelVersions.c.kernel == version.kernel, KernelVersions.c.source_hash == version.source_hash
+    )
+    query = select(of.c.id).where(
+        of.c.version_id.in_(versions),
+        of.c.device_id.in_(device_ids(subject.device)),
+        of.c.problem_id.in_(_problem_ids(subject.problem)),
+    )
+    return query if kind is None else query.where(of.c.kind == str(kind))
+
+
+def _packed_trials(connection: Connection, wanted: Select[Any], given: Mapping[str, Any]) -> Iterator[Any]:
+    """The trials of packed rows that have the values given, with their candidates and configs, oldest first."""
+    for pool in packed_pools(connection, wanted):
+        configs = _items(connection, Configs, pool.refers_to(Configs))
+        found = [row for row in pool.joined() if all(getattr(row, name) == value for name, value in given.items())]
+        for row in sorted(found, key=attrgetter("created_at", "id")):
+            with contextlib.suppress(MissingRowError):
+                yield _Tried(row, configs[row.config_id])
+
+
+class _Tried:
+    """A packed trial with its config."""
+
+    def __init__(self, row: Any, items: NamedInts | None) -> None:
+        self._row, self.items = row, items
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._row, name)
 
 
 def device_ids(device: Device) -> Select[Any]:
@@ -405,19 +502,31 @@ def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Itera
     )
     for found in stream(connection, query, Trials.c.id):
         try:
-            row = _row(found, shared, known_codes.get(found.candidate_id))
+            row = _row(found, shared, known_codes.get(found.candidate_id), unpack_samples(found.samples), found)
         except MissingRowError:  # named already
             continue
         except DatabaseError as error:
             unreadable.leave_out(connection, Trials, found.id, str(error))
             continue
         yield row
+    yield from _packed_rows(connection, shared, chosen(kernel, arch, None, PackedTrials))
 
 
-_SAME_NAME = ("bytes_moved", "commit", "source", "note", "stage", "round", "process", "position")
+def _packed_rows(connection: Connection, shared: Shared, wanted: Select[Any]) -> Iterator[Row]:
+    query = select(Workers.c.id, Workers.c.process, Workers.c.commit)
+    workers = ById(connection, Workers, ((row.id, row) for row in readable(connection, query)))
+    for pool in packed_pools(connection, wanted):
+        known_codes = pool.codes()
+        for found in pool.joined(samples=True):
+            with contextlib.suppress(MissingRowError):
+                code, worker = known_codes.get(found.candidate_id), workers[found.worker_id]
+                yield _row(found, shared, code, found.samples_us, worker)
 
 
-def _row(found: Any, shared: Shared, code: Code | None) -> Row:
+_SAME_NAME = ("bytes_moved", "source", "note", "stage", "round", "position")
+
+
+def _row(found: Any, shared: Shared, code: Code | None, samples_us: Samples, worker: Any) -> Row:
     return Row(
         problem=shared.problems[found.problem_id],
         config=shared.configs[found.config_id],
@@ -427,7 +536,7 @@ def _row(found: Any, shared: Shared, code: Code | None) -> Row:
             status=Status(found.status),
             time_us=found.time_us,
             reason=found.reason,
-            samples_us=unpack_samples(found.samples),
+            samples_us=samples_us,
             tick_us=found.tick_us,
             facts=Facts(**{name: getattr(found, name) for name in FACTS}, code=code),
             telemetry=Telemetry(*(getattr(found, name) for name in Telemetry.__dataclass_fields__)),
@@ -435,4 +544,6 @@ def _row(found: Any, shared: Shared, code: Code | None) -> Row:
         version=shared.versions[found.version_id],
         lookup_key=shared.lookup_keys[found.lookup_key_id],
         **{name: getattr(found, name) for name in _SAME_NAME},
+        process=worker.process,
+        commit=worker.commit,
     )

@@ -31,16 +31,16 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, picks, process_times, unreadable
+from fp8tune.store import database, migrations, optional, packed, picks, process_times, unreadable
 from fp8tune.store.gathering import Gathering, Keep
-from fp8tune.store.reading import Reading, chosen, reads, writes
+from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
-    Candidates,
     ChecksUsed,
     Completions,
     Devices,
     Finals,
+    PackedTrials,
     ProblemFlops,
     PublishedOperations,
     RecordedLaunches,
@@ -48,7 +48,7 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
-from fp8tune.store.unreadable import RowName, readable
+from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
@@ -277,7 +277,7 @@ class Store(Reading):
         what reached them.
         """
         gathering = Gathering.begin(self._connection, COPY_CEILING)
-        wanted = gathering.wanted(chosen(kernel, arch, kinds), problems, device)
+        wanted = gathering.wanted(kernel, arch, kinds, problems, device)
         if keep is None:
             return gathering.read(wanted)
         return gathering.read_kept(wanted, keep, few=problems is not None, finalists_only=finalists_only)
@@ -294,14 +294,14 @@ class Store(Reading):
     ) -> list[ComparableRows]:
         """What :meth:`evidence` would offer to ``keep``: all rows that may be compared with each other, as one."""
         gathering = Gathering.begin(self._connection, COPY_CEILING)
-        return gathering.pools(gathering.wanted(chosen(kernel, arch, kinds), problems, device))
+        return gathering.pools(gathering.wanted(kernel, arch, kinds, problems, device))
 
     @reads
     def timed_with(self) -> list[Versions]:
         """The versions that rows from a GPU were timed with, sorted."""
-        query = select(Devices.c.torch, Devices.c.triton).join(Candidates, Candidates.c.device_id == Devices.c.id)
-        rows = readable(self._connection, query.where(Candidates.c.kind == str(Kind.MEASURED)).distinct())
-        return sorted(Versions(row.torch, row.triton) for row in rows)
+        query = select(Devices.c.torch, Devices.c.triton).distinct()
+        rows = self._having_rows(query, Devices, "device_id", Kind.MEASURED)
+        return sorted({Versions(row.torch, row.triton) for row in rows})
 
     # Picks, as they were decided
 
@@ -359,12 +359,22 @@ class Store(Reading):
         try:
             for row in self._connection.execute(query, execution_options={"yield_per": _YIELD}).mappings():
                 yield dict(row)
+            if table in packed.TABLES:
+                names = list(table.c.keys())
+                for pool in packed.pools(self._connection, select(PackedTrials.c.id), _refuse):
+                    for found in pool.rows(table, names):
+                        yield dict(zip(names, found, strict=True))
         except DatabaseError:
             if row_and_reason := unreadable.first(self._connection, table):
                 raise DatabaseError(
                     f"{row_and_reason}; nothing was imported: run fp8tune forget --unreadable --db THAT_FILE first"
                 ) from None
             raise
+
+
+def _refuse(table: Table, id: int, reason: str) -> None:
+    """Raise DatabaseError for a row that cannot be read."""
+    raise DatabaseError(reason)
 
 
 def _is_older(connection: Connection, label: str, *, create: bool) -> bool:

@@ -72,8 +72,9 @@ METADATA = MetaData()
 _Type = TypeEngine[Any] | type[TypeEngine[Any]]
 
 
-def _table(name: str, *parts: SchemaItem) -> Table:
-    return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts)
+def _table(name: str, *parts: SchemaItem, keeps_ids: bool = False) -> Table:
+    """``keeps_ids``: the id of a row that is gone, or packed, is not given to another."""
+    return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts, sqlite_autoincrement=keeps_ids)
 
 
 def _column(name: str, kind: _Type) -> Column[Any]:
@@ -195,6 +196,7 @@ Candidates = _table(
     Column("bytes_moved", Count),
     *_fields(Facts, without=["code"], whole=Count),
     UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),
+    keeps_ids=True,
 )
 """One config of one kernel version on one problem and device, with the compiler's facts of its first trial."""
 
@@ -222,6 +224,7 @@ Trials = _table(
     _column("samples", LargeBinary),
     UniqueConstraint("candidate_id", "sweep_id", "stage", "round", "worker_id"),
     Index("summary", "candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"),
+    keeps_ids=True,
 )
 """One trial. ``created_at``: seconds since the epoch; samples: see :func:`fp8tune.store.columns.pack_samples`.
 
@@ -229,6 +232,28 @@ Trials = _table(
 """
 
 _SUBJECT = ("kernel_versions", "devices", "problems")
+
+PackedTrials = _table(
+    "packed_trials",
+    *_refer_to(*_SUBJECT),
+    _column("kind", Text("kind", re.compile("|".join(Kind)))),
+    _column("candidates", Count),
+    _column("trials", Count),
+    _column("last_candidate", Count),
+    Column("newest", Finite),
+    Column("fastest_mb_per_s", Finite),
+    _column("columns", LargeBinary),
+    _column("samples", LargeBinary),
+    UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
+)
+"""All that ``candidates``, ``codes`` and ``trials`` held of one finished problem, kernel version, device and kind.
+
+``fp8tune compact`` packs them; whatever adds a trial unpacks them first, with the ids that they had. ``columns`` holds
+what each row said, see :mod:`fp8tune.store.packed`; ``samples`` those of finals alone, see
+:func:`fp8tune.store.packing.pack_blocks`. ``candidates`` and ``trials`` say how many there are, ``last_candidate`` the
+largest id, ``newest`` when the last time was stored, in seconds since the epoch, ``fastest_mb_per_s`` the highest rate
+of a candidate: bytes moved over the mean of its blocks.
+"""
 
 Completions = _table(
     "completions",

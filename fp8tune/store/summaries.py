@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Double, Integer, Select, String, select, type
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.store import unreadable
+from fp8tune.store.packed import Pool
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import STAGES, Trials
 
@@ -64,6 +65,14 @@ def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple
     except DatabaseError:  # a text that the driver cannot read, if no worse damage
         with unreadable.any_text(connection):
             yield from _summaries(connection, query if last is None else query.where(Trials.c.candidate_id > last))
+
+
+def packed_summaries(pool: Pool, among: Container[int] | None = None) -> Iterator[tuple[int, Summary]]:
+    """The summary of every candidate of a packed pool, or of some, by rising id."""
+    rows = sorted(pool.rows(Trials, _COLUMNS), key=itemgetter(0))
+    for candidate, mine in itertools.groupby(rows, itemgetter(0)):
+        if among is None or candidate in among:
+            yield candidate, _summary(mine)
 
 
 def _summaries(connection: Connection, query: Select[Any]) -> Iterator[tuple[int, Summary]]:

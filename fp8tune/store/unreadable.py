@@ -12,7 +12,7 @@ import logging
 import re
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Boolean,
@@ -34,9 +34,10 @@ from sqlalchemy.types import NullType, TypeDecorator
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Status
-from fp8tune.store import optional
+from fp8tune.store import optional, packed
 from fp8tune.store.columns import LONGEST_US
-from fp8tune.store.schema import METADATA, STAGES, Trials
+from fp8tune.store.packed import Note, Pool
+from fp8tune.store.schema import METADATA, STAGES, PackedTrials, Trials
 
 NAMED_AT_ONCE = 10  # rows that are named one by one
 
@@ -92,8 +93,24 @@ def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
         return list(one_by_one(connection, query))
 
 
-Note = Callable[[Table, int, str], None]
-"""Takes an unreadable row: its table, its id, the reason."""
+def packed_pools(connection: Connection, wanted: Select[Any]) -> Iterator[Pool]:
+    """The packed rows whose ids a query selects; those that cannot be read are noted and left out."""
+    return packed.pools(connection, wanted, functools.partial(leave_out, connection))
+
+
+Made = TypeVar("Made")
+
+
+def of_packed(connection: Connection, wanted: Select[Any], make: Callable[[Pool], Made]) -> Iterator[Made]:
+    """What ``make`` makes of each packed row; those of which it cannot are noted and left out."""
+    note = functools.partial(leave_out, connection)
+    for pool in packed.pools(connection, wanted, note, check=False):
+        try:
+            made = make(pool)
+        except DatabaseError as error:
+            note(PackedTrials, pool.id, str(error))
+            continue
+        yield made
 
 
 def stream(connection: Connection, query: Select[Any], by: Column[Any], note: Note | None = None) -> Iterator[Any]:
@@ -174,6 +191,12 @@ def find(connection: Connection) -> dict[RowName, str]:
             for id in connection.execute(select(type_coerce(column, NullType())).where(~row).distinct()).scalars():
                 if isinstance(id, int):  # what is no id was found above
                     note(parent, id, _MISSING)
+    parents = {parent for table in packed.TABLES for _, parent in _references(table)}.difference(packed.TABLES)
+    ids = {parent: set(connection.execute(select(parent.c.id)).scalars()) for parent in parents}
+    for pool in packed.pools(connection, select(PackedTrials.c.id), note):
+        for parent, there_are in ids.items():
+            for id in sorted(pool.refers_to(parent) - there_are):
+                note(parent, id, _MISSING)
     return found
 
 
@@ -202,6 +225,8 @@ def parse_name(text: str) -> RowName:
 
 
 def _remove(connection: Connection, table: Table, ids: Sequence[int], removed: dict[str, int]) -> None:
+    if table is not PackedTrials and ids:
+        packed.unpack_referring(connection, table, ids)
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
         for child in _TABLES:

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import sqlite
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Finalist, KernelVersion, NamedInts, Pick, Problem, Published, Row, Subject
+from fp8tune.store import packed
 from fp8tune.store.columns import UNSTATED, pack_samples
 from fp8tune.store.schema import (
     FACTS,
@@ -27,6 +28,7 @@ from fp8tune.store.schema import (
     Devices,
     KernelVersions,
     LookupKeys,
+    PackedTrials,
     ProblemFlops,
     Problems,
     PublishedOperations,
@@ -38,7 +40,7 @@ from fp8tune.store.schema import (
 _ROWS: tuple[Table, ...] = (Trials, PublishedOperations)
 """Tables of what was timed, here or by others: what an import counts."""
 
-_SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and table not in _ROWS]
+_SHARED = [table for table in METADATA.sorted_tables if "id" in table.c and table not in (*_ROWS, PackedTrials)]
 """Tables that other tables refer to, or that say something once; each after those it refers to."""
 
 _DECLARED = (KernelVersions, RecordedLaunches, ProblemFlops, ChecksUsed)
@@ -59,10 +61,12 @@ class Writer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ids: dict[Hashable, int] = {}
+        self._packed: set[packed.Ids] | None = None
 
     def forget(self) -> None:
         """Drop remembered ids: after a transaction was rolled back they may name rows that are not there."""
         self._ids.clear()
+        self._packed = None
 
     def device_id(self, device: Device) -> int:
         """The id of a device, inserted where there is none; likewise the methods below."""
@@ -184,6 +188,7 @@ class Writer:
 
     def _find_candidate(self, row: Row) -> int:
         key = self._candidate_key(row)
+        self._unpack(key)
         lookup_key_id = self._ints_id(LookupKeys, row.lookup_key)
         facts = {name: getattr(row.outcome.facts, name) for name in FACTS} | {"bytes_moved": row.bytes_moved}
         newer = facts if row.lookup_key is None else facts | {"lookup_key_id": lookup_key_id}
@@ -192,11 +197,25 @@ class Writer:
             self.id(Codes, {"candidate_id": candidate}, vars(code), newer=vars(code))
         return candidate
 
+    def _unpack(self, candidate: Values) -> None:
+        """Make plain rows of the packed trials that a candidate belongs to."""
+        of = PackedTrials.c
+        if self._packed is None:  # what is packed never grows while the database is open
+            query = select(*(of[name] for name in packed.POOL))
+            self._packed = {(row[0], row[1], row[2], row[3]) for row in self._connection.execute(query)}
+        pool = (candidate["problem_id"], candidate["version_id"], candidate["device_id"], candidate["kind"])
+        if pool in self._packed:
+            same = (of[name] == value for name, value in zip(packed.POOL, pool, strict=True))
+            packed.unpack(self._connection, select(of.id).where(*same))
+            self._packed.remove(pool)
+
     def _ints_id(self, table: Table, items: NamedInts | None) -> int:
         return self.id(table, {"canonical": UNSTATED if items is None else items.canonical}, {"items": items})
 
     def _merged_id(self, table: Table, row: Values, ids: Mapping[str, Mapping[int, int]]) -> int:
         values = _translated(table, row, ids)
+        if table is Candidates:
+            self._unpack(values)
         key = {name: values.pop(name) for name in _unique_names(table)}
         newer = {name: values[name] for name in FACTS} if table is Candidates else None
         if table in _DECLARED and self._yields_to(table, key, values):
