@@ -111,13 +111,14 @@ def test_rows_that_come_later_make_them_stale(path: Path, tmp_path: Path) -> Non
         assert len(store.kept_picks().picks) == 3
         assert len(picks.read(store).picks) == 4
     assert {one["is_current"] for one in select(path, "SELECT * FROM v_picks")} == {0}
-    found = doctor.check_database(str(path))
-    (stale,) = (finding for finding in found if "picks kept for SQL" in finding.what)
+    with Store.open(str(path), writable=False) as store:
+        (stale,) = doctor.check_picks(str(path), store)
     assert stale.fix == f"fp8tune doctor --repair --db {path}"
     assert [finding.what for finding in repair(str(path))][-1] == f"{path}: its picks were decided anew"
     assert {one["is_current"] for one in select(path, "SELECT * FROM v_picks")} == {1}
     assert len(select(path, "SELECT * FROM v_picks")) == 4
-    assert not [finding for finding in doctor.check_database(str(path)) if "picks kept" in finding.what]
+    with Store.open(str(path), writable=False) as store:
+        assert not [*doctor.check_picks(str(path), store)]
     assert len(repair(str(path))) == 1
 
 
