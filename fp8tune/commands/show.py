@@ -203,13 +203,13 @@ def _show_recording(options: ShowOptions, path: str) -> None:
 
 def _show_picks(options: ShowOptions) -> None:
     from fp8tune.choose import incumbents, ranking
-    from fp8tune.choose.overview import overview
     from fp8tune.choose.wanted import ordered
     from fp8tune.render.evidence import print_single_bests
-    from fp8tune.render.overview import print_overview
     from fp8tune.render.winners import print_winners
 
     is_table = options.format in (Format.TABLE, Format.MARKDOWN)
+    if is_table and not options.kernels and not options.rows_only and _show_overview(options):
+        return
     with_losses = bool(options.kernels) and options.format is Format.TABLE and not options.rows_only
     given: dict[str, Any] = {"keep": ranking.competing, "finalists_only": not with_losses}
     evidence, db = _evidence(options, **given, kinds=TIMED)
@@ -217,14 +217,26 @@ def _show_picks(options: ShowOptions) -> None:
     winners = ordered(_wanted(options, candidates))
     if not winners and is_table:
         notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    kernels = overview(winners)
-    if is_table and not options.kernels and not options.rows_only and len(kernels) > 1:
-        print_overview(kernels, db, options.format, explain=options.explain)
-        return
     shown = ordered(winners, options.sort or Sort.SHAPE)[: options.top]
     print_winners(shown, options.format, explain=options.explain)
     if with_losses:
         print_single_bests(candidates)
+
+
+def _show_overview(options: ShowOptions) -> bool:
+    """Print a line a kernel if there are several, from kept picks where they are current; False otherwise."""
+    from fp8tune.choose.overview import overview
+    from fp8tune.render.overview import print_overview
+    from fp8tune.store import names
+    from fp8tune.sweep import picks
+
+    with opened_to_read(options.db) as (store, db):
+        if options.arch is not None:
+            names.check_arch(options.arch, store)
+        kernels = overview(picks.read(store, arches=None if options.arch is None else [options.arch]).picks)
+    if len(kernels) > 1:
+        print_overview(kernels, db, options.format, explain=options.explain)
+    return len(kernels) > 1
 
 
 def _wanted(options: ShowOptions, candidates: Sequence[Candidates]) -> list[Winner]:
