@@ -37,7 +37,7 @@ PLAIN_INTERVAL_S = 10.0
 DRAWN_EVERY_S = 0.25
 
 WIDEST = 77
-"""Columns of both lines at most: no terminal of 80 or more breaks them, also while it is resized and has not said so."""
+"""Columns of both lines at most: no terminal of 80 or more breaks them, even before it says that it was resized."""
 
 MARGIN = 3
 """Columns left free: a terminal writes ``^C`` there, and must not begin a new row for it."""
