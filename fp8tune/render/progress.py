@@ -36,8 +36,8 @@ PLAIN_INTERVAL_S = 10.0
 
 DRAWN_EVERY_S = 0.25
 
-WIDEST = 100
-"""Columns of the first line at most: a longer bar says no more."""
+WIDEST = 77
+"""Columns of both lines at most: no terminal of 80 or more breaks them, even before it says that it was resized."""
 
 MARGIN = 3
 """Columns left free: a terminal writes ``^C`` there, and must not begin a new row for it."""
@@ -176,10 +176,10 @@ class Display:
         return "" if left_s is None else f"ETA {duration(left_s)}"
 
     def _frame(self) -> Group:
-        """Both lines as wide as the terminal is now, less the margin."""
+        """Both lines, within the terminal as it is now, less the margin."""
         with self._lock:
-            width = max(10, self._console.width - MARGIN)
-            first = Constrain(self._bar(), min(width, WIDEST))
+            width = max(10, min(self._console.width - MARGIN, WIDEST))
+            first = Constrain(self._bar(), width)
             second = Text(fitted(self._state.detail, self._state.config, width), no_wrap=True, overflow="ellipsis")
             group = Group(first, Constrain(second, width)) if second.plain else Group(first)
             lines = self._console.render_lines(group, pad=False)
