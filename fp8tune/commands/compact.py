@@ -40,13 +40,16 @@ def compact(
     from fp8tune.render.progress import Display
     from fp8tune.store import database
     from fp8tune.store.compacting import compact as made_compact
+    from fp8tune.sweep.picks import keep_current
 
     db = database_to_write(db, create=False)
     path = database.path_of(db)
     if path is None:
         raise UsageError("compact is for SQLite files: a server looks after its own space")
     with Display() as display:
-        done = made_compact(path, output, archive, lambda done, total: display.update("problems read", done, total))
+        done = made_compact(
+            path, output, archive, lambda done, total: display.update("problems read", done, total), keep_current
+        )
     if format is TableFormat.JSON:
         print_json(contracts.compacted(done, archive))
         return

@@ -55,10 +55,15 @@ class Compacted:
 
 
 def compact(
-    path: Path, output: Path | None, archive: Path | None, progress: Progress = lambda done, total: None
+    path: Path,
+    output: Path | None,
+    archive: Path | None,
+    progress: Progress = lambda done, total: None,
+    prepare: Callable[[Store], object] = Store.rows_now,
 ) -> Compacted:
     """Write a database compacted, into its own place or to ``output``; as it was before into ``archive``.
 
+    ``prepare`` gets the copy that is packed, to keep its picks in it.
     Raises DatabaseError where it cannot be read, or another process has it open; UsageError for a file that is there.
     """
     Store.open(str(path), writable=False).close()  # says what is wrong with it
@@ -70,7 +75,7 @@ def compact(
     with scratch.folder("compact") as folder, _snapshot(path, folder / "before.db", alone=output is None) as old:
         archive_bytes = None if archive is None else archives.write(old, archive)
         with Store.open(str(old)) as store:  # brings it up to date
-            store.rows_now()
+            prepare(store)
         with archives.replacing(target, there=path.resolve() if output is None else None) as new:
             counts = _build(old, new, progress)
     return Compacted(output or path, before, target.stat().st_size, **counts, archive_bytes=archive_bytes)

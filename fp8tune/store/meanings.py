@@ -100,5 +100,7 @@ MEANINGS: Mapping[str, str] = {
     "picks.stage": "what decided: `final` or `screen`",
     "picks.time_us": "of finals the geometric mean over processes, of a screen the median",
     "finalists.time_us": "the geometric mean over processes",
+    "configs": "that were tried",
+    "v_packed.trials": "trials of them",
 }
 """``column``, or ``table.column`` where tables differ -> what it holds."""

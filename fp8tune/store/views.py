@@ -60,7 +60,7 @@ ROWS = " || ' ' || ".join(
 )
 """An SQL expression whose text changes with the rows that picks are decided from."""
 
-_ABOUT = f"""\
+_PROBLEM = """\
   problems.kernel AS kernel,
   devices.arch AS arch,
   devices.name AS device,
@@ -70,8 +70,9 @@ _ABOUT = f"""\
   problems.in_dtype AS in_dtype,
   problems.fp8_dtype AS fp8_dtype,
   problems.scale_mode AS scale_mode,
-  problems.seed AS seed,
-  nullif(configs.items, '{UNSTATED}') AS config"""
+  problems.seed AS seed"""
+
+_ABOUT = f"{_PROBLEM},\n  nullif(configs.items, '{UNSTATED}') AS config"
 
 _JOINED = """\
   JOIN problems ON problems.id = {table}.problem_id
@@ -119,6 +120,19 @@ FROM trials
   JOIN candidates ON candidates.id = trials.candidate_id
 {_JOINED.format(table="candidates")}
   JOIN workers ON workers.id = trials.worker_id""",
+    "v_packed": f"""\
+SELECT
+{_PROBLEM},
+  packed_trials.kind AS kind,
+  packed_trials.candidates AS configs,
+  packed_trials.trials AS trials,
+  kernel_versions.source_hash AS source_hash,
+  {{measured_at}} AS measured_at
+FROM packed_trials
+  JOIN problems ON problems.id = packed_trials.problem_id
+  JOIN devices ON devices.id = packed_trials.device_id
+  JOIN kernel_versions ON kernel_versions.id = packed_trials.version_id
+ORDER BY 1, 2, 3, 4, 5""",
     "v_picks": f"""\
 SELECT
 {_ABOUT},
@@ -170,6 +184,7 @@ ORDER BY 1, 2, 3, 4, 5, finalists.time_us""",
 
 _MOMENTS = {
     "v_trials": {"measured_at": "trials.created_at"},
+    "v_packed": {"measured_at": "packed_trials.newest"},
     "v_picks": {"measured_at": "picks.newest", "decided_at": "picks.decided_at"},
     "v_finals": {"measured_at": "finalists.newest", "decided_at": "finalists.decided_at"},
 }

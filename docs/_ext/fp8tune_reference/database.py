@@ -23,7 +23,7 @@ OTHER_UNITS = {"_mhz": "MHz", "_c": "°C", "_w": "W", "_at": "s since 1970, UTC"
 
 _RECORD = re.compile(r":class:`fp8tune\.records\.(\w+)`")
 
-FRAMES_OF_VIEWS = {"v_trials": "trials", "v_picks": "picks", "v_finals": "finals"}
+FRAMES_OF_VIEWS = {"v_trials": "trials", "v_packed": "trials", "v_picks": "picks", "v_finals": "finals"}
 """A view's columns are named as those of a DataFrame."""
 
 
