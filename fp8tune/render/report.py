@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from rich.cells import cell_len
@@ -54,6 +54,8 @@ class Report(Generic[R]):
     names: int = 1
     note: str = ""
     """A line below the title; empty for none."""
+    spare: frozenset[str] = frozenset()
+    """Headers of columns that only a terminal shows that is wide enough for all, and markdown."""
 
     def cells(self) -> list[list[str]]:
         """Row by row."""
@@ -64,9 +66,16 @@ class Report(Generic[R]):
         if output_format == "markdown":
             print("\n".join([*self._head(), "", self.markdown()]))
         elif sys.stdout.isatty():
-            self._print_blocks()
+            width = Console().width
+            (self if len(self._blocks(width)) == 1 else self._without_spare())._print_blocks()
         else:
-            print("\n".join([*self._head(), *self._lines()]))
+            print("\n".join([*self._head(), *self._without_spare()._lines()]))
+
+    def _without_spare(self) -> Report[R]:
+        return replace(self, columns=[column for column in self.columns if column.header not in self.spare])
+
+    def _blocks(self, width: int) -> list[list[int]]:
+        return blocks([column.header for column in self.columns], self.cells(), width, self.names)
 
     def _head(self) -> list[str]:
         return [visible(line) for line in (self.title, *filter(None, [self.note]))]
@@ -85,7 +94,7 @@ class Report(Generic[R]):
     def _print_blocks(self) -> None:
         console, cells = Console(), self.cells()
         headers = [column.header for column in self.columns]
-        for number, block in enumerate(blocks(headers, cells, console.width, self.names)):
+        for number, block in enumerate(self._blocks(console.width)):
             title = Text("continued" if number else visible(self.title), "table.title")
             grid = Table(box=None, pad_edge=False, header_style="bold")  # its own title would fold at its width
             for i in block:

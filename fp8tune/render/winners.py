@@ -17,7 +17,7 @@ ALWAYS = ("us", "GB/s", "of ceiling", "next best")
 """Columns that stay also where all rows have the same."""
 
 OF_NEXT_BEST = "next best has"
-"""A column that stays where a row has any."""
+"""A column that stays where a row has any, and where there is room for it: ``explain`` has it too."""
 
 
 def print_winners(winners: Sequence[Winner], output_format: str, *, explain: bool = False) -> None:
@@ -77,8 +77,8 @@ def _report(title: str, winners: Sequence[Winner]) -> Report[list[str]]:
     kept = [Column[list[str]](columns[i].header, columns[i].side, itemgetter(i)) for i in shown]
     names = sum(i < len(dims) + 2 for i in shown)
     if are_recorded:
-        return Report(title, kept, cells, names, note=", ".join(said))
-    return Report(", ".join([title, *said]), kept, cells, names)
+        return Report(title, kept, cells, names, note=", ".join(said), spare=frozenset({OF_NEXT_BEST}))
+    return Report(", ".join([title, *said]), kept, cells, names, spare=frozenset({OF_NEXT_BEST}))
 
 
 def _next_best(winners: Sequence[Winner]) -> Column[Winner]:

@@ -25,8 +25,14 @@ def test_one_row_has_all_its_columns(capsys: pytest.CaptureFixture[str]) -> None
     title, header, row, *_ = printed(capsys, 2048)
     assert "jagged" not in title
     assert dict(zip(header.split(), row.split(), strict=False))["BLOCK_SIZE"] == "64"
-    assert header.endswith("next best has")
-    assert row.endswith("  BLOCK_SIZE 128")
+    assert header.endswith("  from")
+
+
+def test_markdown_says_where_the_next_best_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_winners(winners([evidence(10.0, config=config(64)), evidence(11.0, config=config(128))]), "markdown")
+    *_, header, _, row = capsys.readouterr().out.rstrip().splitlines()
+    assert header.endswith(" next best has |")
+    assert row.endswith(" BLOCK_SIZE 128 |")
 
 
 def test_rates_of_a_recorded_kernel_say_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:
