@@ -178,7 +178,8 @@ def planted(source: Path, target: Path, table: str, column: str, value: object) 
     """Make a copy with a value of our choice in one row; False where SQLite itself has no such value there."""
     shutil.copy(source, target)
     with contextlib.closing(sqlite3.connect(target)) as connection, connection:
-        where = f"rowid = (SELECT max(rowid) FROM {table})"
+        keys = ", ".join(f'"{name}"' for _, name, *_, key in connection.execute(f"PRAGMA table_info({table})") if key)
+        where = f"({keys}) = (SELECT {keys} FROM {table} ORDER BY {keys} DESC LIMIT 1)"
         try:
             connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (value,))
         except sqlite3.Error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8tune.bench.cells import Timing
@@ -31,8 +32,8 @@ def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format:
 class BenchProgress(Display):
     """A line a problem, with every output that is wrong, and the bar; before that what is compiled."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, ticks: bool = True) -> None:
+        super().__init__(clock, ticks=ticks)
         self._timing_begun = self._clock()
 
     def compiled(self, event: Compiled) -> None:

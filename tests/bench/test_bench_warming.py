@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,14 +67,15 @@ def test_contenders_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Pa
 
 
 def test_progress_is_a_line_a_problem_after_what_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    with render_bench.BenchProgress(clock=lambda: 0.0) as progress:
-        for done in range(1, 9):
-            progress.compiled(warming.Compiled(done, 8, seconds=2.0 * done))
+    seconds = itertools.count(0, 2)
+    with render_bench.BenchProgress(clock=lambda: float(next(seconds)), ticks=False) as progress:
+        for done in range(1, 5):
+            progress.compiled(warming.Compiled(done, 4, seconds=2.0 * done))
         for done in (1, 2):
             progress.timed("colwise M=8: 2.00 us", done, 2)
-    assert capsys.readouterr().err.splitlines() == [
-        "[1/8, ETA 14 s] compiling",
-        "[8/8, ETA 0 s] compiling",
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("[")] == [
         "[1/2] colwise M=8: 2.00 us",
         "[2/2] colwise M=8: 2.00 us",
     ]
+    assert re.fullmatch(r"compiling: 2/4, \d+ s, ETA \d+ s", lines[0])
