@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import math
 import sys
 import time
@@ -36,8 +37,11 @@ def compile_config(
     ``read_code`` adds what else their binaries say.
     """
     started = time.perf_counter()
+    printed = io.StringIO()  # Triton prints a program that ptxas refuses: thousands of lines
     try:
-        launches = record_launches(reference, problem, config, arch)
+        with contextlib.redirect_stdout(printed):
+            launches = record_launches(reference, problem, config, arch)
+        sys.stderr.write(printed.getvalue())
         kernels = [launch.kernel for launch in launches]
         found = [facts.resources(kernel) for kernel in kernels]
         worst = facts.worst(found, time.perf_counter() - started)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.stopping import TOLD, kept_from_signals
@@ -126,7 +126,10 @@ class Worker:
     def kill(self) -> None:
         """End the process at once, whatever it is doing."""
         if self._process is not None and self._process.is_alive():
-            self._process.kill()
+            try:
+                os.killpg(cast(int, self._process.pid), signal.SIGKILL)  # with the compilers it runs
+            except (ProcessLookupError, PermissionError):  # it has not come to make its group
+                self._process.kill()
         self._bury()
 
     def end(self) -> None:
@@ -207,6 +210,7 @@ def _serve(connection: Connection) -> None:
     """The worker's main loop: ends when the other side is gone."""
     for number in (signal.SIGINT, *TOLD):  # the parent's to handle, also where a whole group of processes is told
         signal.signal(number, signal.SIG_IGN)
+    os.setpgid(0, 0)  # Ctrl-C of a terminal reached ptxas, which does not ignore it: Triton printed all of its input
     _die_with_parent()
     sys.stdout = sys.stderr
     os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves

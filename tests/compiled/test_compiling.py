@@ -17,16 +17,27 @@ from fp8tune.measure import compiling, edges
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
-SCRIPT = """
+SCRIPT = r"""
 import json
+import os
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from fp8tune.measure.compiling import compile_config, distinct
 from fp8tune_kernels.spec import NamedInts, Problem
 
-def compiled(arch, fp8_dtype, **options):
+def compiled(arch, fp8_dtype, num_stages=1, **options):
     problem = Problem("rowwise-2d", NamedInts(M=64, K=512), fp8_dtype=fp8_dtype)
-    config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=1, **options)
+    config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=num_stages, **options)
     return asdict(compile_config("rowwise-2d", problem, config, arch, 200_000, read_code=arch != "sm_90"))
+
+def refused_by_the_assembler():
+    with tempfile.TemporaryDirectory() as folder:
+        assembler = Path(folder) / "ptxas"
+        assembler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "release 12.8, V12.8.93" && exit\nexit 1\n')
+        assembler.chmod(0o755)
+        os.environ["TRITON_PTXAS_PATH"] = str(assembler)
+        return compiled("sm_90", "float8_e4m3fn", num_stages=5)
 
 def distinct_shapes(*shapes):
     problems = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in shapes]
@@ -39,6 +50,7 @@ found = {
     "gfx950": compiled("gfx950", "float8_e4m3fn"),
     "gfx90a": compiled("gfx90a", "float8_e4m3fnuz"),
     "waves": compiled("gfx942", "float8_e4m3fnuz", waves_per_eu=2),
+    "refused": refused_by_the_assembler(),
     "distinct": distinct_shapes((640, 512), (64, 512), (256, 512), (64, 513)),
 }
 print(json.dumps(found))
@@ -52,6 +64,10 @@ def test_one_process_compiles_for_several_arches() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     distinct = found.pop("distinct")
+    refused = found.pop("refused")
+    assert refused["status"] == "compile_error"
+    assert "ptxas" in refused["reason"]
+    assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
     assert {arch: result["status"] for arch, result in found.items()} == {
         "sm_90": "ok",
         "sm_90 fnuz": "compile_error",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,10 @@ def die(how: int) -> None:
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def begin_a_compiler() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
 
 
 def fail() -> None:
@@ -49,6 +55,18 @@ def worker() -> Iterator[Worker]:
 def test_one_process_answers_many_calls(worker: Worker) -> None:
     assert [worker.call(60, double, value) for value in range(3)] == [0, 2, 4]
     assert worker.call(60, os.getpid) == worker.call(60, os.getpid) != os.getpid()
+
+
+def test_no_key_of_a_terminal_reaches_a_compiler_and_it_ends_with_its_worker(worker: Worker) -> None:
+    """ptxas heard Ctrl-C, which a worker ignores, and Triton printed the program that was not assembled."""
+    assert worker.call(60, os.getpgrp) == worker.call(60, os.getpid) != os.getpgrp()
+    compiler = worker.call(60, begin_a_compiler)
+    worker.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{compiler}").exists() or " Z " in Path(f"/proc/{compiler}/stat").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the compiler still runs")
 
 
 def test_death_is_told_and_the_next_call_gets_a_new_process(worker: Worker) -> None:
