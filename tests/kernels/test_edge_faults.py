@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cases import leads, round_shape
 from edge_mutants import FAULTS_OF_EDGES
 from planting import Planted, plant_foreign
 
+from fp8tune.measure import kept
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.trial import checked_block
 from fp8tune.records import Outcome, Status
@@ -38,6 +40,13 @@ BLOCKS = {
     "transpose-3d-reduction": {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 32},
 }
 """Of the one config that is checked."""
+
+
+@pytest.fixture(autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """A process keeps the tensors of edges for its next config; here each test has a kernel of its own: 7 GB."""
+    yield
+    kept.forget()
 
 
 def checked(planted: Planted, layout: str, device: str) -> Outcome:
