@@ -161,7 +161,7 @@ class Display:
             self._last_line = self._clock()
             facts = [
                 ": ".join(filter(None, (self._state.phase, self._count()))),
-                duration(self._clock() - self._begun),
+                self._passed(),
                 self._eta(),
             ]
             found = f"{self._state.detail} {self._state.config}".strip()
@@ -170,6 +170,10 @@ class Display:
     def _count(self) -> str:
         state = self._state
         return f"{state.done:,}/{state.total:,}" if state.total else f"{state.done:,}" if state.done else ""
+
+    def _passed(self) -> str:
+        minutes, seconds = divmod(int(self._clock() - self._begun), 60)
+        return f"{minutes}:{seconds:02}"
 
     def _eta(self) -> str:
         left_s = self.left_s()
@@ -187,7 +191,7 @@ class Display:
             return group
 
     def _bar(self) -> Progress:
-        state, passed_s = self._state, self._clock() - self._begun
+        state, permille = self._state, round(1000 * self.share())
         bar = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
@@ -198,9 +202,8 @@ class Display:
             expand=True,
             auto_refresh=False,
         )
-        minutes, seconds = divmod(int(passed_s), 60)
-        passed, permille = f"{minutes}:{seconds:02}", round(1000 * self.share())
-        bar.add_task(state.phase, total=1000, completed=permille, count=self._count(), passed=passed, eta=self._eta())
+        count, passed, eta = self._count(), self._passed(), self._eta()
+        bar.add_task(state.phase, total=1000, completed=permille, count=count, passed=passed, eta=eta)
         return bar
 
     def _unfold(self) -> None:

@@ -102,7 +102,7 @@ def test_progress_in_a_pipe_is_a_line_every_ten_seconds(capsys: pytest.CaptureFi
         for done in range(1, 9):
             now[0] += 4.0
             progress.show(Step("timing", done, 8, 4.0 * (8 - done)))
-    assert capsys.readouterr().err.splitlines() == ["timing: 3/8, 12 s, ETA 20 s", "timing: 6/8, 24 s, ETA 8 s"]
+    assert capsys.readouterr().err.splitlines() == ["timing: 3/8, 0:12, ETA 20 s", "timing: 6/8, 0:24, ETA 8 s"]
 
 
 @pytest.mark.parametrize(

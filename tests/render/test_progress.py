@@ -62,7 +62,7 @@ def test_a_pipe_gets_a_line_every_ten_seconds_and_none_before(capsys: pytest.Cap
         for done in range(1, 26):
             now += 1.0
             display.update("rows", done, 100, 100.0 - done)
-    assert capsys.readouterr().err.splitlines() == ["rows: 10/100, 10 s, ETA 90 s", "rows: 20/100, 20 s, ETA 80 s"]
+    assert capsys.readouterr().err.splitlines() == ["rows: 10/100, 0:10, ETA 90 s", "rows: 20/100, 0:20, ETA 80 s"]
 
 
 def test_a_pipe_hears_of_what_takes_long_without_an_update(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_pipe_hears_of_what_takes_long_without_an_update(capsys: pytest.Captur
         while not said and time.monotonic() < until:
             time.sleep(0.05)
             said = capsys.readouterr().err
-    assert said == "checking: 1/4, 11 s\n"
+    assert said == "checking: 1/4, 0:11\n"
 
 
 def done(stage: str = "screen", round: int = 0, process: str = "screen", time_us: float = 7.0) -> events.TrialDone:
