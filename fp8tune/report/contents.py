@@ -1,0 +1,128 @@
+"""What a report shows of a database: read once, and cut where it would be too much for one file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from fp8tune.choose import incumbents, ranking
+from fp8tune.choose.candidates import Candidates
+from fp8tune.choose.explaining import Explanation
+from fp8tune.records import Evidence, Kind, Published, Subject
+from fp8tune.store.layers import Reader
+
+DETAILED = 1200
+"""Problems that are shown config by config; of more, those with finals come first, then the newest."""
+
+LISTED = 5000
+"""Rows of a table over problems."""
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is done now, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows a report shows. Empty: all."""
+
+    kernels: tuple[str, ...] = ()
+    arch: str | None = None
+    device: str = ""
+    """A part of the GPU's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The pick of one problem on one device."""
+
+    candidates: Candidates
+    commit: str = ""
+    """That last timed it."""
+    explanation: Explanation | None = None
+    """All configs; None where there are too many problems."""
+
+    @cached_property
+    def id(self) -> str:
+        """The same in every report of the same problem and device: what links name."""
+        problem, device = self.candidates.problem, self.candidates.device
+        source = self.candidates.entries[0].source if self.candidates.kind is Kind.PUBLISHED else ""
+        text = repr((problem, device.arch, device.name, str(self.candidates.kind), source))
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def href(self) -> str:
+        """Its permanent link within the file."""
+        return f"#problem/{self.id}"
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """All that views are made of."""
+
+    label: str
+    """What the database is called."""
+    rows: Sequence[Row] = ()
+    counts: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
+    """(arch, kind) -> trials, of the whole database."""
+    ceilings_gb_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Name of a device -> what its memory gives (:mod:`fp8tune.ceiling`), as it was measured last."""
+    published: Sequence[Published] = ()
+    left_out: str = ""
+    """What is not shown config by config, and why."""
+
+
+def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Contents:
+    """Everything that is wanted of a database. Raises DatabaseError for one that cannot be read."""
+    evidence: list[Evidence] = []
+    kernels: Sequence[str | None] = wanted.kernels or reader.kernels()
+    for number, kernel in enumerate(kernels):
+        progress("reading rows", number, len(kernels))
+        evidence += reader.evidence(kernel, wanted.arch, keep=ranking.competing)
+    found = [
+        one
+        for one in ranking.all_candidates(evidence, incumbents.COMMITTED)
+        if wanted.device.casefold() in one.device.name.casefold()
+    ]
+    detailed = _detailed(found)
+    rows = []
+    for number, one in enumerate(found):
+        progress("reading configs", number, len(found))
+        rows.append(_row(reader, one, is_detailed=one in detailed))
+    cut = len(found) - len(detailed)
+    left_out = f"{cut} of {len(found)} problems are shown without their configs: name kernels to see them." if cut else ""
+    return Contents(
+        label,
+        rows,
+        {of: count for of, count in reader.counts().items() if wanted.arch in (None, of[0])},
+        _ceilings(found),
+        reader.published(),
+        left_out,
+    )
+
+
+def _row(reader: Reader, found: Candidates, *, is_detailed: bool) -> Row:
+    version = found.entries[0].version
+    if version is None:
+        return Row(found, explanation=Explanation(found, {}, None) if is_detailed else None)
+    if not is_detailed:
+        return Row(found)
+    subject = Subject(version, found.device, found.kind, found.problem)
+    return Row(found, reader.commit(subject), Explanation(found, reader.tried(subject, stage=None), None))
+
+
+def _detailed(found: Sequence[Candidates]) -> Collection[Candidates]:
+    if len(found) <= DETAILED:
+        return set(found)
+    by_worth = sorted(found, key=lambda one: (one.decision is None, -one.winner.newest))
+    return set(by_worth[:DETAILED])
+
+
+def _ceilings(found: Sequence[Candidates]) -> dict[str, float]:
+    known: dict[str, tuple[float, float]] = {}
+    for one in found:
+        pick = one.pick
+        if pick.ceiling_gb_per_s is not None:
+            known[one.device.name] = max(known.get(one.device.name, (0.0, 0.0)), (pick.newest, pick.ceiling_gb_per_s))
+    return {name: rate for name, (_, rate) in known.items()}

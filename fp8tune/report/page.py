@@ -1,0 +1,173 @@
+"""All views in one HTML file, which opens by double-click and asks no network.
+
+The file holds the style, the script, Vega with Vega-Lite, and the views' rows as compressed JSON. Its content policy
+lets exactly these scripts run, by their hashes, and no request leave: what a database says is never markup or code.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from fp8tune.report.charts import spec
+from fp8tune.report.view import Column, Part, Table, Value, View
+
+Json = dict[str, Any]
+
+VEGA_LITE = "6.4"
+"""Of the pictures; Altair writes it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """All of a report."""
+
+    title: str
+    about: str
+    """Where its rows are from, and when it was made."""
+    views: Sequence[View]
+    problems: Sequence[tuple[View, Json]] = field(default=())
+    """A view a problem, with what filters read of it: ``kernel`` and ``device``."""
+
+
+def written(page: Page) -> str:
+    """The page as HTML."""
+    templates = _Templates()
+    content = {
+        "title": page.title,
+        "about": page.about,
+        "views": [templates.packed(view) for view in page.views],
+        "problems": [templates.packed(view) | read for view, read in page.problems],
+        "templates": templates.all,
+        "filters": {name: _values(page, name) for name in ("kernel", "device")},
+    }
+    scripts = [_library(), _asset("page.js")]
+    style, policy = _asset("page.css"), _policy(scripts)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{html.escape(page.title)}</title>",
+            '<link rel="icon" href="data:,">',
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            '<a class="skip" href="#main">Skip to the content</a>',
+            f'<header><h1 id="title">{html.escape(page.title)}</h1>',
+            f'<p id="about">{html.escape(page.about)}</p>',
+            '<nav aria-label="Views"><ul id="tabs"></ul></nav>',
+            '<form id="filters" aria-label="Filter"></form></header>',
+            '<main id="main" tabindex="-1"><noscript><p>This page draws its tables and pictures with a script of its '
+            "own: allow it to run. It asks no network.</p></noscript></main>",
+            f'<script id="data" type="text/plain">{_packed(content)}</script>',
+            *(f"<script>{script}</script>" for script in scripts),
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+class _Templates:
+    """What parts have in common but for their rows: of a thousand problems a few, each written once."""
+
+    def __init__(self) -> None:
+        self.all: list[Json] = []
+        self._places: dict[str, int] = {}
+        self._specs: dict[int, Json] = {}
+
+    def packed(self, view: View) -> Json:
+        """A view as the script reads it."""
+        parts = [self._part(part) for part in view.parts]
+        return {"id": view.id, "title": view.title, "says": view.says, "facts": view.facts, "parts": parts}
+
+    def _part(self, part: Part) -> Json:
+        template = {
+            "id": part.id,
+            "title": part.title,
+            "says": part.says,
+            "empty": part.empty,
+            "columns": [_column(column) for column in part.table.columns],
+            "chart": self._spec(part),
+        }
+        text = json.dumps(template, sort_keys=True)
+        if text not in self._places:
+            self._places[text] = len(self.all)
+            self.all.append(template)
+        table = part.table
+        columns = list(_columns(table))
+        return {
+            "template": self._places[text],
+            "length": len(table.rows),
+            "columns": columns,
+            "left_out": table.left_out,
+        }
+
+    def _spec(self, part: Part) -> Json | None:
+        """The picture; problems share theirs, and writing one down takes milliseconds."""
+        if part.chart is None:
+            return None
+        key = id(part.chart)
+        if key not in self._specs:
+            self._specs[key] = spec(part.chart)
+        return self._specs[key]
+
+
+def _column(column: Column[object]) -> Json:
+    return {
+        "name": column.name,
+        "title": column.title,
+        "digits": column.digits,
+        "link": column.link,
+        "hidden": column.is_hidden,
+    }
+
+
+def _columns(table: Table) -> Iterator[list[Value] | Json]:
+    """Each column's values; texts by their places in a list of names."""
+    for number in range(len(table.columns)):
+        values = [row[number] for row in table.rows]
+        if any(isinstance(value, str) for value in values):
+            places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+            yield {"names": list(places), "places": [places[value] for value in values]}
+        else:
+            yield values
+
+
+def _values(page: Page, name: str) -> list[str]:
+    return sorted({read[name] for _, read in page.problems})
+
+
+def _packed(content: Json) -> str:
+    """Compressed, in letters: nothing of it can be markup. The same content gives the same text."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _library() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    return bundle.replace("</script", "<\\/script")
+
+
+def _asset(name: str) -> str:
+    return files("fp8tune.report").joinpath("assets", name).read_text("utf-8")
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
