@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.choose.explaining import Explanation, Tried
 from fp8tune.records import NamedInts, Status
-from fp8tune.report.charts import ORANGE, ROLES, WIDTH, chart, colours
+from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
 from fp8tune.report.contents import Row
 from fp8tune.report.overview import day, device_name, verdict
 from fp8tune.report.view import Column, Part, Picture, Value, View, table
@@ -206,7 +206,7 @@ def _heat_chart(axes: tuple[str, ...]) -> Picture:
     color = alt.Color(
         "least:Q",
         title="time over the pick's",
-        scale=alt.Scale(type="log", domain=[1, SLOWEST], clamp=True, range=["#d4e6f4", "#c9770a"]),
+        scale=alt.Scale(type="log", domain=[1, SLOWEST], clamp=True, range=["#d4e6f4", "#e08a1e"], interpolate="rgb"),
     )
     return (
         base.mark_rect().encode(color=color) + base.mark_text(color="#000").encode(text=alt.Text("least:Q", format=".2f"))
@@ -217,30 +217,40 @@ def _heat_chart(axes: tuple[str, ...]) -> Picture:
 class _Step:
     axis: str
     value: int
-    slowdown: float
+    least: float
+    alone: float | None
+    """With this value in the pick, and nothing else changed; None where that was not tried."""
 
 
 def _alone(found: Explanation) -> Part:
-    """What the pick loses when one axis alone is changed."""
-    pick, steps = found.winner.config or NamedInts(), []
-    axes = [axis for axis in _axes(found) if axis in pick]
+    """What the values of each axis lose."""
+    pick = found.winner.config or NamedInts()
+    least: dict[tuple[str, int], float] = {}
+    alone: dict[tuple[str, int], float] = {}
     for one in _screened(found):
-        config = one.config or NamedInts()
-        if config.keys() != pick.keys():  # published ones may leave axes out
-            continue
-        changed = [axis for axis in config if config[axis] != pick[axis]]
-        for axis in changed if len(changed) == 1 else axes if not changed else ():
-            steps.append(_Step(axis, config[axis], one.slowdown or 1.0))
-    steps.sort(key=lambda step: (step.axis, step.value))
+        config, slowdown = one.config or NamedInts(), one.slowdown or 1.0
+        changed = [axis for axis in config if config[axis] != pick.get(axis)]
+        for axis, value in config.items():
+            least[axis, value] = min(slowdown, least.get((axis, value), slowdown))
+            if not changed or changed == [axis]:
+                alone[axis, value] = slowdown
+    varied = _axes(found)
+    steps = [
+        _Step(axis, value, slowdown, alone.get((axis, value)))
+        for (axis, value), slowdown in sorted(least.items())
+        if axis in varied
+    ]
     columns: list[Column[_Step]] = [
         Column("axis", "axis", lambda step: step.axis),
         Column("value", "value", lambda step: step.value),
-        Column("slowdown", "time over the pick's", lambda step: step.slowdown, 3),
+        Column("least", "best config with it, time over the pick's", lambda step: step.least, 3),
+        Column("alone", "the pick with this value alone changed", lambda step: step.alone, 3),
     ]
     return Part(
         "axes",
-        "One axis at a time",
-        "The pick with one value changed, in the screen. A flat line is an axis that does not matter here.",
+        "Axis by axis",
+        "The line is the best config with each value; the circles are the pick with that value alone changed. A flat "
+        "line is an axis that the others make up for. Times of the screen.",
         table(columns, steps),
         _alone_chart() if steps else None,
     )
@@ -250,16 +260,16 @@ def _alone(found: Explanation) -> Part:
 def _alone_chart() -> Picture:
     import altair as alt
 
+    base = chart().encode(x=alt.X("value:O", title=None, axis=alt.Axis(labelAngle=0)))
+    scale = alt.Scale(type="log")
+    line = base.mark_line(point={"color": ORANGE, "filled": True}, color=ORANGE).encode(
+        y=alt.Y("least:Q", title="time over the pick's", scale=scale)
+    )
+    dots = base.mark_point(color=BLUE, size=60).encode(y=alt.Y("alone:Q", scale=scale))
     return (
-        chart()
-        .mark_line(point=True, color=ORANGE)
-        .encode(
-            x=alt.X("value:O", title=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("slowdown:Q", title="time over the pick's", scale=alt.Scale(type="log", zero=False)),
-            facet=alt.Facet("axis:N", title=None, columns=3),
-            tooltip=["axis:N", "value:O", alt.Tooltip("slowdown:Q", format=".3f")],
-        )
+        (line + dots)
         .properties(width=170, height=120)
+        .facet(facet=alt.Facet("axis:N", title=None), columns=3)
         .resolve_scale(x="independent")
     )
 
@@ -269,7 +279,8 @@ def _alone_chart() -> Picture:
 
 @dataclass(frozen=True)
 class _Block:
-    config: NamedInts
+    config: str
+    """Its axes that are not the same in all finalists."""
     role: str
     process: str
     round: int
@@ -278,15 +289,17 @@ class _Block:
 
 def _finals(found: Explanation) -> Part:
     roles = {one.config: _role(found, one) for one in found.tried}
+    finalists = [entry.config for entry in found.candidates.named if entry.finals and entry.config is not None]
+    varied = [axis for axis in _axes(found) if len({config.get(axis) for config in finalists}) > 1]
     blocks = [
-        _Block(entry.config, roles.get(entry.config, "other"), times.process, round, time_us)
+        _Block(_named(entry.config, varied), roles.get(entry.config, "other"), times.process, round, time_us)
         for entry in found.candidates.named
         for times in entry.finals
         for round, time_us in times.blocks
         if entry.config is not None
     ]
     columns: list[Column[_Block]] = [
-        Column("config", "config", lambda block: str(block.config)),
+        Column("config", "config, where finalists differ", lambda block: block.config),
         Column("role", "role", lambda block: block.role),
         Column("process", "process", lambda block: block.process),
         Column("round", "round", lambda block: block.round),
@@ -301,6 +314,10 @@ def _finals(found: Explanation) -> Part:
         _finals_chart(tuple(sorted({block.role for block in blocks}))) if blocks else None,
         "There were no finals: the screen, in one process, chose the pick.",
     )
+
+
+def _named(config: NamedInts, axes: Sequence[str]) -> str:
+    return " ".join(f"{axis}={config[axis]}" for axis in axes if axis in config) or str(config)
 
 
 @functools.cache

@@ -1,0 +1,215 @@
+"""How near picks are to what the hardware can do: memory's rate, the tensor cores' rate, and both as a roofline."""
+
+from __future__ import annotations
+
+from fp8tune.ceiling import ceiling_share, gb_per_s
+from fp8tune.records import is_recorded
+from fp8tune.report.charts import BLUE, GREEN, ORANGE, WIDTH, chart
+from fp8tune.report.contents import LISTED, Contents, Row
+from fp8tune.report.overview import device_name, verdict
+from fp8tune.report.view import Column, Part, Picture, View, table
+
+
+def view(found: Contents) -> View | None:
+    """The limits of every measured row; None where nothing has a time and bytes."""
+    rows = [row for row in found.rows if row.candidates.winner.evidence.bytes_moved][:LISTED]
+    if not rows:
+        return None
+    return View(
+        "limits",
+        "Limits",
+        "What stops each pick: the rate of memory, or that of the tensor cores. Both were measured on the device.",
+        (_memory(rows), _roofline(rows), _shares(rows), _caches(rows)),
+    )
+
+
+def _columns() -> list[Column[Row]]:
+    return [
+        Column("kernel", "kernel", lambda row: row.candidates.problem.kernel, link="href"),
+        Column("href", "link", lambda row: row.href, is_hidden=True),
+        Column("device", "device", lambda row: device_name(row.candidates.device)),
+        Column("shape", "shape", lambda row: str(row.candidates.problem.shape)),
+        Column("routing", "routing", lambda row: row.candidates.problem.routing),
+        Column("time", "time, us", lambda row: row.candidates.winner.time_us, 1),
+    ]
+
+
+def _bytes(row: Row) -> int:
+    return row.candidates.winner.evidence.bytes_moved or 0
+
+
+def _rate(row: Row) -> float:
+    return gb_per_s(_bytes(row), row.candidates.winner.time_us)
+
+
+def _ceiling(row: Row) -> float | None:
+    return row.candidates.winner.evidence.ceiling_gb_per_s
+
+
+def _memory(rows: list[Row]) -> Part:
+    columns: list[Column[Row]] = [
+        *_columns(),
+        Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
+        Column("rate", "GB/s", _rate),
+        Column("ceiling", "ceiling, GB/s", _ceiling),
+        Column("least", "least time, us", _least_us, 1),
+    ]
+    return Part(
+        "memory",
+        "Time over bytes",
+        "A dot a row; the lines are the least time at the ceiling of each device's memory. A dot at the line moves its "
+        "bytes as fast as memory can; far to the left of the picture launching takes longer than moving.",
+        table(columns, rows),
+        _memory_chart(),
+    )
+
+
+def _least_us(row: Row) -> float | None:
+    ceiling = _ceiling(row)
+    return _bytes(row) / ceiling / 1e3 if ceiling else None
+
+
+def _memory_chart() -> Picture:
+    import altair as alt
+
+    log = alt.Scale(type="log", nice=False)
+    x = alt.X("bytes:Q", title="bytes moved, MB", scale=log)
+    dots = (
+        chart()
+        .mark_point(filled=True, size=26, opacity=0.75)
+        .encode(
+            x=x,
+            y=alt.Y("time:Q", title="time, us", scale=log),
+            color=alt.Color("kernel:N", title=None, scale=alt.Scale(scheme="tableau20"), legend=alt.Legend(columns=4)),
+            shape=alt.Shape("device:N", title=None, legend=alt.Legend(columns=2)),
+            href="href:N",
+            tooltip=["kernel:N", "shape:N", "device:N", "time:Q", alt.Tooltip("rate:Q", format=".0f", title="GB/s")],
+        )
+    )
+    lines = (
+        chart()
+        .mark_line(strokeWidth=1.5, color="currentColor", opacity=0.7)
+        .transform_filter("isValid(datum.least)")
+        .encode(x=x, y=alt.Y("least:Q", scale=log), detail="ceiling:N")
+    )
+    return (lines + dots).properties(width=WIDTH, height=360)
+
+
+def _roofline(rows: list[Row]) -> Part:
+    known = [row for row in rows if row.candidates.winner.evidence.flops]
+    columns: list[Column[Row]] = [
+        *_columns(),
+        Column("intensity", "operations a byte", _intensity, 1),
+        Column("rate", "TFLOP/s", _tflops, 0),
+        Column("roof", "roof, TFLOP/s", _roof, 0),
+        Column("share", "of roof, %", _share_of_roof, 1),
+    ]
+    return Part(
+        "roofline",
+        "Roofline",
+        "For kernels that multiply: their rate over the operations per byte moved. The roof is what memory gives, "
+        "and from its bend on what a dense GEMM reaches.",
+        table(columns, known),
+        _roofline_chart() if known else None,
+        "No kernel here declares operations.",
+    )
+
+
+def _intensity(row: Row) -> float:
+    return (row.candidates.winner.evidence.flops or 0) / _bytes(row)
+
+
+def _tflops(row: Row) -> float:
+    return (row.candidates.winner.evidence.flops or 0) / row.candidates.winner.time_us / 1e6
+
+
+def _roof(row: Row) -> float | None:
+    peak, ceiling = row.candidates.winner.evidence.peak_flop_per_s, _ceiling(row)
+    roofs = [peak / 1e12] if peak else []
+    roofs += [_intensity(row) * ceiling / 1e3] if ceiling else []
+    return min(roofs, default=None)
+
+
+def _share_of_roof(row: Row) -> float | None:
+    roof = _roof(row)
+    return 100 * _tflops(row) / roof if roof else None
+
+
+def _roofline_chart() -> Picture:
+    import altair as alt
+
+    log = alt.Scale(type="log", nice=False)
+    x = alt.X("intensity:Q", title="operations a byte", scale=log)
+    roofs = chart().mark_point(shape="stroke", size=90, color=ORANGE).encode(x=x, y=alt.Y("roof:Q", scale=log))
+    dots = (
+        chart()
+        .mark_point(filled=True, size=30, opacity=0.8)
+        .encode(
+            x=x,
+            y=alt.Y("rate:Q", title="TFLOP/s; the dash is the roof", scale=log),
+            color=alt.Color("kernel:N", title=None, legend=alt.Legend(columns=3)),
+            href="href:N",
+            tooltip=["kernel:N", "shape:N", "device:N", alt.Tooltip("rate:Q", format=".0f"), alt.Tooltip("share:Q")],
+        )
+    )
+    return (roofs + dots).properties(width=WIDTH, height=320)
+
+
+def _shares(rows: list[Row]) -> Part:
+    known = [row for row in rows if row.candidates.winner.ceiling_share is not None]
+    columns: list[Column[Row]] = [
+        *_columns(),
+        Column("share", "of ceiling, %", lambda row: 100 * (row.candidates.winner.ceiling_share or 0.0), 1),
+        Column("bound", "bound by", lambda row: str(row.candidates.winner.bound)),
+        Column("verdict", "verdict", verdict),
+    ]
+    return Part(
+        "shares",
+        "Share of the ceiling, row by row",
+        "A tick a row. Rows far to the left have most to gain; the table sorts by the header one clicks.",
+        table(columns, known),
+        _shares_chart() if known else None,
+        "No row has a ceiling: its device was not calibrated.",
+    )
+
+
+def _shares_chart() -> Picture:
+    import altair as alt
+
+    return (
+        chart()
+        .mark_tick(thickness=2, size=16)
+        .encode(
+            x=alt.X("share:Q", title="of ceiling, %"),
+            y=alt.Y("kernel:N", title=None),
+            color=alt.Color("bound:N", title="bound by", scale=alt.Scale(domain=["memory", "compute"], range=[BLUE, GREEN])),
+            href="href:N",
+            tooltip=["kernel:N", "shape:N", "device:N", alt.Tooltip("share:Q", format=".1f"), "verdict:N"],
+        )
+        .properties(width=WIDTH, height=alt.Step(20))
+    )
+
+
+def _caches(rows: list[Row]) -> Part:
+    """Rows whose bytes came faster than memory gives."""
+
+    def share(row: Row) -> float | None:
+        evidence = row.candidates.winner.evidence
+        found = ceiling_share(row.candidates.winner.time_us, _bytes(row), evidence.copy_gb_per_s)
+        return None if found is None or is_recorded(evidence.problem) else found.share
+
+    cached = [row for row in rows if (share(row) or 0.0) > 1]
+    columns: list[Column[Row]] = [
+        *_columns(),
+        Column("rate", "GB/s", _rate, 0),
+        Column("copy", "copy, GB/s", lambda row: row.candidates.winner.evidence.copy_gb_per_s, 0),
+        Column("cached", "from L2 at least, %", lambda row: 100 * (1 - 1 / (share(row) or 1.0)), 1),
+    ]
+    return Part(
+        "caches",
+        "Faster than a copy",
+        "What such a row moves beyond the rate of a copy came from the L2 cache, or was read, which is faster than "
+        "writing. A database holds no figures of a profiler, so this is a bound from times alone.",
+        table(columns, cached),
+        empty="No row is faster than a copy.",
+    )

@@ -1,0 +1,234 @@
+"""What a lookup loses on shapes that nobody measured, and what to sweep next."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8tune.choose.heldout import leave_one_shape_out
+from fp8tune.choose.overview import OPEN
+from fp8tune.choose.ranking import grouped, usable
+from fp8tune.choose.verdict import PickVerdict
+from fp8tune.plan import shapes
+from fp8tune.records import Kind, NamedInts, Problem
+from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart
+from fp8tune.report.contents import LISTED, Contents, Row
+from fp8tune.report.overview import device_name
+from fp8tune.report.view import Column, Part, Picture, View, table
+from fp8tune_kernels import tables
+
+RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}
+"""By which rule a config is chosen -> its colour."""
+
+MOST = 400
+"""Problems of one kernel and device that are left out in turn: the time grows with their square."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What one rule loses on one problem."""
+
+    row: Row
+    rule: str
+    slowdown: float | None
+    """Over the best config's time; None where the rule's config has no time there."""
+
+
+def losses(rows: Sequence[Row]) -> Iterator[Loss]:
+    """The loss of every rule on each problem, its own shape left out for *nearest* and *fallback*."""
+    timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
+    by_place = grouped(timed, lambda row: (row.candidates.problem.kernel, row.candidates.device.name, row.candidates.kind))
+    for of_place in by_place.values():
+        yield from _of_place(of_place[:MOST])
+
+
+def _of_place(rows: Sequence[Row]) -> Iterator[Loss]:
+    found = [row.candidates for row in rows]
+    keyed: dict[tuple[object, ...], tables.Row] = {}
+    for one in usable(found):
+        if one.pick.lookup_key is not None and one.pick.config is not None:
+            key = tuple(sorted(one.pick.lookup_key.items()))
+            keyed.setdefault(key, (one.problem.kernel, "", key, tuple(one.pick.config.items())))
+    held_out = leave_one_shape_out(found, list(keyed.values()))
+    chosen: Mapping[str, Mapping[Problem, float | None]] = {}
+    if held_out is not None:
+        chosen = {
+            "nearest": {left.problem: left.slowdown for left in held_out.nearest.problems},
+            "fallback": {left.problem: left.slowdown for left in held_out.robust.problems},
+        }
+    for row in rows:
+        slowdowns = row.candidates.slowdowns
+        if row.candidates.winner.config is None:
+            continue
+        yield Loss(row, "pick", slowdowns.get(row.candidates.winner.config))
+        for rule, of_problem in chosen.items():
+            if row.candidates.problem in of_problem:
+                yield Loss(row, rule, of_problem[row.candidates.problem])
+        if row.candidates.default:
+            yield Loss(row, "default", slowdowns.get(row.candidates.default))
+
+
+def view(found: Contents) -> View | None:
+    """None where nothing was timed here."""
+    lost = list(losses(found.rows))
+    if not lost:
+        return None
+    return View(
+        "lookups",
+        "Lookups",
+        "A lookup gives the row of a shape's key; without one that of the nearest key, or the row for any shape "
+        "(the fallback); without those the declared default.",
+        (_losses(lost), _means(lost), _next(found.rows)),
+    )
+
+
+def _percent(slowdown: float | None) -> float | None:
+    return None if slowdown is None else 100 * (slowdown - 1)
+
+
+def _losses(lost: Sequence[Loss]) -> Part:
+    columns: list[Column[Loss]] = [
+        Column("kernel", "kernel", lambda loss: loss.row.candidates.problem.kernel, link="href"),
+        Column("href", "link", lambda loss: loss.row.href, is_hidden=True),
+        Column("device", "device", lambda loss: device_name(loss.row.candidates.device)),
+        Column("shape", "shape", lambda loss: str(loss.row.candidates.problem.shape)),
+        Column("routing", "routing", lambda loss: loss.row.candidates.problem.routing),
+        Column("rule", "rule", lambda loss: loss.rule),
+        Column("loss", "loses, %", lambda loss: _percent(loss.slowdown), 1),
+    ]
+    cut = f"The first {LISTED} of {len(lost)} rows." if len(lost) > LISTED else ""
+    return Part(
+        "losses",
+        "What each rule loses",
+        "Each measured shape is left out in turn and looked up without it. The loss is against the best config there. "
+        "Rows without a number got a config that has no time on the shape.",
+        table(columns, lost[:LISTED], cut),
+        _losses_chart(),
+    )
+
+
+def _losses_chart() -> Picture:
+    import altair as alt
+
+    scale = alt.Scale(domain=list(RULES), range=list(RULES.values()))
+    return (
+        chart()
+        .mark_point(filled=True, size=24, opacity=0.6)
+        .transform_filter("isValid(datum.loss)")
+        .encode(
+            x=alt.X("loss:Q", title="loses, %", scale=alt.Scale(type="symlog", constant=1)),
+            y=alt.Y("kernel:N", title=None),
+            yOffset=alt.YOffset("rule:N", sort=list(RULES)),
+            color=alt.Color("rule:N", title=None, scale=scale),
+            href="href:N",
+            tooltip=["kernel:N", "shape:N", "device:N", "rule:N", alt.Tooltip("loss:Q", format=".1f")],
+        )
+        .properties(width=WIDTH, height=alt.Step(34, **{"for": "position"}))
+    )
+
+
+@dataclass(frozen=True)
+class _Mean:
+    kernel: str
+    device: str
+    rule: str
+    problems: int
+    untimed: int
+    mean: float | None
+    worst: float | None
+
+
+def _means(lost: Sequence[Loss]) -> Part:
+    def place(loss: Loss) -> tuple[str, str, str]:
+        return loss.row.candidates.problem.kernel, device_name(loss.row.candidates.device), loss.rule
+
+    found = []
+    for (kernel, device, rule), of_rule in grouped(lost, place).items():
+        known = [loss.slowdown for loss in of_rule if loss.slowdown is not None]
+        mean = None if not known else _geomean(known)
+        found.append(_Mean(kernel, device, rule, len(of_rule), len(of_rule) - len(known), mean, max(known, default=None)))
+    found.sort(key=lambda mean: (mean.kernel, mean.device, list(RULES).index(mean.rule)))
+    columns: list[Column[_Mean]] = [
+        Column("kernel", "kernel", lambda mean: mean.kernel),
+        Column("device", "device", lambda mean: mean.device),
+        Column("rule", "rule", lambda mean: mean.rule),
+        Column("problems", "problems", lambda mean: mean.problems),
+        Column("untimed", "without a time", lambda mean: mean.untimed),
+        Column("mean", "loses in the mean, %", lambda mean: _percent(mean.mean), 1),
+        Column("worst", "at worst, %", lambda mean: _percent(mean.worst), 1),
+    ]
+    says = "The geometric mean over the problems of a kernel on one device, and the worst of them."
+    return Part("means", "In the mean", says, table(columns, found))
+
+
+def _geomean(slowdowns: Sequence[float]) -> float:
+    from fp8tune.stats import geomean
+
+    return geomean(slowdowns)
+
+
+@dataclass(frozen=True)
+class _Todo:
+    why: str
+    kernel: str
+    arch: str
+    problems: int
+    command: str
+
+
+def _next(rows: Sequence[Row]) -> Part:
+    """What more measuring would settle, the most rows first."""
+    found = []
+    for why, verdicts, option in (
+        ("finals could not tell", OPEN, "--again"),
+        ("screened only: no finals", (PickVerdict.QUICK,), ""),
+    ):
+        open_rows = [row for row in rows if row.candidates.winner.verdict in verdicts and row.candidates.kind is Kind.MEASURED]
+        by_place = grouped(open_rows, lambda row: (row.candidates.problem.kernel, row.candidates.device.arch))
+        for (kernel, arch), of_place in by_place.items():
+            found.append(_Todo(why, kernel, arch, len(of_place), _command(kernel, of_place, option)))
+    found.sort(key=lambda todo: (-todo.problems, todo.kernel))
+    columns: list[Column[_Todo]] = [
+        Column("why", "why", lambda todo: todo.why),
+        Column("kernel", "kernel", lambda todo: todo.kernel),
+        Column("arch", "arch", lambda todo: todo.arch),
+        Column("problems", "problems", lambda todo: todo.problems),
+        Column("command", "command, on a GPU of that arch", lambda todo: todo.command),
+    ]
+    return Part(
+        "next",
+        "What to sweep next",
+        "Commands that settle rows which are open. For a shape of your own, put it in a file: "
+        "fp8tune sweep --kernel NAME --shapes mine.toml.",
+        table(columns, found),
+        empty="Every measured row is settled.",
+    )
+
+
+def _command(kernel: str, rows: Sequence[Row], option: str) -> str:
+    sets = _sets([row.candidates.problem.shape for row in rows])
+    words = ["fp8tune", "sweep", "--kernel", kernel, *(word for name in sets for word in ("--shapes", name))]
+    return shlex.join([*words, option] if option else words)
+
+
+def _sets(found: Sequence[NamedInts]) -> list[str]:
+    """The shape sets that have the most of these shapes, until those that any set has are covered."""
+    left, chosen = list(found), []
+    known = {name: shapes.load(name).rows for name in shapes.list_sets()}
+    while left:
+        counts = Counter({name: sum(_is_of(shape, rows) for shape in left) for name, rows in known.items()})
+        name, count = max(sorted(counts.items()), key=lambda item: item[1])
+        if not count:
+            break
+        chosen.append(name)
+        left = [shape for shape in left if not _is_of(shape, known[name])]
+    return chosen
+
+
+def _is_of(shape: NamedInts, rows: Sequence[NamedInts]) -> bool:
+    """Whether a row has the sizes of a problem: its groups are the row's experts, and N and K may change places."""
+    sizes = {"E" if dim == "G" else dim: size for dim, size in shape.items() if dim in ("M", "K", "N", "G", "E")}
+    swapped = {**sizes, "N": sizes["K"], "K": sizes["N"]} if {"N", "K"} <= sizes.keys() else sizes
+    return any(each.items() <= row.items() for row in rows for each in (sizes, swapped))
