@@ -25,6 +25,7 @@ from fp8tune.commands import (
     import_,
     lint,
     record,
+    report,
     show,
     static_report,
     sweep,
@@ -68,7 +69,7 @@ def _root(
 
 COMMANDS = {
     "Find the best configs": (record, sweep, bench, calibrate),
-    "Look at results": (show, explain, static_report, compare),
+    "Look at results": (show, explain, report, static_report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, compact, forget, doctor, completion),
 }

@@ -60,6 +60,14 @@ def chart(**given: Any) -> alt.Chart:
     return alt.Chart(alt.NamedData(ROWS), **given)
 
 
+def loss_axis() -> alt.X:
+    """The axis of a column ``loss`` in percent, which has many small values and a few that are huge."""
+    import altair as alt
+
+    axis = alt.Axis(values=[0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])
+    return alt.X("loss:Q", title="loses, %", scale=alt.Scale(type="symlog", constant=1), axis=axis)
+
+
 def colours(of: Mapping[str, str], present: Sequence[str]) -> alt.Scale:
     """A scale with the colours of the names that are present."""
     import altair as alt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from fp8tune.choose import incumbents, ranking
@@ -91,7 +91,9 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
         progress("reading configs", number, len(found))
         rows.append(_row(reader, one, is_detailed=one in detailed))
     cut = len(found) - len(detailed)
-    left_out = f"{cut} of {len(found)} problems are shown without their configs: name kernels to see them." if cut else ""
+    left_out = (
+        f"{cut} of {len(found)} problems are shown without their configs: name kernels to see them." if cut else ""
+    )
     return Contents(
         label,
         rows,

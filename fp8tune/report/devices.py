@@ -8,7 +8,7 @@ from itertools import permutations
 
 from fp8tune.choose.ranking import grouped
 from fp8tune.records import Kind
-from fp8tune.report.charts import BLUE, WIDTH, chart
+from fp8tune.report.charts import BLUE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row
 from fp8tune.report.overview import device_name
 from fp8tune.report.view import Column, Part, Picture, View, table
@@ -73,7 +73,7 @@ def _chart() -> Picture:
         .mark_point(filled=True, size=30, opacity=0.6, color=BLUE)
         .transform_filter("isValid(datum.loss)")
         .encode(
-            x=alt.X("loss:Q", title="loses, %", scale=alt.Scale(type="symlog", constant=1)),
+            x=loss_axis(),
             y=alt.Y("kernel:N", title=None),
             row=alt.Row("device:N", title="on"),
             href="href:N",

@@ -182,7 +182,9 @@ def _shares_chart() -> Picture:
         .encode(
             x=alt.X("share:Q", title="of ceiling, %"),
             y=alt.Y("kernel:N", title=None),
-            color=alt.Color("bound:N", title="bound by", scale=alt.Scale(domain=["memory", "compute"], range=[BLUE, GREEN])),
+            color=alt.Color(
+                "bound:N", title="bound by", scale=alt.Scale(domain=["memory", "compute"], range=[BLUE, GREEN])
+            ),
             href="href:N",
             tooltip=["kernel:N", "shape:N", "device:N", alt.Tooltip("share:Q", format=".1f"), "verdict:N"],
         )

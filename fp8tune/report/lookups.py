@@ -13,10 +13,11 @@ from fp8tune.choose.ranking import grouped, usable
 from fp8tune.choose.verdict import PickVerdict
 from fp8tune.plan import shapes
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart
+from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row
 from fp8tune.report.overview import device_name
 from fp8tune.report.view import Column, Part, Picture, View, table
+from fp8tune.stats import geomean
 from fp8tune_kernels import tables
 
 RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}
@@ -39,7 +40,9 @@ class Loss:
 def losses(rows: Sequence[Row]) -> Iterator[Loss]:
     """The loss of every rule on each problem, its own shape left out for *nearest* and *fallback*."""
     timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
-    by_place = grouped(timed, lambda row: (row.candidates.problem.kernel, row.candidates.device.name, row.candidates.kind))
+    by_place = grouped(
+        timed, lambda row: (row.candidates.problem.kernel, row.candidates.device.name, row.candidates.kind)
+    )
     for of_place in by_place.values():
         yield from _of_place(of_place[:MOST])
 
@@ -118,7 +121,7 @@ def _losses_chart() -> Picture:
         .mark_point(filled=True, size=24, opacity=0.6)
         .transform_filter("isValid(datum.loss)")
         .encode(
-            x=alt.X("loss:Q", title="loses, %", scale=alt.Scale(type="symlog", constant=1)),
+            x=loss_axis(),
             y=alt.Y("kernel:N", title=None),
             yOffset=alt.YOffset("rule:N", sort=list(RULES)),
             color=alt.Color("rule:N", title=None, scale=scale),
@@ -147,8 +150,10 @@ def _means(lost: Sequence[Loss]) -> Part:
     found = []
     for (kernel, device, rule), of_rule in grouped(lost, place).items():
         known = [loss.slowdown for loss in of_rule if loss.slowdown is not None]
-        mean = None if not known else _geomean(known)
-        found.append(_Mean(kernel, device, rule, len(of_rule), len(of_rule) - len(known), mean, max(known, default=None)))
+        mean = geomean(known) if known else None
+        found.append(
+            _Mean(kernel, device, rule, len(of_rule), len(of_rule) - len(known), mean, max(known, default=None))
+        )
     found.sort(key=lambda mean: (mean.kernel, mean.device, list(RULES).index(mean.rule)))
     columns: list[Column[_Mean]] = [
         Column("kernel", "kernel", lambda mean: mean.kernel),
@@ -161,12 +166,6 @@ def _means(lost: Sequence[Loss]) -> Part:
     ]
     says = "The geometric mean over the problems of a kernel on one device, and the worst of them."
     return Part("means", "In the mean", says, table(columns, found))
-
-
-def _geomean(slowdowns: Sequence[float]) -> float:
-    from fp8tune.stats import geomean
-
-    return geomean(slowdowns)
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,9 @@ def _next(rows: Sequence[Row]) -> Part:
         ("finals could not tell", OPEN, "--again"),
         ("screened only: no finals", (PickVerdict.QUICK,), ""),
     ):
-        open_rows = [row for row in rows if row.candidates.winner.verdict in verdicts and row.candidates.kind is Kind.MEASURED]
+        open_rows = [
+            row for row in rows if row.candidates.winner.verdict in verdicts and row.candidates.kind is Kind.MEASURED
+        ]
         by_place = grouped(open_rows, lambda row: (row.candidates.problem.kernel, row.candidates.device.arch))
         for (kernel, arch), of_place in by_place.items():
             found.append(_Todo(why, kernel, arch, len(of_place), _command(kernel, of_place, option)))

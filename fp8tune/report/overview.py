@@ -87,7 +87,11 @@ def _grid_chart() -> Picture:
     cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2).encode(
         color=alt.Color("share:Q", title="% of ceiling", scale=scale)
     )
-    text = base.mark_text(color="#000").transform_filter("isValid(datum.share)").encode(text=alt.Text("share:Q", format=".0f"))
+    text = (
+        base.mark_text(color="#000")
+        .transform_filter("isValid(datum.share)")
+        .encode(text=alt.Text("share:Q", format=".0f"))
+    )
     return (cells + text).properties(width=alt.Step(150), height=alt.Step(24))
 
 

@@ -192,7 +192,9 @@ def _heat_chart(axes: tuple[str, ...]) -> Picture:
 
     def chosen(name: str, label: str, value: str) -> Any:
         options = [_field(axis) for axis in axes]
-        return alt.param(name=name, value=value, bind=alt.binding_select(options=options, labels=list(axes), name=label))
+        return alt.param(
+            name=name, value=value, bind=alt.binding_select(options=options, labels=list(axes), name=label)
+        )
 
     x = chosen("x_axis", "across ", _field(axes[0]))
     y = chosen("y_axis", "down ", _field(axes[1]))
@@ -209,8 +211,13 @@ def _heat_chart(axes: tuple[str, ...]) -> Picture:
         scale=alt.Scale(type="log", domain=[1, SLOWEST], clamp=True, range=["#d4e6f4", "#e08a1e"], interpolate="rgb"),
     )
     return (
-        base.mark_rect().encode(color=color) + base.mark_text(color="#000").encode(text=alt.Text("least:Q", format=".2f"))
-    ).add_params(x, y).properties(width=alt.Step(64), height=alt.Step(30))
+        (
+            base.mark_rect().encode(color=color)
+            + base.mark_text(color="#000").encode(text=alt.Text("least:Q", format=".2f"))
+        )
+        .add_params(x, y)
+        .properties(width=alt.Step(64), height=alt.Step(30))
+    )
 
 
 @dataclass(frozen=True)
@@ -329,7 +336,9 @@ def _finals_chart(roles: tuple[str, ...]) -> Picture:
         .mark_point(filled=True, size=18, opacity=0.7, tooltip={"content": "data"})
         .encode(
             x=alt.X("time:Q", title="time, us", scale=alt.Scale(zero=False)),
-            y=alt.Y("config:N", title=None, sort=alt.EncodingSortField("time", op="median"), axis=alt.Axis(labelLimit=330)),
+            y=alt.Y(
+                "config:N", title=None, sort=alt.EncodingSortField("time", op="median"), axis=alt.Axis(labelLimit=330)
+            ),
             yOffset="process:N",
             color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
         )
@@ -352,7 +361,9 @@ def _untimed(found: Explanation) -> Part:
     without = [one for one in found.tried if one.time_us is None]
     counted = Counter((one.status, one.reason) for one in without)
     example = {(one.status, one.reason): str(one.config or "") for one in reversed(without)}
-    rows = [_Reason(status, reason, count, example[status, reason]) for (status, reason), count in counted.most_common()]
+    rows = [
+        _Reason(status, reason, count, example[status, reason]) for (status, reason), count in counted.most_common()
+    ]
     columns: list[Column[_Reason]] = [
         Column("status", "status", lambda row: str(row.status)),
         Column("reason", "reason", lambda row: row.reason),

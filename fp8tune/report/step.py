@@ -72,7 +72,9 @@ class Step:
 def steps(found: Contents) -> list[Step]:
     """A step a layer and device."""
     made = choices(row.candidates for row in found.rows)
-    by_layer = grouped(made, lambda choice: (device_name(choice.winner.device), choice.layer, choice.winner.problem.routing))
+    by_layer = grouped(
+        made, lambda choice: (device_name(choice.winner.device), choice.layer, choice.winner.problem.routing)
+    )
     return [
         Step(device, layer, {(choice.of_pass, choice.precision): choice for choice in reversed(of_layer)})
         for (device, layer, _), of_layer in by_layer.items()
@@ -155,7 +157,10 @@ def _waterfall_chart(layers: Sequence[str]) -> Picture:
     )
     scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     bars = base.mark_bar().encode(
-        x=alt.X("begin:Q", title="us"), x2="end:Q", color=alt.Color("kind:N", title=None, scale=scale), tooltip=["part:N", "begin:Q", "end:Q"]
+        x=alt.X("begin:Q", title="us"),
+        x2="end:Q",
+        color=alt.Color("kind:N", title=None, scale=scale),
+        tooltip=["part:N", "begin:Q", "end:Q"],
     )
     return bars.add_params(layer).properties(width=WIDTH - 60, height=alt.Step(26))
 
@@ -218,15 +223,19 @@ def _map_chart() -> Picture:
     log = alt.Scale(type="log", base=2, nice=False, padding=20)
     x = alt.X("rows:Q", title="rows of tokens", scale=log)
     y = alt.Y("experts:Q", title="experts", scale=log)
-    dots = chart().mark_point(filled=True, size=170, opacity=0.85).encode(
-        x=x,
-        y=y,
-        color=alt.Color(
-            "speedup:Q",
-            title="bf16 over FP8",
-            scale=alt.Scale(domain=[0.6, 1.0, 1.6], range=[ORANGE, "#b8b8b8", BLUE], clamp=True),
-        ),
-        tooltip=["layer:N", "device:N", "bf16:Q", "fp8:Q", "speedup:Q", "once:Q"],
+    dots = (
+        chart()
+        .mark_point(filled=True, size=170, opacity=0.85)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color(
+                "speedup:Q",
+                title="bf16 over FP8",
+                scale=alt.Scale(domain=[0.6, 1.0, 1.6], range=[ORANGE, "#b8b8b8", BLUE], clamp=True),
+            ),
+            tooltip=["layer:N", "device:N", "bf16:Q", "fp8:Q", "speedup:Q", "once:Q"],
+        )
     )
     text = chart().mark_text(dy=-14, fontSize=9).encode(x=x, y=y, text=alt.Text("speedup:Q", format=".2f"))
     line = (

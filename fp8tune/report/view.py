@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from altair import Chart, FacetChart, HConcatChart, LayerChart, VConcatChart
-
-    Picture = Chart | LayerChart | FacetChart | HConcatChart | VConcatChart
-else:
-    Picture = Any  # altair takes a second to import
+Picture: TypeAlias = Any
+"""A chart of altair, of any kind: its methods are untyped where they are chained, and importing it takes a second."""
 
 R = TypeVar("R")
 
