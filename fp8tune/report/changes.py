@@ -118,30 +118,37 @@ def _changes(rows: Sequence[Change]) -> Part:
         Column("reason", "why", text("reason")),
     ]
     drawn = [change for change in rows if change.percent("ratio") is not None]
-    present = [str(change.value("verdict")) for change in drawn]
     return Part(
         "changes",
         "The change of each row",
         "Sorted by the change, the slowest first. The line is its interval; the cross is the control arm; the tick "
         "is the smallest slowdown that such data would call a regression in 95 % of runs.",
         table(columns, rows),
-        _chart(present) if drawn else None,
+        _chart(drawn) if drawn else None,
         "No kernel is declared at either revision.",
     )
 
 
-def _chart(present: Sequence[str]) -> Picture:
+def _chart(rows: Sequence[Change]) -> Picture:
     import altair as alt
+
+    def is_known(name: str) -> bool:  # of what nobody knows Vega would make a scale without an extent
+        return any(change.read.get(name) is not None for change in rows)
 
     y = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=330))
     base = chart().transform_filter("isValid(datum.change)").encode(y=y)
+    present = [str(change.value("verdict")) for change in rows]
     color = alt.Color("verdict:N", title=None, scale=colours(VERDICTS, present))
     x = alt.X("change:Q", title="change of the time, %")
-    lines = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", color=color)
+    zero = alt.Chart(alt.InlineData([{"x": 0}])).mark_rule(color="currentColor", opacity=0.5).encode(x="x:Q")
+    layers = [zero]
+    if is_known("interval"):
+        layers.append(base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", color=color))
+    if is_known("control"):
+        layers.append(base.mark_point(shape="cross", size=40, color=GREY).encode(x="control:Q"))
+    if is_known("smallest_detectable"):
+        layers.append(base.mark_tick(color="currentColor", opacity=0.6).encode(x="found:Q"))
     dots = base.mark_point(filled=True, size=50).encode(
         x=x, color=color, tooltip=["row:N", "verdict:N", "change:Q", "low:Q", "high:Q", "control:Q", "found:Q"]
     )
-    control = base.mark_point(shape="cross", size=40, color=GREY).encode(x="control:Q")
-    found = base.mark_tick(color="currentColor", opacity=0.6).encode(x="found:Q")
-    zero = alt.Chart(alt.InlineData([{"x": 0}])).mark_rule(color="currentColor", opacity=0.5).encode(x="x:Q")
-    return (zero + lines + control + found + dots).properties(width=WIDTH - 240, height=alt.Step(16))
+    return alt.layer(*layers, dots).properties(width=WIDTH - 240, height=alt.Step(16))

@@ -101,7 +101,9 @@ def _configs(found: Explanation) -> Part:
         "Each dot is a config: its time over the pick's. Finalists come first, with the interval of that ratio over "
         "fresh processes. The shaded band is the tie band: configs in it count as equally fast.",
         table(columns, rows, cut),
-        _configs_chart(band, tuple(sorted({row.role for row in rows}))) if rows else None,
+        _configs_chart(band, tuple(sorted({row.role for row in rows})), any(row.tried.interval for row in rows))
+        if rows
+        else None,
     )
 
 
@@ -112,21 +114,22 @@ def _role(found: Explanation, one: Tried) -> str:
 
 
 @functools.cache
-def _configs_chart(band: float, roles: tuple[str, ...]) -> Picture:
+def _configs_chart(band: float, roles: tuple[str, ...], has_intervals: bool) -> Picture:
     import altair as alt
 
     scale = alt.Scale(type="log", domainMax=SLOWEST, nice=False, clamp=True)
-    y = alt.Y("slowdown:Q", title="time over the pick's", scale=scale)
     shade = alt.Chart(alt.InlineData([{"from": 1 - band, "to": 1 + band}])).mark_rect(color=ORANGE, opacity=0.15)
-    base = chart().encode(x=alt.X("rank:Q", title="configs, the fastest first", scale=alt.Scale(nice=False)))
-    color = alt.Color("role:N", title=None, scale=colours(ROLES, roles))
-    dots = base.mark_point(filled=True, size=28, opacity=0.9, tooltip={"content": "data"}).encode(y=y, color=color)
-    bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color)
-    return (
-        (shade.encode(y=alt.Y("from:Q", scale=scale), y2="to:Q") + bars + dots)
-        .properties(width=WIDTH, height=260)
-        .resolve_scale(y="shared")
+    base = chart().encode(
+        x=alt.X("rank:Q", title="configs, the fastest first", scale=alt.Scale(nice=False)),
+        color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
     )
+    dots = base.mark_point(filled=True, size=28, opacity=0.9, tooltip={"content": "data"}).encode(
+        y=alt.Y("slowdown:Q", title="time over the pick's", scale=scale)
+    )
+    layers = [shade.encode(y=alt.Y("from:Q", scale=scale), y2="to:Q")]
+    if has_intervals:  # without any Vega warns of a scale without an extent
+        layers.append(base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"))
+    return alt.layer(*layers, dots).properties(width=WIDTH, height=260)
 
 
 # Axes

@@ -1,0 +1,222 @@
+"""The report of the committed database in a real browser: what it draws, how it is used, what it asks for."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import Opened, opened
+from playwright.sync_api import Browser
+
+VIEWS = ("overview", "problem", "limits", "lookups", "step", "devices")
+
+ONE_MARK_A_ROW = [
+    ("overview", "overview-grid", "rect"),
+    ("limits", "limits-memory", "symbol"),
+    ("limits", "limits-shares", "rect"),
+]
+
+
+@pytest.fixture(scope="module")
+def content(committed: Path) -> Any:
+    """What the page holds, unpacked."""
+    found = re.search(r'id="data" type="text/plain">([^<]*)<', committed.read_text("utf-8"))
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+@pytest.fixture(autouse=True)
+def quiet(shared: Opened) -> Iterator[None]:
+    """Whatever a test does, the page says nothing on its console and asks for nothing."""
+    yield
+    assert shared.said == []
+    assert shared.asked == []
+
+
+def test_the_file_is_small(committed: Path) -> None:
+    assert committed.stat().st_size < 3e6
+
+
+def test_no_address_of_the_network_is_in_its_markup(committed: Path) -> None:
+    text = re.sub(r"<script.*?</script>", "", committed.read_text("utf-8"), flags=re.DOTALL)
+    assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_picture_of_a_view_is_drawn(shared: Opened, view: str) -> None:
+    shared.show(view)
+    boxes = shared.page.locator(".picture")
+    assert boxes.count() > 0
+    for number in range(boxes.count()):
+        assert boxes.nth(number).locator("svg").count() == 1
+        assert boxes.nth(number).locator("g.role-mark path, g.role-mark text").count() > 0
+
+
+@pytest.mark.parametrize(("view", "part", "kind"), ONE_MARK_A_ROW)
+def test_a_picture_has_as_many_marks_as_its_table_has_rows(shared: Opened, view: str, part: str, kind: str) -> None:
+    shared.show(view)
+    assert shared.marks(part, kind) == shared.rows(part) > 0
+
+
+def test_a_problem_has_a_dot_a_config_and_a_dot_a_block(shared: Opened, content: Any) -> None:
+    problem = with_finals(content)
+    shared.show(f"problem/{problem['id']}")
+    for part in ("configs", "finals"):
+        name = f"{problem['id']}-{part}"
+        assert shared.page.locator(f"[id='{name}'] g.mark-symbol.role-mark > path").count() == length(
+            content, problem, part
+        )
+
+
+def test_bands_and_roles_of_a_problem(shared: Opened, content: Any) -> None:
+    problem = with_finals(content)
+    shared.show(f"problem/{problem['id']}")
+    section = shared.page.locator(f"[id='{problem['id']}-configs']")
+    assert section.locator("g.mark-rect.role-mark > path").count() == 1  # the tie band
+    assert {"pick", "default", "finalist"} <= set(section.locator("g.role-legend text").all_inner_texts())
+    assert shared.page.locator("dt", has_text="verdict").count() == 1
+
+
+def test_two_axes_are_chosen_below_the_picture(shared: Opened, content: Any) -> None:
+    problem = with_finals(content)
+    shared.show(f"problem/{problem['id']}")
+    section = shared.page.locator(f"[id='{problem['id']}-heat']")
+    before = section.locator("g.mark-text.role-mark text").count()
+    section.get_by_label("across").select_option(label="num_warps")
+    shared.page.wait_for_function(
+        "([id, before]) => document.getElementById(id).querySelectorAll('g.mark-text.role-mark text').length != before",
+        arg=[f"{problem['id']}-heat", before],
+    )
+
+
+def test_every_link_of_a_row_leads_to_its_problem(content: Any) -> None:
+    known = {f"#problem/{problem['id']}" for problem in content["problems"]}
+    linked = set()
+    for view in content["views"]:
+        for part in view["parts"]:
+            columns = content["templates"][part["template"]]["columns"]
+            for column, values in zip(columns, part["columns"], strict=True):
+                if column["name"] == "href":
+                    linked |= set(values["names"])
+    assert linked == known
+    assert len(known) == len(content["problems"])
+
+
+def test_a_row_leads_to_its_problem_and_back(shared: Opened) -> None:
+    shared.show("overview")
+    link = shared.page.locator("#overview-picks tbody a").first
+    target = link.get_attribute("href")
+    link.click()
+    shared.page.wait_for_function(f"location.hash == '{target}'")
+    assert shared.page.locator("h2").inner_text() == shared.page.locator("#problem-picker option:checked").inner_text()
+    shared.page.go_back()
+    shared.page.wait_for_function("document.querySelector('h2').textContent == 'Overview'")
+
+
+def test_a_dot_leads_to_its_problem(shared: Opened) -> None:
+    shared.show("limits")
+    shared.page.locator("#limits-shares g.role-mark > path").first.click(force=True)
+    shared.page.wait_for_function("location.hash.startsWith('#problem/')")
+    shared.drawn()
+
+
+def test_filters_leave_the_rows_of_one_kernel(shared: Opened) -> None:
+    shared.show("overview")
+    everything = shared.rows("overview-picks")
+    shared.page.get_by_label("kernel", exact=True).select_option("colwise")
+    shared.page.wait_for_function("location.hash.includes('kernel=colwise')")
+    shared.drawn()
+    assert 0 < shared.rows("overview-picks") < everything
+    names = set(shared.page.locator("#overview-picks tbody th").all_inner_texts())
+    assert names == {"colwise"}
+    shared.page.get_by_role("link", name="Limits").click()  # the filter stays
+    shared.page.wait_for_function("location.hash == '#limits?kernel=colwise'")
+    shared.drawn()
+    assert shared.marks("limits-memory", "symbol") == shared.rows("limits-memory")
+
+
+def test_words_filter_a_table_and_headers_sort_it(shared: Opened) -> None:
+    shared.show("overview")
+    section = shared.page.locator("#overview-picks")
+    section.get_by_label("Only rows with").fill("ambiguous")
+    cells = section.locator("tbody tr").all_inner_texts()
+    assert cells
+    assert all("ambiguous" in text for text in cells)
+    header = section.get_by_role("button", name="time, us")
+    header.click()
+    header.click()
+    assert section.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
+    times = [float(text.split("\t")[7].replace(",", "")) for text in section.locator("tbody tr").all_inner_texts()]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_link_that_leads_nowhere_says_so(shared: Opened) -> None:
+    shared.show("problem/0000000000")
+    assert shared.page.locator("h2").inner_text() == "Not in this report"
+    shared.show("<img src=x onerror=alert(1)>")
+    assert shared.page.locator("h2").inner_text() == "Not in this report"
+
+
+def test_the_keyboard_suffices(shared: Opened) -> None:
+    shared.show("overview")
+    shared.page.reload()
+    shared.drawn()
+    shared.page.keyboard.press("Tab")
+    assert shared.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    for _ in range(4):
+        shared.page.keyboard.press("Tab")
+    assert shared.page.evaluate("document.activeElement.textContent") == "Lookups"
+    shared.page.keyboard.press("Enter")
+    shared.page.wait_for_function("location.hash == '#lookups'")
+    shared.drawn()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_contrast_roles_and_names(browser: Browser, committed: Path, view: str, dark: bool) -> None:
+    found = opened(browser, committed, dark=dark)
+    found.show(view)
+    for summary in found.page.locator("summary").all():
+        summary.click()
+    faults = Axe().run(found.page).response["violations"]
+    assert [(fault["id"], [node["html"][:120] for node in fault["nodes"]][:3]) for fault in faults] == []
+    found.page.context.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_scrolls_down_alone(browser: Browser, committed: Path, view: str) -> None:
+    found = opened(browser, committed, width=360, height=740)
+    found.show(view)
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= 360
+    found.page.context.close()
+
+
+def test_paper_shows_pictures_and_no_controls(browser: Browser, committed: Path) -> None:
+    found = opened(browser, committed, dark=True)
+    found.page.emulate_media(media="print", color_scheme="dark")
+    assert not found.page.locator("nav").is_visible()
+    assert found.page.locator("#overview-grid svg").is_visible()
+    assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    found.page.context.close()
+
+
+def with_finals(content: Any) -> Any:
+    """The first problem with dozens of configs and finals, of measured rows."""
+    return next(
+        problem
+        for problem in content["problems"]
+        if length(content, problem, "configs") > 30 and length(content, problem, "finals") > 30
+    )
+
+
+def length(content: Any, problem: Any, part: str) -> int:
+    """Rows of a problem's part; 0 where it has none."""
+    lengths = {content["templates"][each["template"]]["id"]: each["length"] for each in problem["parts"]}
+    return lengths.get(part, 0)
