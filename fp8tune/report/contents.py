@@ -13,8 +13,8 @@ from fp8tune.choose.explaining import Explanation
 from fp8tune.records import Evidence, Kind, Published, Subject
 from fp8tune.store.layers import Reader
 
-DETAILED = 1200
-"""Problems that are shown config by config; of more, those with finals come first, then the newest."""
+ALL, DETAILED = 800, 500
+"""Up to ALL problems each is shown config by config; of more so many, those with finals first, then the newest."""
 
 LISTED = 5000
 """Rows of a table over problems."""
@@ -111,11 +111,12 @@ def _row(reader: Reader, found: Candidates, *, is_detailed: bool) -> Row:
     if not is_detailed:
         return Row(found)
     subject = Subject(version, found.device, found.kind, found.problem)
-    return Row(found, reader.commit(subject), Explanation(found, reader.tried(subject, stage=None), None))
+    outcomes = reader.tried(subject)  # in the screen, which all configs were in
+    return Row(found, reader.commit(subject), Explanation(found, outcomes, None))
 
 
 def _detailed(found: Sequence[Candidates]) -> Collection[Candidates]:
-    if len(found) <= DETAILED:
+    if len(found) <= ALL:
         return set(found)
     by_worth = sorted(found, key=lambda one: (one.decision is None, -one.winner.newest))
     return set(by_worth[:DETAILED])

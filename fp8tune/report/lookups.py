@@ -23,7 +23,7 @@ from fp8tune_kernels import tables
 RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}
 """By which rule a config is chosen -> its colour."""
 
-MOST = 400
+MOST = 200
 """Problems of one kernel and device that are left out in turn: the time grows with their square."""
 
 

@@ -152,7 +152,7 @@ def _values(page: Page, name: str) -> list[str]:
 def _packed(content: Json) -> str:
     """Compressed, in letters: nothing of it can be markup. The same content gives the same text."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _library() -> str:

@@ -135,6 +135,7 @@ def _configs_chart(band: float, roles: tuple[str, ...], has_intervals: bool) -> 
 # Axes
 
 
+@functools.lru_cache(1)  # asked for by each part of a problem
 def _axes(found: Explanation) -> list[str]:
     """The axes with more than one value, in the order of their declaration."""
     values: dict[str, set[int]] = {}

@@ -45,6 +45,7 @@ LARGEST_DOCUMENT = 2**20
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
+@functools.lru_cache(8192)  # a problem's trials name the same hundred configs thousands of times
 def parse_named_ints(text: str) -> NamedInts:
     """``BLOCK_SIZE=32 num_warps=4`` -> NamedInts. Raises ValueError for all but identifiers and integers below 2^63."""
     items: dict[str, int] = {}

@@ -45,6 +45,7 @@ class Opened:
         summary = section.locator("summary")
         if summary.count() and not section.locator("table").count():
             summary.click()
+        section.locator("table").wait_for()
         more = section.get_by_role("button", name="Show all")
         if more.count() and more.is_visible():
             more.click()
@@ -71,7 +72,7 @@ def opened(browser: Browser, path: Path, width: int = 1200, height: int = 900, *
     found.page.on("console", lambda message: found.said.append(f"{message.type}: {message.text}"))
     found.page.on("pageerror", lambda error: found.said.append(f"exception: {error}"))
     found.page.on("dialog", lambda dialog: (found.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    found.page.on("request", lambda request: found.asked.append(request.url))
+    own = f"file://{path}", "data:"
+    found.page.on("request", lambda request: request.url.startswith(own) or found.asked.append(request.url))
     found.show("overview")
-    found.asked = [url for url in found.asked if not url.startswith((f"file://{path}", "data:"))]
     return found

@@ -80,7 +80,7 @@ def test_bands_and_roles_of_a_problem(shared: Opened, content: Any) -> None:
     shared.show(f"problem/{problem['id']}")
     section = shared.page.locator(f"[id='{problem['id']}-configs']")
     assert section.locator("g.mark-rect.role-mark > path").count() == 1  # the tie band
-    assert {"pick", "default", "finalist"} <= set(section.locator("g.role-legend text").all_inner_texts())
+    assert {"pick", "default", "finalist"} <= set(section.locator("g.role-legend text").all_text_contents())
     assert shared.page.locator("dt", has_text="verdict").count() == 1
 
 

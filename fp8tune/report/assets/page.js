@@ -100,7 +100,7 @@ function tableOf(caption, columns, rows) {
   const search = make("input", { type: "search", input: () => { state.text = search.value; fill(); } });
   const tools = make("div", { class: "tools" }, ...(rows.length > 12 ? [make("label", {}, "Only rows with ", search)] : []), more, count);
   const grid = make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, ...heads)), body);
-  return make("div", {}, tools, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, grid));
+  return make("div", {}, tools, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${caption}, table` }, grid));
 }
 
 let drawing = 0; // of the view that is shown now: what is finished later than the next click is thrown away
@@ -146,10 +146,10 @@ function sectionOf(report, view, part, filter) {
 }
 
 function chooser(label, values, chosen, changed) {
-  const select = make("select", { change: () => changed(select.value) },
+  const select = make("select", { id: `filter-${label}`, change: () => changed(select.value) },
     make("option", { value: "" }, "all"),
     ...values.map((value) => make("option", { value, selected: value === chosen }, value)));
-  return make("label", {}, `${label} `, select);
+  return make("span", {}, make("label", { for: select.id }, label), " ", select);
 }
 
 function filters(report, here) {
@@ -169,7 +169,7 @@ function problemPicker(report, here) {
     const to = offered[number + offset];
     return to ? make("a", { href: address("problem", to.id, here.filter) }, text) : make("span", { class: "off" }, text);
   };
-  return make("p", { class: "picker" }, step(-1, "previous"), make("label", {}, "Problem ", select), step(1, "next"));
+  return make("p", { class: "picker" }, step(-1, "previous"), make("span", { class: "chosen" }, make("label", { for: select.id }, "Problem"), " ", select), step(1, "next"));
 }
 
 function show(report) {
