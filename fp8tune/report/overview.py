@@ -85,7 +85,7 @@ def _grid_chart() -> Picture:
     )
     scale = alt.Scale(domain=[0, 100], range=["#d4e6f4", "#4f97d3"])
     share = alt.when("isValid(datum.share)").then(alt.Color("share:Q", title="% of ceiling", scale=scale))
-    cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2).encode(
+    cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2, invalid="show").encode(
         color=share.otherwise(alt.value("transparent"))
     )
     text = (

@@ -7,6 +7,7 @@ lets exactly these scripts run, by their hashes, and no request leave: what a da
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import html
@@ -155,6 +156,7 @@ def _packed(content: Json) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
+@functools.cache
 def _library() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
