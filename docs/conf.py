@@ -14,7 +14,8 @@ author = "the fp8tune authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference", "fp8tune_links"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference"]
+extensions += ["fp8tune_report", "fp8tune_links"]  # links are checked when all is written
 exclude_patterns = ["examples", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -117,7 +117,7 @@ def test_a_row_leads_to_its_problem_and_back(shared: Opened) -> None:
     shared.page.wait_for_function(f"location.hash == '{target}' && document.getElementById('problem-picker')")
     assert shared.page.locator("h2").inner_text() == shared.page.locator("#problem-picker option:checked").inner_text()
     shared.page.go_back()
-    shared.page.wait_for_function("document.querySelector('h2').textContent == 'Overview'")
+    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Overview'")
 
 
 def test_a_dot_leads_to_its_problem(shared: Opened) -> None:
@@ -131,13 +131,13 @@ def test_filters_leave_the_rows_of_one_kernel(shared: Opened) -> None:
     shared.show("overview")
     everything = shared.rows("overview-picks")
     shared.page.get_by_label("kernel", exact=True).select_option("colwise")
-    shared.page.wait_for_function("document.querySelector('#tabs a').hash.includes('kernel=colwise')")
+    shared.page.wait_for_function("document.querySelector('#tabs a')?.hash.includes('kernel=colwise')")
     shared.drawn()
     assert 0 < shared.rows("overview-picks") < everything
     names = set(shared.page.locator("#overview-picks tbody th").all_inner_texts())
     assert names == {"colwise"}
     shared.page.get_by_role("link", name="Limits").click()  # the filter stays
-    shared.page.wait_for_function("document.querySelector('h2').textContent == 'Limits'")
+    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Limits'")
     shared.drawn()
     assert shared.marks("limits-memory", "symbol") == shared.rows("limits-memory")
 
@@ -174,7 +174,7 @@ def test_the_keyboard_suffices(shared: Opened) -> None:
         shared.page.keyboard.press("Tab")
     assert shared.page.evaluate("document.activeElement.textContent") == "Lookups"
     shared.page.keyboard.press("Enter")
-    shared.page.wait_for_function("document.querySelector('h2').textContent == 'Lookups'")
+    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Lookups'")
     shared.drawn()
 
 

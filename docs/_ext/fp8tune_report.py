@@ -1,0 +1,27 @@
+"""The report of the committed database, written beside the pages that show it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+DATABASE = Path(__file__).resolve().parents[2] / "results.db"
+
+PAGE = Path("results") / "report-page.html"
+"""Within the site; :file:`docs/results/report.md` frames it."""
+
+
+def _write(app: Any, error: Exception | None) -> None:
+    from fp8tune.commands.report import ReportOptions, report
+
+    if error is None and app.builder.format == "html":
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            report(ReportOptions(db=str(DATABASE), output=Path(app.outdir) / PAGE))
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """What Sphinx calls."""
+    app.connect("build-finished", _write)
+    return {"parallel_read_safe": True}
