@@ -13,6 +13,7 @@ from fp8tune import __version__
 from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Group, Kernels, Option, ReadDatabase, examples
+from fp8tune.redaction import redacted
 from fp8tune.render.terminal import path_here
 
 if TYPE_CHECKING:
@@ -183,5 +184,6 @@ def _counted(found: Contents) -> str:
 
 
 def _about(label: str) -> str:
-    """Where rows are from, and when the report was made."""
+    """Where rows are from, and when the report was made. Of a path only the name: a report is sent to others."""
+    label = redacted(label) if "://" in label else " over ".join(Path(part).name for part in label.split(" over "))
     return f"{label}, read by fp8tune {__version__} on {time.strftime('%Y-%m-%d', time.gmtime())}"

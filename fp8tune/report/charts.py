@@ -50,6 +50,7 @@ CONFIG: Mapping[str, Any] = {
     "title": {"color": "currentColor"},
     "text": {"color": "currentColor"},
     "view": {"stroke": None},
+    "scale": {"invalid": {"color": {"value": "transparent"}}},  # a cell without a value is empty, not zero
 }
 
 

@@ -84,9 +84,8 @@ def _grid_chart() -> Picture:
         tooltip=["kernel:N", "device:N", alt.Tooltip("share:Q", title="share, %"), "problems:Q", "open:Q"],
     )
     scale = alt.Scale(domain=[0, 100], range=["#d4e6f4", "#4f97d3"])
-    share = alt.when("isValid(datum.share)").then(alt.Color("share:Q", title="% of ceiling", scale=scale))
     cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2, invalid="show").encode(
-        color=share.otherwise(alt.value("transparent"))
+        color=alt.Color("share:Q", title="% of ceiling", scale=scale)
     )
     text = (
         base.mark_text(color="#000")

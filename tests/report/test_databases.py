@@ -128,6 +128,15 @@ def test_two_devices_are_compared_and_lookups_lose(tmp_path: Path, made: Callabl
     assert "--shapes" in found.page.locator("#lookups-next tbody").inner_text()
 
 
+def test_no_path_of_the_machine_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store.open(str(tmp_path / "mine.db"), create=True) as store:
+        finished_sweep(store, {problem(): {config(): 100.0}})
+    report(ReportOptions(db=str(tmp_path / "mine.db"), output=tmp_path / "report.html"))
+    text = (tmp_path / "report.html").read_text() + json.dumps(content_of(tmp_path / "report.html"))
+    assert "mine.db, read by fp8tune" in text
+    assert str(tmp_path) not in text
+
+
 def test_a_row_has_the_same_link_in_every_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = []
     for name, extra in (("one.db", []), ("other.db", [problem(K=512)])):
