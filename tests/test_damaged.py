@@ -40,6 +40,7 @@ COMMANDS = (
     ("show", "--op", "grouped-mm"),
     ("export", "--arch", "sm_90", "--output", "table.py"),
     ("doctor",),
+    ("report", "--output", "report.html"),
     ("static-report",),
     ("static-report", "--arch", "sm_90"),
     ("compare", "HEAD..HEAD", "--from-db", "--repo", str(ROOT)),

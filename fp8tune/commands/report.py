@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fp8tune import __version__
 from fp8tune.commands.options import opened_to_read
-from fp8tune.errors import UsageError
+from fp8tune.errors import MachineError, UsageError
 from fp8tune.options import Arch, Group, Kernels, Option, ReadDatabase, examples
 from fp8tune.redaction import redacted
 from fp8tune.render.terminal import path_here
@@ -97,7 +98,10 @@ def report(options: ReportOptions) -> None:
 
 
 def _check(options: ReportOptions, output: Path) -> None:
-    """Before anything is read. Raises UsageError."""
+    """Before anything is read. Raises UsageError, MachineError without what draws."""
+    for module, package in (("altair", "altair"), ("vl_convert", "vl-convert-python")):
+        if importlib.util.find_spec(module) is None:
+            raise MachineError(f"report draws with {package}, which is not installed: pip install {package}")
     if options.format is ReportFormat.HTML and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file to write, such as {output / PAGE.name}")
     if options.format is ReportFormat.SVG and output.exists() and not output.is_dir():

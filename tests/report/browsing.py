@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,19 @@ class Opened:
         self.page.wait_for_selector("body[data-ready]", state="attached")
         self.drawn()
 
+    def until(self, expression: str) -> None:
+        """Wait until an expression is true. Playwright's own waiting evaluates it in the page, which forbids that.
+
+        Raises AssertionError after half a minute.
+        """
+        ends = time.monotonic() + 30
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < ends, f"{expression} is not so after 30 s"
+            time.sleep(0.02)
+
     def drawn(self) -> None:
         """Wait until every picture that is there is drawn."""
-        self.page.wait_for_function("[...document.querySelectorAll('.picture')].every((box) => box.dataset.drawn)")
+        self.until("[...document.querySelectorAll('.picture')].every((box) => box.dataset.drawn)")
 
     def marks(self, part: str, kind: str) -> int:
         """Marks of a kind (``symbol``, ``rect``, ``rule``) that a part's picture holds."""

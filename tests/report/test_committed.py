@@ -90,10 +90,8 @@ def test_two_axes_are_chosen_below_the_picture(shared: Opened, content: Any) -> 
     section = shared.page.locator(f"[id='{problem['id']}-heat']")
     before = section.locator("g.mark-text.role-mark text").count()
     section.get_by_label("across").select_option(label="num_warps")
-    shared.page.wait_for_function(
-        "([id, before]) => document.getElementById(id).querySelectorAll('g.mark-text.role-mark text').length != before",
-        arg=[f"{problem['id']}-heat", before],
-    )
+    marks = f"document.querySelectorAll('[id=\"{problem['id']}-heat\"] g.mark-text.role-mark text').length"
+    shared.until(f"{marks} != {before}")
 
 
 def test_every_link_of_a_row_leads_to_its_problem(content: Any) -> None:
@@ -114,16 +112,16 @@ def test_a_row_leads_to_its_problem_and_back(shared: Opened) -> None:
     link = shared.page.locator("#overview-picks tbody a").first
     target = link.get_attribute("href")
     link.click()
-    shared.page.wait_for_function(f"location.hash == '{target}' && document.getElementById('problem-picker')")
+    shared.until(f"location.hash == '{target}' && !!document.getElementById('problem-picker')")
     assert shared.page.locator("h2").inner_text() == shared.page.locator("#problem-picker option:checked").inner_text()
     shared.page.go_back()
-    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Overview'")
+    shared.until("document.querySelector('h2')?.textContent == 'Overview'")
 
 
 def test_a_dot_leads_to_its_problem(shared: Opened) -> None:
     shared.show("limits")
     shared.page.locator("#limits-shares g.role-mark > path").first.click(force=True)
-    shared.page.wait_for_function("document.getElementById('problem-picker')")
+    shared.until("!!document.getElementById('problem-picker')")
     shared.drawn()
 
 
@@ -131,13 +129,13 @@ def test_filters_leave_the_rows_of_one_kernel(shared: Opened) -> None:
     shared.show("overview")
     everything = shared.rows("overview-picks")
     shared.page.get_by_label("kernel", exact=True).select_option("colwise")
-    shared.page.wait_for_function("document.querySelector('#tabs a')?.hash.includes('kernel=colwise')")
+    shared.until("document.querySelector('#tabs a')?.hash.includes('kernel=colwise')")
     shared.drawn()
     assert 0 < shared.rows("overview-picks") < everything
     names = set(shared.page.locator("#overview-picks tbody th").all_inner_texts())
     assert names == {"colwise"}
     shared.page.get_by_role("link", name="Limits").click()  # the filter stays
-    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Limits'")
+    shared.until("document.querySelector('h2')?.textContent == 'Limits'")
     shared.drawn()
     assert shared.marks("limits-memory", "symbol") == shared.rows("limits-memory")
 
@@ -174,7 +172,7 @@ def test_the_keyboard_suffices(shared: Opened) -> None:
         shared.page.keyboard.press("Tab")
     assert shared.page.evaluate("document.activeElement.textContent") == "Lookups"
     shared.page.keyboard.press("Enter")
-    shared.page.wait_for_function("document.querySelector('h2')?.textContent == 'Lookups'")
+    shared.until("document.querySelector('h2')?.textContent == 'Lookups'")
     shared.drawn()
 
 

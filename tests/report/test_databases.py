@@ -21,7 +21,7 @@ from playwright.sync_api import Browser
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import NO_INCUMBENTS
 from fp8tune.commands.report import ReportFormat, ReportOptions, report
-from fp8tune.errors import UsageError
+from fp8tune.errors import MachineError, UsageError
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
 from fp8tune.report import changes, contents, page, views
 from fp8tune.report.contents import Contents, Row
@@ -350,6 +350,12 @@ def test_a_misuse_is_one_line(tmp_path: Path, options: dict[str, Any], said: str
         finished_sweep(store, {problem(): {config(): 100.0}})
     with pytest.raises(UsageError, match=re.escape(said)):
         report(ReportOptions(**{"db": str(tmp_path / "one.db"), "output": tmp_path / "r.html", **options}))
+
+
+def test_without_what_draws_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="pip install altair"):
+        report(ReportOptions())
 
 
 def content_of(path: Path) -> Any:
