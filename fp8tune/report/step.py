@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from fp8tune.choose.passes import Choice, choices
+from fp8tune.choose.passes import LAYER, Choice, choices
 from fp8tune.choose.ranking import grouped
 from fp8tune.records import NamedInts
-from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart
+from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, chart
 from fp8tune.report.contents import Contents
 from fp8tune.report.overview import device_name
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune_kernels.catalog import PRECISIONS
+from fp8tune_kernels.catalog import GEMMS, PRECISIONS
 
 FP8, AUTO, ONCE = PRECISIONS
 
 PASSES = ("forward", "input gradient", "weight gradient")
 
-KINDS = {"total": GREY, "faster": GREEN, "slower": ORANGE, "left to the bound": BLUE}
+KINDS = {"total": GREY, "faster": GREEN, "slower": ORANGE, "casts": PINK, "left to the bound": BLUE}
 """What a bar of the waterfall is -> its colour."""
 
 
@@ -33,6 +33,8 @@ class Step:
     layer: NamedInts
     passes: Mapping[tuple[str, str], Choice]
     """(pass, precision) -> the choice."""
+    gemms_us: Mapping[str, float] = field(default_factory=dict)
+    """Pass -> its FP8 GEMM alone, on operands quantized before."""
 
     @property
     def name(self) -> str:
@@ -72,13 +74,33 @@ class Step:
 def steps(found: Contents) -> list[Step]:
     """A step a layer and device."""
     made = choices(row.candidates for row in found.rows)
-    by_layer = grouped(
-        made, lambda choice: (device_name(choice.winner.device), choice.layer, choice.winner.problem.routing)
-    )
-    return [
-        Step(device, layer, {(choice.of_pass, choice.precision): choice for choice in reversed(of_layer)})
-        for (device, layer, _), of_layer in by_layer.items()
-    ]
+    alone = {
+        (device_name(row.candidates.device), row.candidates.problem.kernel, _sizes(row.candidates.problem.shape)): row
+        for row in found.rows
+        if row.candidates.problem.kernel in GEMMS and row.candidates.problem.in_dtype.startswith("float8")
+    }
+
+    def place(choice: Choice) -> tuple[str, NamedInts, str]:
+        return device_name(choice.winner.device), choice.layer, choice.winner.problem.routing
+
+    known = []
+    for (device, layer, _), of_layer in grouped(made, place).items():
+        passes = {(choice.of_pass, choice.precision): choice for choice in reversed(of_layer)}
+        gemms = {name: alone.get((device, *gemm)) for name, gemm in _gemms(layer).items()}
+        times_us = {name: row.candidates.winner.time_us for name, row in gemms.items() if row is not None}
+        known.append(Step(device, layer, passes, times_us))
+    return known
+
+
+def _gemms(layer: NamedInts) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Pass -> the kernel of its GEMM and its sizes M, N, K, G there: the input gradient contracts N."""
+    rows, contraction = GEMMS
+    M, N, K, G = _sizes(layer)
+    return dict(zip(PASSES, ((rows, (M, N, K, G)), (rows, (M, K, N, G)), (contraction, (M, N, K, G))), strict=True))
+
+
+def _sizes(shape: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(shape[dim] for dim in LAYER)
 
 
 def view(found: Contents) -> View | None:
@@ -106,23 +128,30 @@ class _Bar:
 
 
 def _bars(step: Step) -> Iterator[_Bar]:
-    """bf16, what each pass gains or loses in FP8, FP8, and what is left to the bound."""
+    """bf16, what FP8 saves in each multiplication and costs in casts, FP8, and what is left to the bound."""
     bf16, fp8 = step.total_us(None), step.total_us(FP8)
     if bf16 is None or fp8 is None:
         return
     yield _Bar(step.name, 0, "bf16", 0.0, bf16, "total")
     at = bf16
-    for number, name in enumerate(PASSES, 1):
-        change = (step.time_us(name, FP8) or 0.0) - (step.bf16_us(name) or 0.0)
-        yield _Bar(step.name, number, name, at, at + change, "faster" if change < 0 else "slower")
-        at += change
-    yield _Bar(step.name, 4, "FP8", 0.0, fp8, "total")
+    for number, name in enumerate(PASSES):
+        whole, before = step.time_us(name, FP8) or 0.0, step.bf16_us(name) or 0.0
+        multiplied = step.gemms_us.get(name, whole)
+        for order, part, change in (
+            (2 * number + 1, name, multiplied - before),
+            (2 * number + 2, f"{name}, casts", whole - multiplied),
+        ):
+            kind = "casts" if order % 2 == 0 else "faster" if change < 0 else "slower"
+            if change:
+                yield _Bar(step.name, order, part, at, at + change, kind)
+            at += change
+    yield _Bar(step.name, 7, "FP8", 0.0, fp8, "total")
     once = step.total_us(ONCE)
     if once is not None:
-        yield _Bar(step.name, 5, "weights quantized once", 0.0, once, "total")
+        yield _Bar(step.name, 8, "weights quantized once", 0.0, once, "total")
     if step.bound_us is not None:
-        yield _Bar(step.name, 6, "to the bound", step.bound_us, fp8, "left to the bound")
-        yield _Bar(step.name, 7, "bound", 0.0, step.bound_us, "total")
+        yield _Bar(step.name, 9, "to the bound", step.bound_us, fp8, "left to the bound")
+        yield _Bar(step.name, 10, "bound", 0.0, step.bound_us, "total")
 
 
 def _waterfall(known: Sequence[Step]) -> Part:
@@ -138,8 +167,9 @@ def _waterfall(known: Sequence[Step]) -> Part:
     return Part(
         "waterfall",
         "From bf16 to FP8 and to the bound",
-        "Each pass shows what FP8 saves or costs. The bound is the least that the FP8 passes can take: their bytes at "
-        "the ceiling, or their operations at the peak. Choose a layer below the picture.",
+        "Each pass shows what FP8 saves where it multiplies, and what its casts cost: the whole pass less its GEMM "
+        "alone. The bound is the least that the FP8 passes can take: their bytes at the ceiling, or their operations "
+        "at the peak. Choose a layer below the picture.",
         table(columns, bars),
         _waterfall_chart(list(dict.fromkeys(bar.layer for bar in bars))) if bars else None,
         "No layer has all three passes in bf16 and FP8.",
