@@ -25,6 +25,10 @@ PAGE, FIGURES = Path("fp8tune-report.html"), Path("fp8tune-figures")
 """What is written where ``-o`` names nothing."""
 
 
+NAMED = 3
+"""So many kernels stand in the title."""
+
+
 class ReportFormat(enum.StrEnum):
     """What ``report`` writes."""
 
@@ -130,7 +134,7 @@ def _measured(options: ReportOptions, output: Path, display: Display) -> str:
         problems = [view for view, _ in problem_views(found)] if options.kernels else []
         return _drawn(list(figures.figures(views(found), problems)), output, display)
     display.update("writing the page")
-    title = "fp8tune report" + (f": {', '.join(kernels)}" if kernels else "")
+    title = "fp8tune report" + (f": {', '.join(kernels[:NAMED])}" if 0 < len(kernels) <= NAMED else "")
     page = Page(title, _about(label), list(views(found)), [(view, dict(read)) for view, read in problem_views(found)])
     return f"{_written(page, output)}, {_counted(found)}"
 

@@ -147,7 +147,13 @@ def _columns(table: Table) -> Iterator[list[Value] | Json]:
 
 
 def _values(page: Page, name: str) -> list[str]:
-    return sorted({read[name] for _, read in page.problems})
+    """What a filter offers: the texts of every column of that name."""
+    found = {read[name] for _, read in page.problems}
+    for table in (part.table for view in page.views for part in view.parts):
+        for number, column in enumerate(table.columns):
+            if column.name == name:
+                found |= {str(row[number]) for row in table.rows if row[number]}
+    return sorted(found)
 
 
 def _packed(content: Json) -> str:

@@ -327,6 +327,9 @@ def test_a_comparison_is_drawn_row_by_row(tmp_path: Path, browser: Browser) -> N
     first = found.page.locator("#changes-changes tbody tr").first.inner_text().split("\t")
     assert first[1:9] == ["REGRESSION", "100.0", "103.0", "3.00", "2.00", "4.00", "0.10", "0.80"]
     assert found.page.locator("#changes-changes g.mark-symbol.role-mark > path").count() == 4  # two dots, two controls
+    assert found.page.locator("#filters select").count() == 1  # of kernels; there is one device
+    found.page.get_by_label("kernel", exact=True).select_option("faster")
+    found.until("document.querySelectorAll('#changes-changes summary')[0]?.textContent == 'Table of 1 row'")
     assert found.said == []
     found.page.context.close()
 

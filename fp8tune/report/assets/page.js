@@ -153,7 +153,7 @@ function chooser(label, values, chosen, changed) {
 }
 
 function filters(report, here) {
-  return ["kernel", "device"].map((name) => chooser(name, report.filters[name], here.filter.get(name), (value) => {
+  return ["kernel", "device"].filter((name) => report.filters[name].length > 1).map((name) => chooser(name, report.filters[name], here.filter.get(name), (value) => {
     const filter = new URLSearchParams(here.filter);
     if (value) filter.set(name, value); else filter.delete(name);
     location.hash = address(here.view, here.id, filter);
