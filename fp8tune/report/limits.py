@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8tune.ceiling import ceiling_share, gb_per_s
 from fp8tune.records import is_recorded
-from fp8tune.report.charts import BLUE, GREEN, ORANGE, WIDTH, chart
+from fp8tune.report.charts import BLUE, GREEN, WIDTH, chart
 from fp8tune.report.contents import LISTED, Contents, Row
 from fp8tune.report.overview import device_name, verdict
 from fp8tune.report.view import Column, Part, Picture, View, table
@@ -72,7 +72,7 @@ def _least_us(row: Row) -> float | None:
 def _memory_chart() -> Picture:
     import altair as alt
 
-    log = alt.Scale(type="log", nice=False)
+    log = alt.Scale(type="log", nice=False, padding=8)
     x = alt.X("bytes:Q", title="bytes moved, MB", scale=log)
     dots = (
         chart()
@@ -99,6 +99,7 @@ def _roofline(rows: list[Row]) -> Part:
     known = [row for row in rows if row.candidates.winner.evidence.flops]
     columns: list[Column[Row]] = [
         *_columns(),
+        Column("dtype", "dtype", lambda row: row.candidates.problem.in_dtype),
         Column("intensity", "operations a byte", _intensity, 1),
         Column("rate", "TFLOP/s", _tflops, 0),
         Column("roof", "roof, TFLOP/s", _roof, 0),
@@ -107,8 +108,8 @@ def _roofline(rows: list[Row]) -> Part:
     return Part(
         "roofline",
         "Roofline",
-        "For kernels that multiply: their rate over the operations per byte moved. The roof is what memory gives, "
-        "and from its bend on what a dense GEMM reaches.",
+        "For kernels that multiply: their rate over the operations per byte moved. The line is the roof of a dtype: "
+        "what memory gives, and from its bend on what a dense GEMM reached in the same sweep.",
         table(columns, known),
         _roofline_chart() if known else None,
         "No kernel here declares operations.",
@@ -138,15 +139,20 @@ def _share_of_roof(row: Row) -> float | None:
 def _roofline_chart() -> Picture:
     import altair as alt
 
-    log = alt.Scale(type="log", nice=False)
+    log = alt.Scale(type="log", nice=False, padding=8)
     x = alt.X("intensity:Q", title="operations a byte", scale=log)
-    roofs = chart().mark_point(shape="stroke", size=90, color=ORANGE).encode(x=x, y=alt.Y("roof:Q", scale=log))
+    roofs = (
+        chart()
+        .mark_line(color="currentColor", opacity=0.6, strokeWidth=1.5)
+        .transform_filter("isValid(datum.roof)")
+        .encode(x=x, y=alt.Y("roof:Q", scale=log), detail=["device:N", "dtype:N"])
+    )
     dots = (
         chart()
         .mark_point(filled=True, size=30, opacity=0.8)
         .encode(
             x=x,
-            y=alt.Y("rate:Q", title="TFLOP/s; the dash is the roof", scale=log),
+            y=alt.Y("rate:Q", title="TFLOP/s", scale=log),
             color=alt.Color("kernel:N", title=None, legend=alt.Legend(columns=3)),
             href="href:N",
             tooltip=["kernel:N", "shape:N", "device:N", alt.Tooltip("rate:Q", format=".0f"), alt.Tooltip("share:Q")],
