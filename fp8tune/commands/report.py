@@ -20,10 +20,11 @@ from fp8tune.render.terminal import path_here
 if TYPE_CHECKING:
     from fp8tune.render.progress import Display
     from fp8tune.report.contents import Contents
+    from fp8tune.report.figures import Figure
+    from fp8tune.report.page import Page
 
 PAGE, FIGURES = Path("fp8tune-report.html"), Path("fp8tune-figures")
 """What is written where ``-o`` names nothing."""
-
 
 NAMED = 3
 """So many kernels stand in the title."""
@@ -89,8 +90,8 @@ def report(options: ReportOptions) -> None:
 
     Opens by double-click, works offline, and holds a link for every row. Needs no GPU and no network.
 
-    It shows each kernel's share of the ceiling, every config of every problem, what limits them, what a lookup loses on
-    shapes that were not measured, the training step, and picks on other devices.
+    It shows each kernel's share of the ceiling, every config of every problem, and what limits them. It shows what a
+    lookup loses on shapes that were not measured, the training step, and picks on other devices.
     """
     from fp8tune.render.progress import Display
 
@@ -166,7 +167,7 @@ def _comparison(options: ReportOptions) -> Mapping[str, Any]:
         return contracts.comparison(recorded.compare(recorded.stored(reader, both), both))
 
 
-def _drawn(found: list[Any], folder: Path, display: Display) -> str:
+def _drawn(found: list[Figure], folder: Path, display: Display) -> str:
     """Write pictures; the line to print."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, figure in enumerate(found):
@@ -175,7 +176,7 @@ def _drawn(found: list[Any], folder: Path, display: Display) -> str:
     return f"{len(found)} pictures"
 
 
-def _written(page: Any, output: Path) -> str:
+def _written(page: Page, output: Path) -> str:
     """Write the page whole; its size."""
     from fp8tune.report.page import written
 
@@ -186,8 +187,7 @@ def _written(page: Any, output: Path) -> str:
 
 
 def _counted(found: Contents) -> str:
-    devices = {row.candidates.device.name or row.candidates.device.arch for row in found.rows}
-    kernels = {row.candidates.problem.kernel for row in found.rows}
+    devices, kernels = {row.device for row in found.rows}, {row.kernel for row in found.rows}
     return f"{len(found.rows):,} picks of {len(kernels)} kernels on {len(devices)} devices"
 
 

@@ -1,7 +1,7 @@
 """What all pictures share: size, colours, and how they read rows.
 
 Text and lines take the page's colour (``currentColor``), so that one picture suits light, dark and paper. Colours of
-marks are from the palette of Okabe and Ito (2008), which colour-blind people tell apart; each has a contrast of 3 or
+marks follow the palette of Okabe and Ito (2008), which colour-blind people tell apart; each has a contrast of 3 or
 more against white and against the dark page.
 """
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.explaining import Explanation
-from fp8tune.records import Evidence, Kind, Published, Subject
+from fp8tune.records import Device, Evidence, Kind, Subject
+from fp8tune.report.view import Column
 from fp8tune.store.layers import Reader
+
+R = TypeVar("R")
 
 ALL, DETAILED = 800, 500
 """Up to ALL problems each is shown config by config; of more so many, those with finals first, then the newest."""
@@ -52,9 +57,50 @@ class Row:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
+    def kernel(self) -> str:
+        """Its name."""
+        return self.candidates.problem.kernel
+
+    @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return device_name(self.candidates.device)
+
+    @property
+    def verdict(self) -> str:
+        """The word for what is known of the pick."""
+        return str(self.candidates.winner.verdict or Kind.PUBLISHED)
+
+    @property
     def href(self) -> str:
         """Its permanent link within the file."""
         return f"#problem/{self.id}"
+
+
+def device_name(device: Device) -> str:
+    """A GPU's name; its arch where it has none."""
+    return device.name or device.arch
+
+
+def day(moment: float) -> str:
+    """The day of a time in seconds since the epoch, in UTC; empty for 0."""
+    return time.strftime("%Y-%m-%d", time.gmtime(moment)) if moment else ""
+
+
+def named(of: Callable[[R], Row]) -> list[Column[R]]:
+    """The columns that say which row of a database a row of a table is about, with its link."""
+    return [
+        Column("kernel", "kernel", lambda item: of(item).kernel, link="href"),
+        Column("href", "link", lambda item: of(item).href, is_hidden=True),
+        Column("device", "device", lambda item: of(item).device),
+        Column("shape", "shape", lambda item: str(of(item).candidates.problem.shape)),
+        Column("routing", "routing", lambda item: of(item).candidates.problem.routing),
+    ]
+
+
+def cut(total: int) -> str:
+    """What stands below a table that shows the first :data:`LISTED` alone; empty if it shows all."""
+    return f"The first {LISTED} of {total} rows: name kernels to see the others." if total > LISTED else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +112,6 @@ class Contents:
     rows: Sequence[Row] = ()
     counts: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
     """(arch, kind) -> trials, of the whole database."""
-    ceilings_gb_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Name of a device -> what its memory gives (:mod:`fp8tune.ceiling`), as it was measured last."""
-    published: Sequence[Published] = ()
     left_out: str = ""
     """What is not shown config by config, and why."""
 
@@ -90,16 +133,14 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     for number, one in enumerate(found):
         progress("reading configs", number, len(found))
         rows.append(_row(reader, one, is_detailed=one in detailed))
-    cut = len(found) - len(detailed)
+    rest = len(found) - len(detailed)
     left_out = (
-        f"{cut} of {len(found)} problems are shown without their configs: name kernels to see them." if cut else ""
+        f"{rest} of {len(found)} problems are shown without their configs: name kernels to see them." if rest else ""
     )
     return Contents(
         label,
         rows,
         {of: count for of, count in reader.counts().items() if wanted.arch in (None, of[0])},
-        _ceilings(found),
-        reader.published(),
         left_out,
     )
 
@@ -120,12 +161,3 @@ def _detailed(found: Sequence[Candidates]) -> Collection[Candidates]:
         return set(found)
     by_worth = sorted(found, key=lambda one: (one.decision is None, -one.winner.newest))
     return set(by_worth[:DETAILED])
-
-
-def _ceilings(found: Sequence[Candidates]) -> dict[str, float]:
-    known: dict[str, tuple[float, float]] = {}
-    for one in found:
-        pick = one.pick
-        if pick.ceiling_gb_per_s is not None:
-            known[one.device.name] = max(known.get(one.device.name, (0.0, 0.0)), (pick.newest, pick.ceiling_gb_per_s))
-    return {name: rate for name, (_, rate) in known.items()}

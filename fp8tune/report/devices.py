@@ -9,8 +9,7 @@ from itertools import permutations
 from fp8tune.choose.ranking import grouped
 from fp8tune.records import Kind
 from fp8tune.report.charts import BLUE, WIDTH, chart, loss_axis
-from fp8tune.report.contents import LISTED, Contents, Row
-from fp8tune.report.overview import device_name
+from fp8tune.report.contents import LISTED, Contents, Row, cut
 from fp8tune.report.view import Column, Part, Picture, View, table
 
 
@@ -35,7 +34,7 @@ def moved(rows: Sequence[Row]) -> Iterator[Moved]:
             config = here.candidates.winner.config
             if config is not None:
                 slowdown = there.candidates.slowdowns.get(config)
-                yield Moved(there, device_name(here.candidates.device), str(config), slowdown)
+                yield Moved(there, here.device, str(config), slowdown)
 
 
 def view(found: Contents) -> View | None:
@@ -43,14 +42,13 @@ def view(found: Contents) -> View | None:
     rows = list(moved(found.rows))
     if not rows:
         return None
-    cut = f"The first {LISTED} of {len(rows)} rows." if len(rows) > LISTED else ""
     columns: list[Column[Moved]] = [
-        Column("kernel", "kernel", lambda row: row.there.candidates.problem.kernel, link="href"),
+        Column("kernel", "kernel", lambda row: row.there.kernel, link="href"),
         Column("href", "link", lambda row: row.there.href, is_hidden=True),
         Column("shape", "shape", lambda row: str(row.there.candidates.problem.shape)),
         Column("routing", "routing", lambda row: row.there.candidates.problem.routing),
         Column("of", "pick of", lambda row: row.of),
-        Column("device", "on", lambda row: device_name(row.there.candidates.device)),
+        Column("device", "on", lambda row: row.there.device),
         Column("config", "config", lambda row: row.config),
         Column("loss", "loses, %", lambda row: None if row.slowdown is None else 100 * (row.slowdown - 1), 1),
     ]
@@ -59,7 +57,7 @@ def view(found: Contents) -> View | None:
         "The same pick on another device",
         "What a device loses with the other's pick, against its own best config. Rows without a number are configs "
         "that the device did not time.",
-        table(columns, rows[:LISTED], cut),
+        table(columns, rows[:LISTED], cut(len(rows))),
         _chart(),
     )
     return View("devices", "Across devices", "Whether one table would do for several devices.", (part,))

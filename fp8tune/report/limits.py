@@ -5,31 +5,27 @@ from __future__ import annotations
 from fp8tune.ceiling import ceiling_share, gb_per_s
 from fp8tune.records import is_recorded
 from fp8tune.report.charts import BLUE, GREEN, WIDTH, chart
-from fp8tune.report.contents import LISTED, Contents, Row
-from fp8tune.report.overview import device_name, verdict
+from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 
 
 def view(found: Contents) -> View | None:
     """The limits of every measured row; None where nothing has a time and bytes."""
-    rows = [row for row in found.rows if row.candidates.winner.evidence.bytes_moved][:LISTED]
+    known = [row for row in found.rows if row.candidates.winner.evidence.bytes_moved]
+    rows, left_out = known[:LISTED], cut(len(known))
     if not rows:
         return None
     return View(
         "limits",
         "Limits",
         "What stops each pick: the rate of memory, or that of the tensor cores. Both were measured on the device.",
-        (_memory(rows), _roofline(rows), _shares(rows), _caches(rows)),
+        (_memory(rows, left_out), _roofline(rows, left_out), _shares(rows, left_out), _caches(rows, left_out)),
     )
 
 
 def _columns() -> list[Column[Row]]:
     return [
-        Column("kernel", "kernel", lambda row: row.candidates.problem.kernel, link="href"),
-        Column("href", "link", lambda row: row.href, is_hidden=True),
-        Column("device", "device", lambda row: device_name(row.candidates.device)),
-        Column("shape", "shape", lambda row: str(row.candidates.problem.shape)),
-        Column("routing", "routing", lambda row: row.candidates.problem.routing),
+        *named(lambda row: row),
         Column("time", "time, us", lambda row: row.candidates.winner.time_us, 1),
     ]
 
@@ -46,7 +42,7 @@ def _ceiling(row: Row) -> float | None:
     return row.candidates.winner.evidence.ceiling_gb_per_s
 
 
-def _memory(rows: list[Row]) -> Part:
+def _memory(rows: list[Row], left_out: str) -> Part:
     columns: list[Column[Row]] = [
         *_columns(),
         Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
@@ -59,7 +55,7 @@ def _memory(rows: list[Row]) -> Part:
         "Time over bytes",
         "A dot a row; the lines are the least time at the ceiling of each device's memory. A dot at the line moves its "
         "bytes as fast as memory can; far to the left of the picture launching takes longer than moving.",
-        table(columns, rows),
+        table(columns, rows, left_out),
         _memory_chart(),
     )
 
@@ -95,7 +91,7 @@ def _memory_chart() -> Picture:
     return (lines + dots).properties(width=WIDTH, height=360)
 
 
-def _roofline(rows: list[Row]) -> Part:
+def _roofline(rows: list[Row], left_out: str) -> Part:
     known = [row for row in rows if row.candidates.winner.evidence.flops]
     columns: list[Column[Row]] = [
         *_columns(),
@@ -110,7 +106,7 @@ def _roofline(rows: list[Row]) -> Part:
         "Roofline",
         "For kernels that multiply: their rate over the operations per byte moved. The line is the roof of a dtype: "
         "what memory gives, and from its bend on what a dense GEMM reached in the same sweep.",
-        table(columns, known),
+        table(columns, known, left_out),
         _roofline_chart() if known else None,
         "No kernel here declares operations.",
     )
@@ -161,19 +157,19 @@ def _roofline_chart() -> Picture:
     return (roofs + dots).properties(width=WIDTH, height=320)
 
 
-def _shares(rows: list[Row]) -> Part:
+def _shares(rows: list[Row], left_out: str) -> Part:
     known = [row for row in rows if row.candidates.winner.ceiling_share is not None]
     columns: list[Column[Row]] = [
         *_columns(),
         Column("share", "of ceiling, %", lambda row: 100 * (row.candidates.winner.ceiling_share or 0.0), 1),
         Column("bound", "bound by", lambda row: str(row.candidates.winner.bound)),
-        Column("verdict", "verdict", verdict),
+        Column("verdict", "verdict", lambda row: row.verdict),
     ]
     return Part(
         "shares",
         "Share of the ceiling, row by row",
         "A tick a row. Rows far to the left have most to gain; the table sorts by the header one clicks.",
-        table(columns, known),
+        table(columns, known, left_out),
         _shares_chart() if known else None,
         "No row has a ceiling: its device was not calibrated.",
     )
@@ -198,7 +194,7 @@ def _shares_chart() -> Picture:
     )
 
 
-def _caches(rows: list[Row]) -> Part:
+def _caches(rows: list[Row], left_out: str) -> Part:
     """Rows whose bytes came faster than memory gives."""
 
     def share(row: Row) -> float | None:
@@ -218,6 +214,6 @@ def _caches(rows: list[Row]) -> Part:
         "Faster than a copy",
         "What such a row moves beyond the rate of a copy came from the L2 cache, or was read, which is faster than "
         "writing. A database holds no figures of a profiler, so this is a bound from times alone.",
-        table(columns, cached),
+        table(columns, cached, left_out),
         empty="No row is faster than a copy.",
     )

@@ -14,8 +14,7 @@ from fp8tune.choose.verdict import PickVerdict
 from fp8tune.plan import shapes
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
-from fp8tune.report.contents import LISTED, Contents, Row
-from fp8tune.report.overview import device_name
+from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats import geomean
 from fp8tune_kernels import tables
@@ -37,13 +36,15 @@ class Loss:
     """Over the best config's time; None where the rule's config has no time there."""
 
 
+def _places(rows: Sequence[Row]) -> list[list[Row]]:
+    """The timed rows of each kernel and device."""
+    timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
+    return list(grouped(timed, lambda row: (row.kernel, row.candidates.device.name, row.candidates.kind)).values())
+
+
 def losses(rows: Sequence[Row]) -> Iterator[Loss]:
     """The loss of every rule on each problem, its own shape left out for *nearest* and *fallback*."""
-    timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
-    by_place = grouped(
-        timed, lambda row: (row.candidates.problem.kernel, row.candidates.device.name, row.candidates.kind)
-    )
-    for of_place in by_place.values():
+    for of_place in _places(rows):
         yield from _of_place(of_place[:MOST])
 
 
@@ -78,12 +79,14 @@ def view(found: Contents) -> View | None:
     lost = list(losses(found.rows))
     if not lost:
         return None
+    is_cut = any(len(of_place) > MOST for of_place in _places(found.rows))
+    left_out = f"Of each kernel and device the first {MOST} problems." if is_cut else ""
     return View(
         "lookups",
         "Lookups",
         "A lookup gives the row of a shape's key; without one that of the nearest key, or the row for any shape "
         "(the fallback); without those the declared default.",
-        (_losses(lost), _means(lost), _next(found.rows)),
+        (_losses(lost, left_out), _means(lost), _next(found.rows)),
     )
 
 
@@ -91,23 +94,18 @@ def _percent(slowdown: float | None) -> float | None:
     return None if slowdown is None else 100 * (slowdown - 1)
 
 
-def _losses(lost: Sequence[Loss]) -> Part:
+def _losses(lost: Sequence[Loss], left_out: str) -> Part:
     columns: list[Column[Loss]] = [
-        Column("kernel", "kernel", lambda loss: loss.row.candidates.problem.kernel, link="href"),
-        Column("href", "link", lambda loss: loss.row.href, is_hidden=True),
-        Column("device", "device", lambda loss: device_name(loss.row.candidates.device)),
-        Column("shape", "shape", lambda loss: str(loss.row.candidates.problem.shape)),
-        Column("routing", "routing", lambda loss: loss.row.candidates.problem.routing),
+        *named(lambda loss: loss.row),
         Column("rule", "rule", lambda loss: loss.rule),
         Column("loss", "loses, %", lambda loss: _percent(loss.slowdown), 1),
     ]
-    cut = f"The first {LISTED} of {len(lost)} rows." if len(lost) > LISTED else ""
     return Part(
         "losses",
         "What each rule loses",
         "Each measured shape is left out in turn and looked up without it. The loss is against the best config there. "
         "Rows without a number got a config that has no time on the shape.",
-        table(columns, lost[:LISTED], cut),
+        table(columns, lost[:LISTED], " ".join(filter(None, (left_out, cut(len(lost)))))),
         _losses_chart(),
     )
 
@@ -145,7 +143,7 @@ class _Mean:
 
 def _means(lost: Sequence[Loss]) -> Part:
     def place(loss: Loss) -> tuple[str, str, str]:
-        return loss.row.candidates.problem.kernel, device_name(loss.row.candidates.device), loss.rule
+        return loss.row.kernel, loss.row.device, loss.rule
 
     found = []
     for (kernel, device, rule), of_rule in grouped(lost, place).items():
@@ -187,7 +185,7 @@ def _next(rows: Sequence[Row]) -> Part:
         open_rows = [
             row for row in rows if row.candidates.winner.verdict in verdicts and row.candidates.kind is Kind.MEASURED
         ]
-        by_place = grouped(open_rows, lambda row: (row.candidates.problem.kernel, row.candidates.device.arch))
+        by_place = grouped(open_rows, lambda row: (row.kernel, row.candidates.device.arch))
         for (kernel, arch), of_place in by_place.items():
             found.append(_Todo(why, kernel, arch, len(of_place), _command(kernel, of_place, option)))
     found.sort(key=lambda todo: (-todo.problems, todo.kernel))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8tune.choose.overview import KernelOverview, overview
 from fp8tune.choose.ranking import grouped
-from fp8tune.records import Device, Kind, NamedInts
+from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
-from fp8tune.report.contents import LISTED, Contents, Row
+from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 
 
@@ -25,21 +24,6 @@ def view(found: Contents) -> View:
     )
 
 
-def device_name(device: Device) -> str:
-    """A GPU's name; its arch where it has none."""
-    return device.name or device.arch
-
-
-def shape_text(shape: NamedInts) -> str:
-    """``M=16640 K=2048``."""
-    return str(shape)
-
-
-def day(moment: float) -> str:
-    """The day of a time in seconds since the epoch, in UTC; empty for 0."""
-    return time.strftime("%Y-%m-%d", time.gmtime(moment)) if moment else ""
-
-
 @dataclass(frozen=True)
 class _Cell:
     device: str
@@ -47,7 +31,7 @@ class _Cell:
 
 
 def _grid(found: Contents) -> Part:
-    by_device = grouped(found.rows, lambda row: device_name(row.candidates.device))
+    by_device = grouped(found.rows, lambda row: row.device)
     cells = [
         _Cell(device, of)
         for device, rows in sorted(by_device.items())
@@ -103,7 +87,7 @@ class _Tally:
 
 
 def _verdicts(found: Contents) -> Part:
-    counted = Counter((row.candidates.problem.kernel, verdict(row)) for row in found.rows)
+    counted = Counter((row.kernel, row.verdict) for row in found.rows)
     tallies = [_Tally(kernel, of, count) for (kernel, of), count in sorted(counted.items())]
     columns: list[Column[_Tally]] = [
         Column("kernel", "kernel", lambda tally: tally.kernel),
@@ -136,23 +120,14 @@ def _verdict_chart(present: Sequence[str]) -> Picture:
     )
 
 
-def verdict(row: Row) -> str:
-    """The word for what is known of a pick."""
-    return str(row.candidates.winner.verdict or Kind.PUBLISHED)
-
-
 PICKS: tuple[Column[Row], ...] = (
-    Column("kernel", "kernel", lambda row: row.candidates.problem.kernel, link="href"),
-    Column("href", "link", lambda row: row.href, is_hidden=True),
-    Column("device", "device", lambda row: device_name(row.candidates.device)),
-    Column("shape", "shape", lambda row: shape_text(row.candidates.problem.shape)),
-    Column("routing", "routing", lambda row: row.candidates.problem.routing),
+    *named(lambda row: row),
     Column("layout", "layout", lambda row: row.candidates.problem.input_layout),
     Column("dtype", "dtype", lambda row: row.candidates.problem.in_dtype),
     Column("config", "pick", lambda row: str(row.candidates.winner.config or "")),
     Column("time", "time, us", lambda row: row.candidates.winner.time_us, 1),
     Column("share", "of ceiling, %", lambda row: _percent(row.candidates.winner.ceiling_share), 1),
-    Column("verdict", "verdict", verdict),
+    Column("verdict", "verdict", lambda row: row.verdict),
     Column("newest", "measured", lambda row: day(row.candidates.winner.newest)),
     Column("kind", "kind", lambda row: str(row.candidates.kind)),
     Column("source", "source", lambda row: row.candidates.winner.evidence.source),
@@ -164,13 +139,11 @@ PICKS: tuple[Column[Row], ...] = (
 
 
 def _picks(found: Contents) -> Part:
-    cut = len(found.rows) - LISTED
-    left_out = f"The first {LISTED} of {len(found.rows)} rows: name kernels to see the others." if cut > 0 else ""
     return Part(
         "picks",
         "All picks",
         "A row a problem and device. The kernel's name leads to everything that was tried for it.",
-        table(PICKS, found.rows[:LISTED], " ".join(filter(None, (left_out, found.left_out)))),
+        table(PICKS, found.rows[:LISTED], " ".join(filter(None, (cut(len(found.rows)), found.left_out)))),
     )
 
 

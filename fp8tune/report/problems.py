@@ -12,8 +12,7 @@ from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.choose.explaining import Explanation, Tried
 from fp8tune.records import NamedInts, Status
 from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
-from fp8tune.report.contents import Row
-from fp8tune.report.overview import day, device_name, verdict
+from fp8tune.report.contents import Row, day, device_name
 from fp8tune.report.view import Column, Part, Picture, Value, View, table
 
 DRAWN = 2000
@@ -26,7 +25,7 @@ SLOWEST = 4.0
 def view(row: Row) -> View:
     """All that is known of one row; without its configs where the report has too many."""
     found = row.candidates
-    title = f"{found.problem.kernel}, {found.problem.shape}, {device_name(found.device)}"
+    title = f"{found.problem.kernel}, {found.problem.shape}, {row.device}"
     said = " ".join(row.explanation.steps()) if row.explanation is not None else "Its configs are not in this report."
     parts = () if row.explanation is None else tuple(_parts(row.explanation))
     return View(row.id, title, said, parts, tuple(_facts(row)))
@@ -40,7 +39,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "time", f"{winner.time_us:,.4g} us"
     if winner.ceiling_share is not None:
         yield "of ceiling", f"{100 * winner.ceiling_share:.1f} %, bound by {winner.bound}"
-    yield "verdict", verdict(row)
+    yield "verdict", row.verdict
     for name, value in (("default", found.default), ("in the table", found.incumbent)):
         if value:
             yield name, str(value)
@@ -176,7 +175,8 @@ def _screened(found: Explanation) -> list[Tried]:
 
 def _heat(found: Explanation) -> Part:
     axes = _axes(found)
-    rows = _screened(found)[:DRAWN]
+    rows = _screened(found)
+    left_out = f"{DRAWN} of {len(rows)}." if len(rows) > DRAWN else ""
     columns: list[Column[Tried]] = [
         *(_axis_column(axis, lambda row: row.config) for axis in axes),
         Column("slowdown", "time over the pick's", lambda row: row.slowdown, 3),
@@ -185,7 +185,7 @@ def _heat(found: Explanation) -> Part:
         "heat",
         "Two axes",
         "The least slowdown of any config with these two values, in the screen. Choose the axes below the picture.",
-        table(columns, rows),
+        table(columns, rows[:DRAWN], left_out),
         _heat_chart(tuple(axes)) if rows else None,
     )
 

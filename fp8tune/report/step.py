@@ -12,8 +12,7 @@ from fp8tune.choose.passes import LAYER, Choice, choices
 from fp8tune.choose.ranking import grouped
 from fp8tune.records import NamedInts
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, chart
-from fp8tune.report.contents import Contents
-from fp8tune.report.overview import device_name
+from fp8tune.report.contents import Contents, device_name
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune_kernels.catalog import GEMMS, PRECISIONS
 
@@ -75,9 +74,9 @@ def steps(found: Contents) -> list[Step]:
     """A step a layer and device."""
     made = choices(row.candidates for row in found.rows)
     alone = {
-        (device_name(row.candidates.device), row.candidates.problem.kernel, _sizes(row.candidates.problem.shape)): row
+        (row.device, row.kernel, _sizes(row.candidates.problem.shape)): row
         for row in found.rows
-        if row.candidates.problem.kernel in GEMMS and row.candidates.problem.in_dtype.startswith("float8")
+        if row.kernel in GEMMS and row.candidates.problem.in_dtype.startswith("float8")
     }
 
     def place(choice: Choice) -> tuple[str, NamedInts, str]:

@@ -22,5 +22,4 @@ def views(found: Contents) -> Iterator[View]:
 def problem_views(found: Contents) -> Iterator[tuple[View, Mapping[str, Any]]]:
     """A view a problem, with what filters read of it."""
     for row in found.rows:
-        kernel, device = row.candidates.problem.kernel, overview.device_name(row.candidates.device)
-        yield problems.view(row), {"kernel": kernel, "device": device}
+        yield problems.view(row), {"kernel": row.kernel, "device": row.device}
