@@ -33,7 +33,7 @@ from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import GEMMS, PASSES
 
 HOSTILE = [
-    "</script><script>window.pwned=1</script>",
+    "</title></h1></p></script><script>window.pwned=1</script>",
     "<img src=x onerror=window.pwned=1>",
     '"><svg onload=window.pwned=1>',
     "javascript:window.pwned=1",
