@@ -66,6 +66,8 @@ class Connected:
         self._connection = connection
         self._writable = writable
         self._writer = Writer(connection)
+        self._fence: Callable[[Connection], None] | None = None
+        """Asked at the beginning of each write; raises where nothing may be stored."""
 
     def close(self) -> None:
         """Close; SQLite is left as one plain file where no other process has it open."""
@@ -87,6 +89,8 @@ class Connected:
             with database.transaction(self._connection, write=write):
                 if write:
                     optional.make(self._connection)
+                    if self._fence is not None:
+                        self._fence(self._connection)
                 yield
             if write:
                 optional.note_made(self._connection)

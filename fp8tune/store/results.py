@@ -5,10 +5,11 @@ A trial is committed as soon as it is added, and never stored twice: candidate, 
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,7 +32,8 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, packed, picks, process_times, unreadable
+from fp8tune.redaction import redacted
+from fp8tune.store import database, migrations, optional, packed, picks, process_times, units, unreadable
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
@@ -48,6 +50,7 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
+from fp8tune.store.units import Lease, Queue, QueuedSweep, Unit, UnitState
 from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
 
@@ -325,6 +328,73 @@ class Store(Reading):
     def kept_picks(self) -> Decided:
         """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
         return picks.kept(self._connection)
+
+    # Units of work, see fp8tune.store.units
+
+    @writes
+    def add_units(self, sweep: QueuedSweep, added: Sequence[Unit]) -> int:
+        """Queue a sweep and its units in one commit; what is there already stays. Returns how many units are new."""
+        return units.add(self._connection, sweep, added)
+
+    @writes
+    def take_unit(
+        self, device: str, worker: str, *, last_kernel: str = "", without: Collection[str] = ()
+    ) -> Lease | None:
+        """The next unit for a device name, which nobody else gets; None where none is waiting.
+
+        ``worker``: who takes it, as ``fp8tune queue`` shows it. ``last_kernel``: what its last unit was of, which goes
+        first among units of one worth. ``without``: keys of sweeps that it cannot do.
+        """
+        return units.take(self._connection, device, worker, last_kernel=last_kernel, without=without)
+
+    @writes
+    def renew_lease(self, lease: Lease) -> None:
+        """The heartbeat of who has a unit. Raises LeaseLostError where it was given to another."""
+        units.renew(self._connection, lease)
+
+    @writes
+    def finish_unit(self, lease: Lease) -> None:
+        """Note that a unit is done. Raises LeaseLostError."""
+        units.finish(self._connection, lease)
+
+    @writes
+    def fail_unit(self, lease: Lease, reason: str) -> UnitState:
+        """Note that a unit could not be done: it waits for another try, or failed for good. Raises LeaseLostError."""
+        return units.fail(self._connection, lease, visible(redacted(reason)))
+
+    @writes
+    def give_back_unit(self, lease: Lease, reason: str) -> None:
+        """Give a unit back as it was taken: the attempt does not count. Raises LeaseLostError."""
+        units.give_back(self._connection, lease, visible(redacted(reason)))
+
+    @writes
+    def return_expired_units(self) -> int:
+        """Give back units whose leases have ended, as taking does. Returns how many there were."""
+        return units.return_expired(self._connection)
+
+    @writes
+    def retry_failed_units(self) -> int:
+        """Have units that failed wait again. Returns how many there were."""
+        return units.retry_failed(self._connection)
+
+    @writes
+    def forget_units(self, sweep_key: str | None = None) -> int:
+        """Remove a queued sweep and its units, or all; measured rows stay. Returns how many units went."""
+        return units.forget(self._connection, sweep_key)
+
+    @reads
+    def queue(self, sweep_keys: Collection[str] | None = None) -> Queue:
+        """Queued sweeps and their units as they are; None means all."""
+        return units.queue(self._connection, sweep_keys)
+
+    @contextlib.contextmanager
+    def fenced(self, lease: Lease) -> Iterator[None]:
+        """Within this, every write raises LeaseLostError once the unit is no longer the lease's, and stores nothing."""
+        self._fence = lambda connection: units.check(connection, lease)
+        try:
+            yield
+        finally:
+            self._fence = None
 
     # Health
 

@@ -1,0 +1,212 @@
+"""One worker: takes units of its device name until none are left, and does each as a sweep of its own.
+
+A worker that is told to end (Ctrl-C, SIGTERM, a closed generator) gives its unit back at once. One that is killed, or
+whose host is gone, stops renewing its lease, and the unit comes back when that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError
+from fp8tune.fleet import trust, units
+from fp8tune.fleet.events import (
+    Preparing,
+    SweepRefused,
+    UnitDone,
+    UnitFailed,
+    UnitReturned,
+    UnitTaken,
+    Waiting,
+    WorkerEnded,
+    WorkerEvent,
+    WorkerStarted,
+)
+from fp8tune.fleet.lease import Heartbeat
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.engine import Backend
+from fp8tune.store.results import Store
+from fp8tune.store.units import Lease, LeaseLostError, QueuedSweep, UnitState
+from fp8tune.sweep import picks
+from fp8tune.sweep.events import Event, Finished, TrialDone
+from fp8tune.sweep.loop import sweep
+from fp8tune.sweep.planning import Plan
+from fp8tune.sweep.published import with_published
+
+WAIT_S = 2.0
+"""Seconds between looks at a queue in which nothing waits."""
+
+MOST_FAILURES = 2
+"""Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
+
+STALLS_AFTER_S = 180.0
+"""Beside the trial timeout: work that gives no sign for longer hangs. Compilers may take minutes for a first config."""
+
+LEAST_S = 5.0
+"""With less of its time budget left a worker takes no other unit: not one problem would be screened."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How one worker works."""
+
+    db: str
+    """A path or URL. Never put one with a password on a command line: see :data:`fp8tune.store.location.VARIABLE`."""
+    timer: str | None = None
+    """None for the GPU that this process sees first; ``simulated:SEED`` for a made-up one."""
+    wait: bool = False
+    """Wait for units that are queued later, instead of ending when the queue is empty."""
+    time_budget_s: float = math.inf
+    name: str = ""
+    """Who it is in ``fp8tune queue``; empty for host and process."""
+    command: str = ""
+
+
+def work(
+    options: WorkerOptions,
+    do: Callable[[Store, Plan], Iterator[Event]] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[WorkerEvent]:
+    """The events of a worker, from its first to its last unit. Closing the generator gives back the unit at hand.
+
+    ``do``: what is done with a unit, :func:`fp8tune.sweep.loop.sweep` if not given. Raises MachineError where this
+    machine has no GPU, DatabaseError where the database cannot be used.
+    """
+    backend, _ = backend_for(None, options.timer)
+    if not backend.times:
+        raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+    with Store.open(options.db, create=True) as store:
+        yield from _Worker(options, store, backend, do, clock, sleep).run()
+
+
+@dataclass
+class _Worker:
+    options: WorkerOptions
+    store: Store
+    backend: Backend
+    do: Callable[[Store, Plan], Iterator[Event]] | None
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    done: int = 0
+    failed: int = 0
+    failures_in_row: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    """Key of a sweep -> why its units are left alone."""
+    plans: dict[str, Plan] = field(default_factory=dict)
+    """Key of a sweep -> its plan here."""
+
+    def __post_init__(self) -> None:
+        self._deadline = self.clock() + self.options.time_budget_s
+        where = self.backend.device.uuid_hash[:4]
+        self._name = self.options.name or f"{socket.gethostname()}:{os.getpid()}" + (f":{where}" if where else "")
+
+    def run(self) -> Iterator[WorkerEvent]:
+        """See :func:`work`."""
+        device, reason, last_kernel, is_prepared, is_waiting = self.backend.device, "", "", False, False
+        yield WorkerStarted(self._name, device)
+        while not reason:
+            if self._left_s() < LEAST_S:
+                reason = "the time budget is over"
+                break
+            lease = self.store.take_unit(device.name, self._name, last_kernel=last_kernel, without=list(self.refused))
+            if lease is None:
+                running = len(self.store.queue().of(UnitState.RUNNING))
+                if not running and not self.options.wait:
+                    break
+                if not is_waiting:
+                    yield Waiting(running)
+                is_waiting = True
+                self.sleep(WAIT_S)
+                continue
+            is_waiting, last_kernel = False, lease.unit.kernel
+            yield from self._unit(lease, is_prepared)
+            is_prepared = True
+            if self.failures_in_row >= MOST_FAILURES:
+                reason = f"{MOST_FAILURES} units in a row failed here"
+        if not self.store.queue().of(UnitState.RUNNING):
+            picks.keep_current(self.store)
+        yield WorkerEnded(self.done, self.failed, reason or next(iter(self.refused.values()), ""))
+
+    def _left_s(self) -> float:
+        return self._deadline - self.clock()
+
+    def _unit(self, lease: Lease, is_prepared: bool) -> Iterator[WorkerEvent]:
+        """One unit, from its lease to its end."""
+        unit, begun = lease.unit, self.clock()
+        yield UnitTaken(unit, lease.attempt)
+        stalls_after_s = STALLS_AFTER_S
+        try:
+            with Heartbeat(self.options.db, lease, stalls_after_s=stalls_after_s) as heart, self.store.fenced(lease):
+                if not is_prepared:
+                    yield Preparing()
+                    trust.prepare(self.store, self.backend, self._left_s())
+                plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
+                trials, left_out = 0, 0
+                for event in (self.do or _swept)(self.store, plan):
+                    heart.beat()
+                    yield event
+                    trials += isinstance(event, TrialDone) and not event.from_database
+                    left_out += event.left_out if isinstance(event, Finished) else 0
+                heart.beat()
+                if left_out:
+                    self.store.give_back_unit(lease, "the time budget of its worker was over")
+                else:
+                    self.store.finish_unit(lease)
+        except LeaseLostError as lost:
+            yield UnitReturned(unit, str(lost))
+        except units.OtherCodeError as other:
+            self.refused[lease.sweep.key] = str(other)
+            self._give_back(lease, str(other))
+            yield SweepRefused(lease.sweep.key, str(other))
+        except DatabaseError:
+            raise
+        except Fp8tuneError as error:
+            yield from self._fail(lease, str(error))
+        except BaseException as ended:
+            self._give_back(lease, f"its worker was told to end ({type(ended).__name__})")
+            raise
+        else:
+            if left_out:
+                yield UnitReturned(unit, "the time budget is over")
+                return
+            self.done, self.failures_in_row = self.done + 1, 0
+            yield UnitDone(unit, self.clock() - begun, trials)
+
+    def _budget_s(self) -> float | None:
+        left_s = self._left_s()
+        return None if left_s == math.inf else max(0.0, left_s)
+
+    def _plan(self, sweep: QueuedSweep) -> Plan:
+        """Expanded once a worker. What this host lacks is no failure of the unit."""
+        if sweep.key not in self.plans:
+            try:
+                self.plans[sweep.key] = units.plan_of(sweep, timer=self.options.timer, command=self.options.command)
+            except UsageError as lacking:
+                raise units.OtherCodeError(str(lacking)) from None
+        return self.plans[sweep.key]
+
+    def _fail(self, lease: Lease, reason: str) -> Iterator[WorkerEvent]:
+        self.failed += 1
+        self.failures_in_row += 1
+        try:
+            state = self.store.fail_unit(lease, reason)
+        except LeaseLostError as lost:
+            yield UnitReturned(lease.unit, str(lost))
+        else:
+            yield UnitFailed(lease.unit, reason, state is UnitState.FAILED)
+
+    def _give_back(self, lease: Lease, reason: str) -> None:
+        with contextlib.suppress(DatabaseError):  # a lease that is lost already, or a server that is gone: it ends
+            self.store.give_back_unit(lease, reason)
+
+
+def _swept(store: Store, plan: Plan) -> Iterator[Event]:
+    yield from sweep(store, with_published(store, plan))
