@@ -31,7 +31,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._lease, self._clock = db, lease, clock
-        self._stalls_after_s, self._every_s = stalls_after_s, every_s
+        self.stalls_after_s, self._every_s = stalls_after_s, every_s
         self._last_sign = self._renewed = clock()
         self._is_lost = False
         self._ended = threading.Event()
@@ -56,7 +56,7 @@ class Heartbeat:
     @property
     def is_stalled(self) -> bool:
         """Whether the work has given no sign for too long."""
-        return self._clock() - self._last_sign > self._stalls_after_s
+        return self._clock() - self._last_sign > self.stalls_after_s
 
     def _run(self) -> None:
         store: Store | None = None

@@ -142,13 +142,13 @@ class _Worker:
         """One unit, from its lease to its end."""
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
-        stalls_after_s = STALLS_AFTER_S
         try:
-            with Heartbeat(self.options.db, lease, stalls_after_s=stalls_after_s) as heart, self.store.fenced(lease):
+            with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
                 if not is_prepared:
                     yield Preparing()
                     trust.prepare(self.store, self.backend, self._left_s())
                 plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
+                heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials, left_out = 0, 0
                 for event in (self.do or _swept)(self.store, plan):
                     heart.beat()
