@@ -238,6 +238,24 @@ class Reading(Connected):
         rows = readable(self._connection, query.order_by(Calibrations.c.created_at, Calibrations.c.value))
         return {row.name: row.value for row in rows}
 
+    @reads
+    def calibrations(self, of: Device | None = None) -> dict[Device, dict[str, float]]:
+        """Device -> the newest of its values by name, the device measured last at the end; of one name or of all."""
+        query = (
+            select(Calibrations.c.device_id, Calibrations.c.name, Calibrations.c.value)
+            .join(Devices, Devices.c.id == Calibrations.c.device_id)
+            .order_by(Calibrations.c.created_at, Calibrations.c.value)
+        )
+        if of is not None:
+            query = query.where(Devices.c.arch == of.arch, Devices.c.name == of.name)
+        devices = dict(_records(self._connection, Devices, Device))
+        found: dict[Device, dict[str, float]] = {}
+        for row in readable(self._connection, query):
+            if row.device_id in devices:
+                device = devices[row.device_id]
+                found[device] = {**found.pop(device, {}), row.name: row.value}
+        return found
+
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Every trial with all that is kept of it, samples included, in the order stored; packed ones last."""
         with self._transaction():
