@@ -29,10 +29,10 @@ def queue(
     db: WrittenDatabase = None,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """See how far the workers are with what fp8tune sweep --on put into the database.
+    """See how far workers are with queued sweeps.
 
-    A sweep's work is in units: problems of one kernel for one device name. A unit waits, is run by a worker, is done,
-    or has failed with a reason.
+    The work of fp8tune sweep --on is in units: problems of one kernel for one device name. A unit waits, is run by a
+    worker, is done, or has failed with a reason.
     """
     from fp8tune.render.fleet import print_queue
     from fp8tune.store import database

@@ -18,7 +18,6 @@ from fp8tune.render.terminal import notice, print_json_line
 
 @examples(
     ("On each GPU, after fp8tune sweep --on queue", "fp8tune worker"),
-    ("One of several GPUs of this machine", "CUDA_VISIBLE_DEVICES=1 fp8tune worker"),
     ("In a job that ends after an hour", "fp8tune worker --time-budget 3500"),
     ("A fake GPU", "fp8tune worker --timer simulated:1,gpu=3 --db try.db"),
 )
@@ -37,11 +36,13 @@ def worker(
         Option("--format", "table, or json: one object a line, one an event, as they come.", group=Group.OUTPUT),
     ] = TableFormat.TABLE,
 ) -> None:
-    """Do what fp8tune sweep --on queue left to workers, with the first GPU that is visible.
+    """Do units of queued sweeps on one GPU.
 
-    It takes units of work from the database until none are left. Ctrl-C and SIGTERM give its unit back at once; if it
-    is killed, or its machine is gone, the unit comes back within a minute. Put a server's URL into FP8TUNE_DB, not on
-    the command line, which others see. Exit code 1: a unit failed here.
+    fp8tune sweep --on queue puts them into the database; the first GPU that CUDA_VISIBLE_DEVICES shows takes one after
+    another until none are left.
+
+    Ctrl-C and SIGTERM give its unit back at once. If it is killed, or its machine is gone, the unit comes back within a
+    minute. Put a server's URL into FP8TUNE_DB: others see a command line. Exit code 1: a unit failed here.
     """
     from fp8tune.fleet import worker as working
     from fp8tune.fleet.events import OwnEvent, WorkerEnded
