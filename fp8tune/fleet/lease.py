@@ -11,7 +11,7 @@ from typing import Self
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store.results import Store
-from fp8tune.store.units import LEASE_S, RENEW_EVERY_S, Lease, LeaseLostError
+from fp8tune.store.units import RENEWALS, Lease, LeaseLostError
 
 
 class Heartbeat:
@@ -27,12 +27,11 @@ class Heartbeat:
         lease: Lease,
         *,
         stalls_after_s: float,
-        every_s: float = RENEW_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._lease, self._clock = db, lease, clock
-        self.stalls_after_s, self._every_s = stalls_after_s, every_s
-        self._last_sign = self._renewed = clock()
+        self.stalls_after_s, self._every_s = stalls_after_s, lease.seconds / RENEWALS
+        self._last_sign = clock()
         self._is_lost = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fp8tune lease", daemon=True)
@@ -45,7 +44,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join(LEASE_S)
+        self._thread.join(self._lease.seconds)
 
     def beat(self) -> None:
         """The work got on. Raises LeaseLostError where another worker has the unit."""

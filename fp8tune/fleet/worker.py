@@ -32,7 +32,7 @@ from fp8tune.fleet.lease import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
 from fp8tune.store.results import Store
-from fp8tune.store.units import Lease, LeaseLostError, QueuedSweep, UnitState
+from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import sweep
@@ -69,6 +69,8 @@ class WorkerOptions:
     time_budget_s: float = math.inf
     name: str = ""
     """Who it is in ``fp8tune queue``; empty for host and process."""
+    lease_s: float = LEASE_S
+    """After which its unit comes back if it dies."""
     command: str = ""
 
 

@@ -338,14 +338,21 @@ class Store(Reading):
 
     @writes
     def take_unit(
-        self, device: str, worker: str, *, last_kernel: str = "", without: Collection[str] = ()
+        self,
+        device: str,
+        worker: str,
+        *,
+        last_kernel: str = "",
+        without: Collection[str] = (),
+        lease_s: float = units.LEASE_S,
     ) -> Lease | None:
         """The next unit for a device name, which nobody else gets; None where none is waiting.
 
         ``worker``: who takes it, as ``fp8tune queue`` shows it. ``last_kernel``: what its last unit was of, which goes
-        first among units of one worth. ``without``: keys of sweeps that it cannot do.
+        first among units of one worth. ``without``: keys of sweeps that it cannot do. ``lease_s``: seconds after which
+        the unit comes back unless the lease is renewed.
         """
-        return units.take(self._connection, device, worker, last_kernel=last_kernel, without=without)
+        return units.take(self._connection, device, worker, last_kernel=last_kernel, without=without, lease_s=lease_s)
 
     @writes
     def renew_lease(self, lease: Lease) -> None:

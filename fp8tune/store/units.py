@@ -30,8 +30,8 @@ from fp8tune.store.writing import insert_ignoring
 LEASE_S = 45.0
 """A lease that was not renewed for so long ends: within a minute with what a renewal may wait for a lock."""
 
-RENEW_EVERY_S = 10.0
-"""Seconds between renewals: three may be missed."""
+RENEWALS = 4
+"""In the length of a lease: three may be missed."""
 
 MOST_ATTEMPTS = 5
 """A unit that failed, or whose worker went away, so often is not given out again. Machines that are taken back in an
@@ -96,6 +96,8 @@ class Lease:
     token: str
     attempt: int
     """Counted from 1."""
+    seconds: float = LEASE_S
+    """After which it ends, from when it was taken or renewed."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def add(connection: Connection, sweep: QueuedSweep, units: Sequence[Unit]) -> in
 
 
 def take(
-    connection: Connection, device: str, worker: str, *, last_kernel: str, without: Collection[str]
+    connection: Connection, device: str, worker: str, *, last_kernel: str, without: Collection[str], lease_s: float
 ) -> Lease | None:
     """The next unit for a device name, with a lease; None where none is waiting.
 
@@ -179,17 +181,17 @@ def take(
         return None
     token, attempt = uuid.uuid4().hex, int(found.attempts) + 1
     values = {"state": "running", "attempts": attempt, "worker": worker, "token": token, "taken_at": at}
-    values |= {"expires_at": at + LEASE_S, "ended_at": None}
+    values |= {"expires_at": at + lease_s, "ended_at": None}
     is_mine = Units.c.key == found.key, Units.c.state == "waiting"
     if connection.execute(update(Units).where(*is_mine).values(**values)).rowcount != 1:
         return None  # cannot be while writers queue for one lock
     sweep = QueuedSweep(found.sweep_key, found.device, found.document, found.command, found.created_at)
-    return Lease(_unit(found), sweep, token, attempt)
+    return Lease(_unit(found), sweep, token, attempt, lease_s)
 
 
 def renew(connection: Connection, lease: Lease) -> None:
-    """Have the lease last :data:`LEASE_S` from now. Raises LeaseLostError."""
-    _as_owner(connection, lease, expires_at=now(connection) + LEASE_S)
+    """Have the lease last as long from now. Raises LeaseLostError."""
+    _as_owner(connection, lease, expires_at=now(connection) + lease.seconds)
 
 
 def check(connection: Connection, lease: Lease) -> None:
@@ -224,7 +226,7 @@ def return_expired(connection: Connection, at: float | None = None) -> int:
     at = now(connection) if at is None else at
     ended = Units.c.state == "running", Units.c.expires_at < at
     too_often = Units.c.attempts >= MOST_ATTEMPTS
-    gone = f"no sign of life from its worker for {LEASE_S:g} s"
+    gone = "its worker gave no sign of life until its lease ended"
     values = {**_NOT_TAKEN, "state": case((too_often, "failed"), else_="waiting"), "ended_at": at, "reason": gone}
     return connection.execute(update(Units).where(*ended).values(**values)).rowcount
 
