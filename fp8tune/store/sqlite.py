@@ -21,7 +21,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection
 
 from fp8tune.errors import DatabaseError
-from fp8tune.store import logs, remembered
+from fp8tune.store import logs, network_files, remembered
 
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for another process's commit; the slowest seen with four writers took half a second."""
@@ -59,6 +59,7 @@ def check_path(path: Path, *, create: bool, writable: bool) -> None:
         raise DatabaseError(f"{path} does not exist: run fp8tune sweep or fp8tune import, or give another --db")
     if not path.exists() and not path.parent.is_dir():
         raise DatabaseError(f"{path} cannot be made, its folder does not exist: make the folder first")
+    _check_network(path, writable=writable)
     checked = path if path.exists() else path.parent
     if writable and not os.access(checked, os.W_OK):
         raise DatabaseError(f"{path} cannot be written: make {checked} writable, or give another file with --db")
@@ -71,10 +72,29 @@ def check_path(path: Path, *, create: bool, writable: bool) -> None:
         )
 
 
+def _check_network(path: Path, *, writable: bool) -> None:
+    """A file that nobody writes to can be read anywhere, without locks; with a log it is written to, or was broken off.
+
+    Raises DatabaseError.
+    """
+    if (type_ := network_files.type_of(path)) is None or network_files.is_allowed():
+        return
+    if writable:
+        raise DatabaseError(
+            f"{path} is on a network file system ({type_}), where SQLite loses rows: write into a local file with --db "
+            f"and fp8tune import it, or use PostgreSQL; {network_files.VARIABLE}=1 allows one process at a time"
+        )
+    if path.exists() and (logs.says_wal(path) or logs.unmerged(path)):
+        raise DatabaseError(
+            f"{path} is on a network file system ({type_}) and was not closed: let its writer end, or copy it to a "
+            "local disk with the files beside it"
+        )
+
+
 def url(path: Path, *, create: bool, writable: bool) -> URL:
     """The URL by which a file is opened: never made unless ``create``, never written to unless ``writable``."""
     query = {"uri": "true", "mode": ("rwc" if create else "rw") if writable else "ro"}
-    if not writable and _is_stranded(path):
+    if not writable and (_is_stranded(path) or network_files.type_of(path)):
         query["immutable"] = "1"
     return URL.create("sqlite", database=f"file:{quote(os.fsencode(path.absolute()))}", query=query)
 
