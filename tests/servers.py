@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -117,6 +119,65 @@ class Server:
     def _run(self, *command: str) -> None:
         owner: Any = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=self.folder, **owner)
+
+
+class Proxy:
+    """Passes bytes between clients and a server on loopback, until it is told to break off."""
+
+    def __init__(self, port: int) -> None:
+        self._server = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._cut_after = b""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_the_answer_to(self, words: bytes) -> None:
+        """Once: pass on what has these words, and break off when the server has answered."""
+        self._cut_after = words
+
+    def break_off(self) -> None:
+        """End every connection at once."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            self._end(pair)
+
+    def close(self) -> None:
+        """End it."""
+        self._listening.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+        self._listening.close()
+        self.break_off()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listening.accept()
+                try:
+                    pair = client, socket.create_connection(("127.0.0.1", self._server))
+                except OSError:  # the server is down
+                    client.close()
+                    continue
+                self._pairs.append(pair)
+                threading.Thread(target=self._pass, args=(pair, pair[0], pair[1]), daemon=True).start()
+                threading.Thread(target=self._pass, args=(pair, pair[1], pair[0]), daemon=True).start()
+
+    def _pass(self, pair: tuple[socket.socket, socket.socket], source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self._cut_after and source is pair[0] and self._cut_after in data:
+                    self._cut_after = b""
+                    target.sendall(data)
+                    select.select([target], [], [], 1)
+                    break
+                target.sendall(data)
+        self._end(pair)
+
+    @staticmethod
+    def _end(pair: tuple[socket.socket, socket.socket]) -> None:
+        for each in pair:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
 
 @contextlib.contextmanager

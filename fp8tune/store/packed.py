@@ -25,6 +25,7 @@ from fp8tune.records import Code, Status
 from fp8tune.store import optional
 from fp8tune.store.columns import pack_samples, unpack_samples
 from fp8tune.store.packing import DAMAGED, Columns, pack, pack_blocks, unpack_blocks
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.schema import Candidates, Codes, PackedTrials, Trials
 
 Ids = tuple[int, int, int, str]
@@ -182,6 +183,8 @@ def pools(connection: Connection, wanted: Select[Any], note: Note, *, check: boo
             pool = Pool(row)
             if check:
                 pool.check()
+        except ServerError:
+            raise
         except DatabaseError as error:
             note(PackedTrials, id, str(error))
             continue

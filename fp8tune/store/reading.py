@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from statistics import median
@@ -33,7 +33,7 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, optional, references, unreadable
+from fp8tune.store import database, optional, references, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL
 from fp8tune.store.references import Ended
@@ -58,6 +58,8 @@ from fp8tune.store.schema import (
 from fp8tune.store.unreadable import ById, MissingRowError, packed_pools, readable, stream
 from fp8tune.store.writing import Writer
 
+Found = TypeVar("Found")
+
 
 class Connected:
     """One open connection."""
@@ -74,12 +76,9 @@ class Connected:
         database.close(self._connection, wrote=self._writable)
 
     @property
-    def changes(self) -> int | None:
-        """A number that another process's commit changes; None where the database counts none."""
-        if self._connection.dialect.name != "sqlite":
-            return None
-        with self._transaction():
-            return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+    def changes(self) -> Hashable:
+        """What another process's commit changes."""
+        return self._whole(lambda: database.moment(self._connection))
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
@@ -98,13 +97,16 @@ class Connected:
             self._writer.forget()
             raise
 
+    def _whole(self, work: Callable[[], Found], *, write: bool = False) -> Found:
+        """What ``work`` returns within a transaction of its own, which may be done several times."""
+        return retrying.whole(self._connection, lambda: self._transaction(write=write), work, write=write)
+
 
 Samples = tuple[float, ...]
 """Times in us."""
 
 Of = TypeVar("Of", bound=Connected)
 Given = ParamSpec("Given")
-Found = TypeVar("Found")
 _Method = Callable[Concatenate[Of, Given], Found]
 
 
@@ -121,8 +123,9 @@ def writes(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
 def _within_transaction(method: _Method[Of, Given, Found], *, write: bool) -> _Method[Of, Given, Found]:
     @functools.wraps(method)
     def within(self: Of, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        with self._transaction(write=write):
-            return method(self, *args, **kwargs)
+        given: Any = [retrying.repeatable(each) for each in args]
+        named: Any = {name: retrying.repeatable(each) for name, each in kwargs.items()}
+        return self._whole(lambda: method(self, *given, **named), write=write)
 
     return within
 

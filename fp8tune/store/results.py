@@ -33,8 +33,9 @@ from fp8tune.records import (
     Subject,
 )
 from fp8tune.redaction import redacted
-from fp8tune.store import database, migrations, optional, packed, picks, process_times, units, unreadable
+from fp8tune.store import database, migrations, optional, packed, picks, process_times, retrying, units, unreadable
 from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
@@ -111,24 +112,8 @@ class Store(Reading):
         ``create`` makes a missing database; ``writable=False`` needs no write permission. An older schema is migrated,
         for reading in a temporary copy. Raises DatabaseError if it cannot be used.
         """
-        connection, label = database.connect(url, create=create, writable=writable), database.label(url)
-        wrote = False
-        try:
-            with database.transaction(connection, write=create and writable):
-                is_older = _is_older(connection, label, create=create and writable)
-            if writable:
-                database.begin_writing(connection)
-                wrote = True
-            elif is_older:
-                connection = database.private_copy(connection, label)
-            if is_older:
-                with database.transaction(connection, write=True):
-                    migrations.migrate(connection)
-                optional.note_made(connection)
-        except BaseException:
-            database.close(connection, wrote=wrote)
-            raise
-        return cls(connection, writable=writable)
+        label = database.label(url)
+        return cls(retrying.reached(label, lambda: _opened(url, label, create, writable)), writable=writable)
 
     def __enter__(self) -> Self:
         return self
@@ -241,9 +226,9 @@ class Store(Reading):
 
     def merge(self, other: Store) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (rows added, rows already there)."""
-        with other._transaction(), self._transaction(write=True):
-            added, given = self._writer.merge(other._stream)
-            return added, given - added
+        with other._transaction():
+            added, given = self._whole(lambda: self._writer.merge(other._stream), write=True)
+        return added, given - added
 
     # Records out, beside those of Reading
 
@@ -446,6 +431,8 @@ class Store(Reading):
                 for pool in packed.pools(self._connection, select(PackedTrials.c.id), _refuse):
                     for found in pool.rows(table, names):
                         yield dict(zip(names, found, strict=True))
+        except ServerError:
+            raise
         except DatabaseError:
             if row_and_reason := unreadable.first(self._connection, table):
                 raise DatabaseError(
@@ -457,6 +444,28 @@ class Store(Reading):
 def _refuse(table: Table, id: int, reason: str) -> None:
     """Raise DatabaseError for a row that cannot be read."""
     raise DatabaseError(reason)
+
+
+def _opened(url: str, label: str, create: bool, writable: bool) -> Connection:
+    """A connection to a database of today's schema. Raises DatabaseError."""
+    connection = database.connect(url, create=create, writable=writable)
+    wrote = False
+    try:
+        with database.transaction(connection, write=create and writable):
+            is_older = _is_older(connection, label, create=create and writable)
+        if writable:
+            database.begin_writing(connection)
+            wrote = True
+        elif is_older:
+            connection = database.private_copy(connection, label)
+        if is_older:
+            with database.transaction(connection, write=True):
+                migrations.migrate(connection)
+            optional.note_made(connection)
+    except BaseException:
+        database.close(connection, wrote=wrote)
+        raise
+    return connection
 
 
 def _is_older(connection: Connection, label: str, *, create: bool) -> bool:

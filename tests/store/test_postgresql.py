@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from processes import together
 from servers import Server
 
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database
+from fp8tune.store import database, postgresql
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
 from fp8tune.sweep.picks import are_current, refresh_picks
@@ -25,25 +25,6 @@ from fp8tune.sweep.picks import are_current, refresh_picks
 def url(postgresql_url: str) -> str:
     """An empty database."""
     return postgresql_url
-
-
-def together(number: int, work: Callable[[int], None]) -> list[int]:
-    """Run in processes beside each other; their exit codes."""
-    children = []
-    for index in range(number):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                work(index)
-                code = 0
-            except DatabaseError as error:
-                os.write(2, f"{error}\n".encode())
-                code = 2
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None:
@@ -155,24 +136,13 @@ def test_a_foreign_database_is_refused(url: str) -> None:
             Store.open(url, create=writable, writable=writable)
 
 
-def test_a_lost_connection_is_one_line_and_what_was_stored_is_kept(postgresql: Server, url: str) -> None:
-    with Store.open(url, create=True) as store:
-        sweep = begin(store)
-        store.add(sweep, row())
-        assert postgresql.end_connections() == 1
-        with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
-            store.add(sweep, row(process="w2"))
-    with Store.open(url) as store:
-        assert [found.process for found in store.rows()] == ["w1"]
-
-
 def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str) -> None:
     import psycopg
 
     Store.open(url, create=True).close()
     impatient = database.connect(url, create=False, writable=True, patience_s=0.05)
     with Store(impatient, writable=True) as store, contextlib.closing(psycopg.connect(url)) as other:
-        other.execute(f"SELECT pg_advisory_xact_lock({database._WRITERS_LOCK})")
+        other.execute(f"SELECT pg_advisory_xact_lock({postgresql.WRITERS_LOCK})")
         with pytest.raises(DatabaseError, match="is locked by another process"):
             begin(store)
         with Store.open(url, writable=False) as reader:
