@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each core has a worker: threads beyon
 import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
+from servers import Server, lacking, running
 
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
@@ -57,6 +58,21 @@ def once_a_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Calla
         return file.read_text()
 
     return made
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A PostgreSQL server of this process's tests. Who kills it starts it again."""
+    if reason := lacking():
+        pytest.skip(reason)
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: Server) -> str:
+    """An empty database on it."""
+    return postgresql.database()
 
 
 @pytest.fixture(autouse=True)
