@@ -24,6 +24,13 @@ class Preparing:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something about the GPU that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class UnitTaken:
     """The worker has a unit."""
 
@@ -85,6 +92,7 @@ class WorkerEnded:
 WorkerEvent = (
     WorkerStarted
     | Preparing
+    | Notice
     | UnitTaken
     | UnitDone
     | UnitFailed

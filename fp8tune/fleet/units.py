@@ -37,7 +37,20 @@ COMPILE_S = 0.05
 """Of a config that is compiled, checked and timed the first time, with the compilers of 16 cores beside each other."""
 
 _LOCAL = frozenset(
-    {"db", "on", "format", "time_budget_s", "command", "timer", "arch", "shapes", "recording", "check", "reference", "op"}
+    {
+        "db",
+        "on",
+        "format",
+        "time_budget_s",
+        "command",
+        "timer",
+        "arch",
+        "shapes",
+        "recording",
+        "check",
+        "reference",
+        "op",
+    }
 )
 """Options that a unit does not keep: those of one process, and those that :func:`fp8tune.sweep.planning.planned` has
 put into the kernels' texts. Shapes are kept by their rows: another host need not have their files."""

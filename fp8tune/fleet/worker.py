@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError
 from fp8tune.fleet import trust, units
 from fp8tune.fleet.events import (
+    Notice,
     Preparing,
     SweepRefused,
     UnitDone,
@@ -31,6 +32,7 @@ from fp8tune.fleet.events import (
 from fp8tune.fleet.lease import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
+from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks
@@ -102,11 +104,16 @@ class _Worker:
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, Plan] = field(default_factory=dict)
     """Key of a sweep -> its plan here."""
+    excluded: str = ""
+    """Why its GPU is not relied on."""
+    last_problems: list[Problem] = field(default_factory=list)
+    """Of the last unit."""
 
     def __post_init__(self) -> None:
         self._deadline = self.clock() + self.options.time_budget_s
         where = self.backend.device.uuid_hash[:4]
         self._name = self.options.name or f"{socket.gethostname()}:{os.getpid()}" + (f":{where}" if where else "")
+        self._guard = trust.Guard(self.store, self.backend, self._name, self.clock)
 
     def run(self) -> Iterator[WorkerEvent]:
         """See :func:`work`."""
@@ -129,7 +136,9 @@ class _Worker:
             is_waiting, last_kernel = False, lease.unit.kernel
             yield from self._unit(lease, is_prepared)
             is_prepared = True
-            if self.failures_in_row >= MOST_FAILURES:
+            if self.excluded:
+                reason = f"its GPU was excluded: {self.excluded}"
+            elif self.failures_in_row >= MOST_FAILURES:
                 reason = f"{MOST_FAILURES} units in a row failed here"
         if not self.store.queue().of(UnitState.RUNNING):
             picks.keep_current(self.store)
@@ -146,8 +155,12 @@ class _Worker:
             with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
                 if not is_prepared:
                     yield Preparing()
-                    trust.prepare(self.store, self.backend, self._left_s())
+                    notices = self._guard.prepare(self._left_s())
+                    yield from map(Notice, notices)
+                else:
+                    self._guard.examine(self.last_problems)
                 plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
+                self.last_problems = [of.problem for of in plan.problems]
                 heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials, left_out = 0, 0
                 for event in (self.do or _swept)(self.store, plan):
@@ -168,6 +181,10 @@ class _Worker:
             yield SweepRefused(lease.sweep.key, str(other))
         except DatabaseError:
             raise
+        except trust.UntrustedError as fault:
+            self.excluded = str(fault)
+            self._give_back(lease, f"its GPU was excluded: {fault}")
+            yield UnitReturned(unit, str(fault))
         except Fp8tuneError as error:
             yield from self._fail(lease, str(error))
         except BaseException as ended:
