@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fp8tune.calibrate.record import calibrate
+from fp8tune.check.doctor import check_database, check_own
+from fp8tune.check.finding import Level
 from fp8tune.choose import calibration, reliance
 from fp8tune.choose.calibration import COUNTED, Origin, known_of, processes_within
 from fp8tune.choose.levels import COPY, levels
@@ -128,7 +131,7 @@ def test_a_shortened_calibration_asks_for_nearly_the_same_finals() -> None:
         found = []
         for processes in (calibration.FEWEST, calibration.FULL):
             with Store.open("sqlite://", create=True) as memory:
-                list(trust.calibrate(memory, gpu("1", seed), processes=processes))
+                list(calibrate(memory, gpu("1", seed), processes=processes))
                 found.append(calibration.measuring_plan_of(memory.calibration(gpu("1", seed).device)).processes)
         off.append(abs(found[0] - found[1]))
     assert sorted(off)[len(off) // 2] <= 2
@@ -208,6 +211,19 @@ def test_a_copy_alone_names_a_gpu_only_far_beyond_its_noise() -> None:
     assert level.sources == "copy ceiling"
 
 
+def test_doctor_names_them_and_those_that_are_left_out(tmp_path: Path) -> None:
+    db = str(tmp_path / "fleet.db")
+    with Store.open(db, create=True) as store:
+        for rest in ("0", "1", "2", "3,slower=0.031"):
+            trust.prepare(store, gpu(rest))
+        store.exclude(gpu("5").device, "host:1", "it is being slowed down: power brake")
+    for findings in (check_database(db), check_own(db)):
+        found = [finding for finding in findings if finding.level is Level.WARNING and "GPU " in finding.what]
+        assert "slower than the 3 others of its name" in found[0].what
+        assert "takes no units, as host:1 found: it is being slowed down" in found[1].what
+        assert len(found) == 2
+
+
 # GPUs that are left out
 
 
@@ -224,7 +240,7 @@ def test_an_ill_gpu_takes_no_units_and_the_reason_is_kept_until_it_is_well(
     store: Store, read: Health, said: str
 ) -> None:
     backend = gpu("1")
-    for act in (lambda guard: guard.prepare(), lambda guard: guard.examine()):
+    for act in (Guard.prepare, Guard.examine):
         with pytest.raises(UntrustedError, match=said):
             act(Guard(store, backend, "host:1", read=lambda *_, **__: read))
         (noted,) = store.exclusions()
