@@ -24,11 +24,13 @@ from fp8tune.commands import (
     forget,
     import_,
     lint,
+    queue,
     record,
     report,
     show,
     static_report,
     sweep,
+    worker,
 )
 from fp8tune.commands.options import as_command
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
@@ -68,7 +70,7 @@ def _root(
 
 
 COMMANDS = {
-    "Find the best configs": (record, sweep, bench, calibrate),
+    "Find the best configs": (record, sweep, worker, queue, bench, calibrate),
     "Look at results": (show, explain, report, static_report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, compact, forget, doctor, completion),

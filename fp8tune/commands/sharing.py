@@ -25,7 +25,11 @@ def queue(plan: Plan, db: str) -> None:
 
     with Store.open(db, create=True) as store:
         added = units.add(store, plan)
-    there = f", {added.there} are there already" if added.there else ""
-    print(f"{added.new} units of {added.problems} problems wait for {added.sweep.device}{there}")
+    if added.settled:
+        notice(f"{added.settled} problems are settled already; --again measures them anew")
+    if added.there:
+        print(f"all {added.there} units of this sweep are in the queue already, for {added.sweep.device}")
+    else:
+        print(f"{added.new} units of {added.problems} problems wait for {added.sweep.device}")
     notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run fp8tune worker on each GPU")
     notice("fp8tune queue shows how far they are")

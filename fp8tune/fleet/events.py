@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fp8tune.records import Device
@@ -87,9 +88,15 @@ class WorkerEnded:
     failed: int
     reason: str = ""
     """Why it ended before the queue was empty; empty where it did not."""
+    waiting: int = 0
+    """Units that wait for this device name."""
+    left_s: float | None = None
+    """About what these take on one device; None where nothing of them was done yet."""
+    is_in_vain: bool = False
+    """Whether it ended because it cannot do what waits: nothing to do with a time budget."""
 
 
-WorkerEvent = (
+OwnEvent = (
     WorkerStarted
     | Preparing
     | Notice
@@ -100,5 +107,21 @@ WorkerEvent = (
     | SweepRefused
     | Waiting
     | WorkerEnded
-    | events.Event
 )
+"""About units, not about a trial of one."""
+
+WorkerEvent = OwnEvent | events.Event
+
+NAMES: Mapping[type[OwnEvent], str] = {
+    WorkerStarted: "started",
+    Preparing: "preparing",
+    Notice: "notice",
+    UnitTaken: "taken",
+    UnitDone: "done",
+    UnitFailed: "failed",
+    UnitReturned: "given back",
+    SweepRefused: "refused",
+    Waiting: "waiting",
+    WorkerEnded: "ended",
+}
+"""What programs call them."""

@@ -17,6 +17,7 @@ from typing import Any
 from fp8tune import __version__
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.errors import UsageError
+from fp8tune.fleet.worth import worths
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit
@@ -71,22 +72,28 @@ class Added:
     """Units that were in the queue before, done ones among them."""
     problems: int
     """Of all these units."""
+    settled: int = 0
+    """Problems that are left out: a device of this name has measured them to the end."""
 
 
-def add(store: Store, plan: Plan, worth: Callable[[ProblemPlan], float] = lambda _: 1.0) -> Added:
+def add(store: Store, plan: Plan) -> Added:
     """Queue the units of an expanded plan for the device name that it was planned on, in one commit.
 
-    Adding the same sweep again adds nothing. With ``--again`` it adds the units anew once all of them are done.
-    ``worth``: problems of more worth are in units that are taken earlier. Raises UsageError where nothing is timed.
+    Problems that a device of this name has settled are left out. Adding the same sweep again adds nothing; with
+    ``--again`` it adds the units anew once all of them are done. Raises UsageError where nothing is timed.
     """
     if not plan.backend.times:
         raise UsageError("units of work are for GPUs: run this where there is one, or with --timer simulated:SEED")
     sweep = queued(plan)
     if plan.options.again:
         sweep = _anew(store, sweep)
-    units = list(units_of(plan, sweep.key, worth))
-    new = store.add_units(sweep, units)
-    return Added(sweep, new, len(units) - new, len(plan.problems))
+    there = len(store.queue([sweep.key]).units)
+    if there:  # what is worth something changes as units are done; the units do not
+        return Added(sweep, 0, there, len(plan.problems), 0)
+    worth = worths(store, plan)
+    wanted = replace(plan, problems=tuple(of for of in plan.problems if worth(of)))
+    new = store.add_units(sweep, list(units_of(wanted, sweep.key, worth))) if wanted.problems else 0
+    return Added(sweep, new, 0, len(wanted.problems), len(plan.problems) - len(wanted.problems))
 
 
 def queued(plan: Plan) -> QueuedSweep:

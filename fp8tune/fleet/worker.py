@@ -11,11 +11,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError
-from fp8tune.fleet import trust, units
+from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
+from fp8tune.fleet import run, trust, units
 from fp8tune.fleet.events import (
     Notice,
     Preparing,
@@ -36,7 +36,7 @@ from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks
-from fp8tune.sweep.events import Event, Finished, TrialDone
+from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
 from fp8tune.sweep.published import with_published
@@ -52,6 +52,10 @@ STALLS_AFTER_S = 180.0
 
 LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
+
+
+class UnfinishedError(Fp8tuneError):
+    """A unit's sweep did not come to its end."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def work(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[WorkerEvent]:
+) -> Generator[WorkerEvent, None, None]:
     """The events of a worker, from its first to its last unit. Closing the generator gives back the unit at hand.
 
     ``do``: what is done with a unit, :func:`fp8tune.sweep.loop.sweep` if not given. Raises MachineError where this
@@ -100,12 +104,13 @@ class _Worker:
     done: int = 0
     failed: int = 0
     failures_in_row: int = 0
+    last_kernel: str = ""
+    is_prepared: bool = False
+    is_waiting: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, Plan] = field(default_factory=dict)
     """Key of a sweep -> its plan here."""
-    excluded: str = ""
-    """Why its GPU is not relied on."""
     last_problems: list[Problem] = field(default_factory=list)
     """Of the last unit."""
 
@@ -117,83 +122,98 @@ class _Worker:
 
     def run(self) -> Iterator[WorkerEvent]:
         """See :func:`work`."""
-        device, reason, last_kernel, is_prepared, is_waiting = self.backend.device, "", "", False, False
-        yield WorkerStarted(self._name, device)
-        while not reason:
-            if self._left_s() < LEAST_S:
-                reason = "the time budget is over"
-                break
-            lease = self.store.take_unit(device.name, self._name, last_kernel=last_kernel, without=list(self.refused))
-            if lease is None:
-                running = len(self.store.queue().of(UnitState.RUNNING))
-                if not running and not self.options.wait:
+        yield WorkerStarted(self._name, self.backend.device)
+        while not (reason := self._why_to_end()):
+            counts = self.store.count_units(self.backend.device.name, without=list(self.refused))
+            lease = None
+            if counts[UnitState.WAITING]:
+                try:
+                    yield from self._looked_after()
+                except trust.UntrustedError as fault:
+                    reason = f"its GPU is not relied on: {fault}"
                     break
-                if not is_waiting:
-                    yield Waiting(running)
-                is_waiting = True
-                self.sleep(WAIT_S)
-                continue
-            is_waiting, last_kernel = False, lease.unit.kernel
-            yield from self._unit(lease, is_prepared)
-            is_prepared = True
-            if self.excluded:
-                reason = f"its GPU was excluded: {self.excluded}"
-            elif self.failures_in_row >= MOST_FAILURES:
-                reason = f"{MOST_FAILURES} units in a row failed here"
-        if not self.store.queue().of(UnitState.RUNNING):
+                lease = self._take()
+            if lease is not None:
+                self.is_waiting = False
+                yield from self._unit(lease)
+            elif counts[UnitState.RUNNING] or counts[UnitState.WAITING] or self.options.wait:
+                if not self.is_waiting:
+                    yield Waiting(counts[UnitState.RUNNING])
+                self.is_waiting = True
+                self.sleep(min(WAIT_S, max(0.0, self._left_s())))
+            else:
+                break
+        if not self.store.count_units()[UnitState.RUNNING]:
             picks.keep_current(self.store)
-        yield WorkerEnded(self.done, self.failed, reason or next(iter(self.refused.values()), ""))
+        is_in_vain = bool(reason) and self._left_s() >= LEAST_S
+        if not reason and self.refused and not self.done:
+            reason, is_in_vain = next(iter(self.refused.values())), True
+        waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
+        left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
+        yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain)
+
+    def _looked_after(self) -> Iterator[WorkerEvent]:
+        """Between units, while nothing runs on the GPU. Raises UntrustedError."""
+        if self.is_prepared:
+            self._guard.examine(self.last_problems)
+            return
+        yield Preparing()
+        yield from map(Notice, self._guard.prepare(self._left_s()))
+        self.is_prepared = True
+
+    def _why_to_end(self) -> str:
+        """Empty while there is no reason."""
+        if self.failures_in_row >= MOST_FAILURES:
+            return f"{MOST_FAILURES} units in a row failed here"
+        return "the time budget is over" if self._left_s() < LEAST_S else ""
+
+    def _take(self) -> Lease | None:
+        without = list(self.refused)
+        lease = self.store.take_unit(
+            self.backend.device.name, self._name, last_kernel=self.last_kernel, without=without
+        )
+        self.last_kernel = lease.unit.kernel if lease else self.last_kernel
+        return lease
 
     def _left_s(self) -> float:
         return self._deadline - self.clock()
 
-    def _unit(self, lease: Lease, is_prepared: bool) -> Iterator[WorkerEvent]:
+    def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
         """One unit, from its lease to its end."""
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
         try:
             with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
-                if not is_prepared:
-                    yield Preparing()
-                    notices = self._guard.prepare(self._left_s())
-                    yield from map(Notice, notices)
-                else:
-                    self._guard.examine(self.last_problems)
                 plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
                 self.last_problems = [of.problem for of in plan.problems]
                 heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
-                trials, left_out = 0, 0
-                for event in (self.do or _swept)(self.store, plan):
+                trials = 0
+                for event in (self.do or swept)(self.store, plan):
                     heart.beat()
                     yield event
                     trials += isinstance(event, TrialDone) and not event.from_database
-                    left_out += event.left_out if isinstance(event, Finished) else 0
-                heart.beat()
-                if left_out:
-                    self.store.give_back_unit(lease, "the time budget of its worker was over")
-                else:
-                    self.store.finish_unit(lease)
+                self.store.finish_unit(lease)
         except LeaseLostError as lost:
             yield UnitReturned(unit, str(lost))
         except units.OtherCodeError as other:
             self.refused[lease.sweep.key] = str(other)
             self._give_back(lease, str(other))
             yield SweepRefused(lease.sweep.key, str(other))
-        except DatabaseError:
-            raise
-        except trust.UntrustedError as fault:
-            self.excluded = str(fault)
-            self._give_back(lease, f"its GPU was excluded: {fault}")
-            yield UnitReturned(unit, str(fault))
-        except Fp8tuneError as error:
-            yield from self._fail(lease, str(error))
+        except UnfinishedError as unfinished:
+            if self._left_s() > 0:
+                yield from self._fail(lease, str(unfinished))
+                return
+            self._give_back(lease, "the time budget of its worker was over")
+            yield UnitReturned(unit, "the time budget is over")
+        except Exception as error:
+            known = isinstance(error, Fp8tuneError)
+            yield from self._fail(lease, str(error) if known else one_line(error))
+            if isinstance(error, DatabaseError) or not known:
+                raise
         except BaseException as ended:
             self._give_back(lease, f"its worker was told to end ({type(ended).__name__})")
             raise
         else:
-            if left_out:
-                yield UnitReturned(unit, "the time budget is over")
-                return
             self.done, self.failures_in_row = self.done + 1, 0
             yield UnitDone(unit, self.clock() - begun, trials)
 
@@ -215,7 +235,7 @@ class _Worker:
         self.failures_in_row += 1
         try:
             state = self.store.fail_unit(lease, reason)
-        except LeaseLostError as lost:
+        except DatabaseError as lost:  # a lease that is another's by now, or a server that is gone: it ends
             yield UnitReturned(lease.unit, str(lost))
         else:
             yield UnitFailed(lease.unit, reason, state is UnitState.FAILED)
@@ -225,5 +245,8 @@ class _Worker:
             self.store.give_back_unit(lease, reason)
 
 
-def _swept(store: Store, plan: Plan) -> Iterator[Event]:
+def swept(store: Store, plan: Plan) -> Iterator[Event]:
+    """Sweep a unit's problems. Raises UnfinishedError."""
     yield from sweep(store, with_published(store, plan))
+    if store.finished_sweep(plan.key, plan.backend.device) is None:
+        raise UnfinishedError("not all of its problems could be built and timed: fp8tune show --failed has the reasons")

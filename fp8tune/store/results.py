@@ -401,6 +401,11 @@ class Store(Reading):
         return units.forget(self._connection, sweep_key)
 
     @reads
+    def count_units(self, device: str | None = None, *, without: Collection[str] = ()) -> Counter[UnitState]:
+        """How many units of a device name are in which state, but for those of some sweeps; None means any."""
+        return units.counts(self._connection, device, without)
+
+    @reads
     def queue(self, sweep_keys: Collection[str] | None = None) -> Queue:
         """Queued sweeps and their units as they are; None means all."""
         return units.queue(self._connection, sweep_keys)

@@ -243,6 +243,20 @@ def forget(connection: Connection, key: str | None) -> int:
     return gone
 
 
+def counts(connection: Connection, device: str | None, without: Collection[str]) -> Counter[UnitState]:
+    """How many units of a device name (None: of any) are in which state. Units of ended leases count as waiting."""
+    if not optional.is_there(connection, Units):
+        return Counter()
+    state = case(
+        ((Units.c.state == "running") & (Units.c.expires_at < now(connection)), "waiting"), else_=Units.c.state
+    )
+    query = select(state, func.count()).join(QueuedSweeps, QueuedSweeps.c.key == Units.c.sweep_key)
+    query = query.where(Units.c.sweep_key.not_in(list(without)))
+    if device is not None:
+        query = query.where(QueuedSweeps.c.device == device)
+    return Counter({UnitState(row[0]): row[1] for row in connection.execute(query.group_by(state))})
+
+
 def queue(connection: Connection, sweep_keys: Collection[str] | None = None) -> Queue:
     """Sweeps and units as they are; None means all. Changes nothing, also where leases have ended."""
     if not (optional.is_there(connection, QueuedSweeps) and optional.is_there(connection, Units)):

@@ -119,7 +119,7 @@ class Options:
         On | None,
         Option(
             "--on",
-            "ray: every GPU of this machine, or of the cluster at RAY_ADDRESS. queue: leave the work to fp8tune worker.",
+            "queue: leave it to fp8tune worker. ray: every GPU of this machine, or of the cluster at RAY_ADDRESS.",
             "this process, one GPU",
             group=Group.WHERE,
         ),
