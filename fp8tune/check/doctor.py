@@ -72,7 +72,7 @@ def check_own(own: str) -> list[Finding]:
         if not database.exists(own):
             return [_not_there(own)]
         with Store.open(own, writable=False) as store:
-            findings = stored.check(own, store)
+            findings = [*stored.check(own, store), *stored.check_devices(store)]
             timed = store.timed_sources()
     except DatabaseError as error:
         return [_failed(own, error)]
@@ -98,6 +98,7 @@ def check_database(db: str) -> list[Finding]:
             findings = stored.check(db, store)
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
+            findings += stored.check_devices(store)
             findings += check_picks(db, store)
             findings += tables.check_tables(store)
             timed = store.timed_sources()

@@ -53,6 +53,20 @@ def check_store(db: str, store: Store) -> list[Finding]:
     return findings
 
 
+def check_devices(store: Store) -> Iterator[Finding]:
+    """GPUs of one name that are not alike, and those that a fleet leaves out."""
+    devices = store.calibrations()
+    if len({device.uuid_hash for device in devices}) > 1:
+        from fp8tune.fleet.trust import differing, level_line  # with NumPy, which a database of one GPU needs not
+
+        for level in differing(store):
+            fix = "compare with its mates in nvidia-smi -q (clocks, power cap, memory); its rows stay its own"
+            yield Finding(Level.WARNING, level_line(level), fix)
+    for out in store.exclusions():
+        what = f"GPU {out.uuid_hash[:4]}... ({out.device}) takes no units, as {out.worker} found: {out.reason}"
+        yield Finding(Level.WARNING, what, "mend it; fp8tune worker looks again before its first unit")
+
+
 def check_rows(unreadable: Mapping[tuple[str, int], str]) -> Iterator[Finding]:
     """Which rows cannot be read: the others are, so this is nothing but a warning."""
     for (table, id), reason in itertools.islice(unreadable.items(), ROWS_NAMED):

@@ -25,6 +25,13 @@ class Preparing:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something about the GPU that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class UnitTaken:
     """The worker has a unit."""
 
@@ -90,7 +97,16 @@ class WorkerEnded:
 
 
 OwnEvent = (
-    WorkerStarted | Preparing | UnitTaken | UnitDone | UnitFailed | UnitReturned | SweepRefused | Waiting | WorkerEnded
+    WorkerStarted
+    | Preparing
+    | Notice
+    | UnitTaken
+    | UnitDone
+    | UnitFailed
+    | UnitReturned
+    | SweepRefused
+    | Waiting
+    | WorkerEnded
 )
 """About units, not about a trial of one."""
 
@@ -99,6 +115,7 @@ WorkerEvent = OwnEvent | events.Event
 NAMES: Mapping[type[OwnEvent], str] = {
     WorkerStarted: "started",
     Preparing: "preparing",
+    Notice: "notice",
     UnitTaken: "taken",
     UnitDone: "done",
     UnitFailed: "failed",

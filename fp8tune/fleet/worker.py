@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import run, trust, units
 from fp8tune.fleet.events import (
+    Notice,
     Preparing,
     SweepRefused,
     UnitDone,
@@ -31,6 +32,7 @@ from fp8tune.fleet.events import (
 from fp8tune.fleet.lease import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
+from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks
@@ -111,11 +113,14 @@ class _Worker:
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, Plan] = field(default_factory=dict)
     """Key of a sweep -> its plan here."""
+    last_problems: list[Problem] = field(default_factory=list)
+    """Of the last unit."""
 
     def __post_init__(self) -> None:
         self._deadline = self.clock() + self.options.time_budget_s
         where = self.backend.device.uuid_hash[:4]
         self._name = self.options.name or f"{socket.gethostname()}:{os.getpid()}" + (f":{where}" if where else "")
+        self._guard = trust.Guard(self.store, self.backend, self._name, self.clock)
 
     def run(self) -> Iterator[WorkerEvent]:
         """See :func:`work`."""
@@ -124,10 +129,11 @@ class _Worker:
             counts = self.store.count_units(self.backend.device.name, without=list(self.refused))
             lease = None
             if counts[UnitState.WAITING]:
-                if not self.is_prepared:
-                    yield Preparing()
-                    trust.prepare(self.store, self.backend, self._left_s())
-                    self.is_prepared = True
+                try:
+                    yield from self._looked_after()
+                except trust.UntrustedError as fault:
+                    reason = f"its GPU is not relied on: {fault}"
+                    break
                 lease = self._take()
             if lease is not None:
                 self.is_waiting = False
@@ -147,6 +153,15 @@ class _Worker:
         waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
         left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
         yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain)
+
+    def _looked_after(self) -> Iterator[WorkerEvent]:
+        """Between units, while nothing runs on the GPU. Raises UntrustedError."""
+        if self.is_prepared:
+            self._guard.examine(self.last_problems)
+            return
+        yield Preparing()
+        yield from map(Notice, self._guard.prepare(self._left_s()))
+        self.is_prepared = True
 
     def _why_to_end(self) -> str:
         """Empty while there is no reason."""
@@ -172,6 +187,7 @@ class _Worker:
         try:
             with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
                 plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
+                self.last_problems = [of.problem for of in plan.problems]
                 heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials = 0
                 for event in (self.do or swept)(self.store, plan):

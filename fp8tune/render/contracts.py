@@ -497,7 +497,7 @@ def worker_event(event: OwnEvent) -> Object:
         "sweep": unit.sweep_key if unit else getattr(event, "sweep_key", None),
         "kernel": unit and unit.kernel,
         "shapes": unit and list(unit.shapes),
-        "reason": redacted(getattr(event, "reason", "")),
+        "reason": redacted(getattr(event, "reason", "") or getattr(event, "text", "")),
         **{name: getattr(event, name, None) for name in number},
     }
 

@@ -257,14 +257,15 @@ DOCUMENTS: Mapping[str, Document] = {
             field(
                 "event",
                 "text",
-                "`started`, `preparing`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or `ended`",
+                "`started`, `preparing`, `notice`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or "
+                "`ended`",
             ),
             field("worker", "text or null", "host, process and the GPU's first digits"),
             field("unit", "text or null", "the unit's key"),
             field("sweep", "text or null", "the key of the sweep it is of"),
             replace(KERNEL, type="text or null"),
             UNIT_SHAPES,
-            field("reason", "text", "why it failed, went back or ended; empty otherwise"),
+            field("reason", "text", "why it failed, went back or ended, or a notice; empty otherwise"),
             field("attempt", "integer or null", "counted from 1"),
             field("seconds", "number or null", "that the unit took", "s"),
             field("trials", "integer or null", "of the unit, stored by this worker"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from fp8tune.fleet import events
@@ -12,6 +12,7 @@ from fp8tune.render import contracts
 from fp8tune.render.progress import Display, duration
 from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import kernel_name, print_json
+from fp8tune.store.exclusions import Exclusion
 from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitState, UnitStatus
 from fp8tune.sweep.events import TrialDone
 
@@ -34,6 +35,8 @@ class WorkerProgress(Display):
                 self.line(f"{worker} works on {device.name or device.arch}, with the queue in {self._label}")
             case events.Preparing():
                 self.update("preparing this GPU")
+            case events.Notice(text):
+                self.line(text)
             case events.UnitTaken(unit, attempt):
                 again = f", attempt {attempt}" if attempt > 1 else ""
                 self._unit, self._trials = f"{unit_name(unit)}{again}", 0
@@ -111,8 +114,10 @@ def unit_name(unit: Unit) -> str:
     return f"{kernel_name(unit.kernel)} {first}{more}"
 
 
-def print_queue(queue: Queue, label: str, output_format: str) -> None:
-    """All units as JSON, or for each sweep how many are in which state, then who runs what, and why what failed."""
+def print_queue(queue: Queue, label: str, output_format: str, excluded: Sequence[Exclusion] = ()) -> None:
+    """All units as JSON, or for each sweep how many are in which state, then who runs what, why what failed, and which
+    GPUs are left out.
+    """
     if output_format == "json":
         print_json([contracts.queued_unit(of, queue) for of in queue.units])
         return
@@ -132,11 +137,15 @@ def print_queue(queue: Queue, label: str, output_format: str) -> None:
         *(right(str(state), number(state)) for state in (UnitState.DONE, *_NOT_DONE)),
         right("queued", lambda sweep: _ago(queue.now - sweep.created_at)),
     ]
-    parts: list[Report[QueuedSweep] | Report[UnitStatus] | str] = [Report(f"units in {label}", sweeps, queue.sweeps)]
+    parts: list[Report[QueuedSweep] | Report[UnitStatus] | Report[Exclusion] | str] = [
+        Report(f"units in {label}", sweeps, queue.sweeps)
+    ]
     for state, columns in _NOT_DONE.items():
         if found := queue.of(state):
             more = f", the first {MOST_ROWS} of {len(found):,}" if len(found) > MOST_ROWS else ""
             parts.append(Report(f"{state}{more}", columns, found[:MOST_ROWS]))
+    if excluded:
+        parts.append(Report("GPUs that are left out", _EXCLUDED, excluded))
     print_parts(parts, output_format)
 
 
@@ -146,6 +155,12 @@ def _ago(seconds: float | None) -> str:
     return f"{duration(seconds)} ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
+_EXCLUDED: list[Column[Exclusion]] = [
+    left("GPU", lambda out: out.uuid_hash[:4]),
+    left("name", lambda out: out.device),
+    left("worker", lambda out: out.worker),
+    left("reason", lambda out: out.reason),
+]
 _UNIT: list[Column[UnitStatus]] = [
     left("kernel", lambda of: kernel_name(of.unit.kernel, 20)),
     right("problems", lambda of: str(len(of.unit.problems))),

@@ -33,7 +33,19 @@ from fp8tune.records import (
     Subject,
 )
 from fp8tune.redaction import redacted
-from fp8tune.store import database, migrations, optional, packed, picks, process_times, retrying, units, unreadable
+from fp8tune.store import (
+    database,
+    exclusions,
+    migrations,
+    optional,
+    packed,
+    picks,
+    process_times,
+    retrying,
+    units,
+    unreadable,
+)
+from fp8tune.store.exclusions import Exclusion
 from fp8tune.store.gathering import Gathering, Keep
 from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
@@ -313,6 +325,23 @@ class Store(Reading):
     def kept_picks(self) -> Decided:
         """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
         return picks.kept(self._connection)
+
+    # GPUs that are not relied on, see fp8tune.store.exclusions
+
+    @writes
+    def exclude(self, device: Device, worker: str, reason: str) -> None:
+        """Note that a GPU is not relied on, which worker found that, and why."""
+        exclusions.exclude(self._connection, device, visible(worker), visible(redacted(reason)))
+
+    @writes
+    def readmit(self, device: Device) -> None:
+        """Forget what was noted of a GPU: it is well now."""
+        exclusions.readmit(self._connection, device)
+
+    @reads
+    def exclusions(self) -> list[Exclusion]:
+        """GPUs that are not relied on, the oldest note first."""
+        return exclusions.exclusions(self._connection)
 
     # Units of work, see fp8tune.store.units
 

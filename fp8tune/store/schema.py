@@ -395,5 +395,16 @@ Units = Table(
 Moments are seconds since the epoch by the server's clock; in a file, by the host's.
 """
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units)
+Exclusions = Table(
+    "exclusions",
+    METADATA,
+    Column("device", _line("device name"), primary_key=True),
+    Column("uuid_hash", Text("UUID hash", WORD), primary_key=True),
+    _column("worker", _line("worker")),
+    _column("reason", _line("reason")),
+    _column("excluded_at", Finite),
+)
+"""A GPU that takes no units and why, until it is found to be well: see :mod:`fp8tune.store.exclusions`."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units, Exclusions)
 """Tables that a database may lack: see :mod:`fp8tune.store.optional`."""

@@ -23,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OK = Outcome(Status.OK)
+WRONG = "a wrong byte, as this simulated GPU makes them"
 _NUMBER, _SHARE = "[0-9]{1,18}", r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
 NAME = re.compile(
     rf"simulated:(?P<seed>{_NUMBER})(?:\.(?P<noise>{_NUMBER}))?"
@@ -105,11 +106,15 @@ class SimulatedBackend:
         """See :class:`fp8tune.measure.engine.Worker`, as of all that follows."""
         return OK
 
-    launch = check = build
+    launch = build
+
+    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
+        is_wrong = self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong)
+        return Outcome(Status.WRONG, reason=WRONG, process=self._process) if is_wrong else OK
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
         if self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong):
-            return Outcome(Status.WRONG, reason="a wrong byte, as this simulated GPU makes them", process=self._process)
+            return Outcome(Status.WRONG, reason=WRONG, process=self._process)
         return self.clock.block(arm.work, place).outcome(self._process)
 
     checked_block = block
