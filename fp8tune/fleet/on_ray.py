@@ -126,6 +126,9 @@ class RayFleet:
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES, **made_up}
             options |= {"num_cpus": usable_cores()}
         self.has_begun_ray = not address
+        with contextlib.suppress(AttributeError):
+            # Ray prints what became of a lost actor to stdout, twenty lines of its raylet's log with it
+            self._ray._private.worker._worker_logs_enabled = False
         with _signals_kept():
             try:
                 self._ray.init(**(options if not address else {**options, "address": address}))
