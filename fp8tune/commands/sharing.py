@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from fp8tune.errors import UsageError
+import math
+import time
+
+import typer
+
 from fp8tune.render.terminal import notice
 from fp8tune.store import database
 from fp8tune.store.results import Store
+from fp8tune.store.units import UnitState
 from fp8tune.sweep.options import On
 from fp8tune.sweep.planning import Plan
 
@@ -15,8 +20,8 @@ def shared_out(plan: Plan, db: str) -> None:
     match plan.options.on:
         case On.QUEUE:
             queue(plan, db)
-        case _:
-            raise UsageError("--on ray is not there yet: use --on queue, and start fp8tune worker on each GPU")
+        case On.RAY:
+            on_ray(plan, db)
 
 
 def queue(plan: Plan, db: str) -> None:
@@ -33,3 +38,37 @@ def queue(plan: Plan, db: str) -> None:
         print(f"{added.new} units of {added.problems} problems wait for {added.sweep.device}")
     notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run fp8tune worker on each GPU")
     notice("fp8tune queue shows how far they are")
+
+
+def on_ray(plan: Plan, db: str) -> None:
+    """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
+    from fp8tune.fleet import run, trust, units
+    from fp8tune.fleet.on_ray import RayFleet
+    from fp8tune.render.fleet import RayProgress, left_line
+    from fp8tune.stopping import Stopped
+    from fp8tune.sweep import picks
+
+    deadline = time.monotonic() + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
+    progress, display = None, RayProgress()
+    with Store.open(db, create=True) as store:
+        fleet = RayFleet(db, store, plan.options.timer, deadline, plan.options.command, say=display.line)
+        try:
+            with fleet:
+                added = units.add(store, plan)
+                if added.settled:
+                    notice(f"{added.settled} problems are settled already; --again measures them anew")
+                notice(f"{added.new + added.there} units of {added.problems} problems on {len(fleet.slots)} GPUs")
+                with display:
+                    for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
+                        display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+        except (KeyboardInterrupt, Stopped) as stopped:
+            stopped.add_note("every unit that was not done waits again; the same command goes on")
+            raise
+        picks.keep_current(store)
+        notice(*(line + ": compare their rows with care" for line in map(trust.level_line, trust.differing(store))))
+    assert progress is not None  # there is one look at least
+    if line := left_line(progress, len(fleet.slots)):
+        notice(f"{line}; run it again to go on")
+    notice(f"rows are in {database.label(db)}")
+    if progress.counts[UnitState.FAILED]:
+        raise typer.Exit(1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from fp8tune.fleet import events
+from fp8tune.fleet.ray_actor import WorkerState
 from fp8tune.fleet.run import FleetProgress
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display, duration
@@ -75,15 +77,45 @@ class FleetDisplay(Display):
 
     def show(self, progress: FleetProgress) -> None:
         """Take what :func:`fp8tune.fleet.run.watch` gives."""
-        counts = progress.counts
         for of in progress.queue.units:
             if of.state is UnitState.FAILED and self._states.get(of.unit.key) is not UnitState.FAILED:
                 self.line(f"failed: {unit_name(of.unit)}: {of.reason}")
             self._states[of.unit.key] = of.state
+        self._told(progress, ())
+
+    def _told(self, progress: FleetProgress, lines: Sequence[str]) -> None:
+        counts = progress.counts
         at_it = sorted({kernel_name(of.unit.kernel) for of in progress.running})
         detail = f"{counted(len(progress.running), 'worker')}: {', '.join(at_it)}" if at_it else "no worker yet"
         done = counts[UnitState.DONE] + counts[UnitState.FAILED]
-        self.update("units", done, len(progress.queue.units), progress.left_s, detail=detail)
+        self.update("units", done, len(progress.queue.units), progress.left_s, detail=detail, lines=lines)
+
+
+MOST_WORKERS = 8
+"""Workers with a line of their own; of the others there are totals."""
+
+
+class RayProgress(FleetDisplay):
+    """The same with what each of the workers does."""
+
+    def tell(self, progress: FleetProgress, workers: Mapping[str, WorkerState]) -> None:
+        """``workers``: what those who are at it are doing, by their names."""
+        self.show(progress)
+        self._told(progress, list(worker_lines(workers)))
+
+
+def worker_lines(workers: Mapping[str, WorkerState]) -> Iterator[str]:
+    """A line a worker, up to :data:`MOST_WORKERS`, then how many do what."""
+    named = list(workers.items()) if len(workers) <= MOST_WORKERS else list(workers.items())[: MOST_WORKERS - 1]
+    longest = max((len(name) for name, _ in named), default=0)
+    for name, state in named:
+        at = f", {counted(state.trials, 'trial')}" if state.trials and state.unit else ""
+        yield f"{name:<{longest}}  {state.done:>3} done  {' '.join(filter(None, (state.doing, state.unit)))}{at}"
+    rest = list(workers.values())[len(named) :]
+    if rest:
+        doing = Counter(state.doing for state in rest)
+        what = ", ".join(f"{number} {name}" for name, number in doing.most_common())
+        yield f"and {len(rest)} more: {what}; {sum(state.done for state in rest):,} done"
 
 
 def left_line(progress: FleetProgress, workers: int) -> str:

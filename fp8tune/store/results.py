@@ -389,6 +389,14 @@ class Store(Reading):
         units.give_back(self._connection, lease, visible(redacted(reason)))
 
     @writes
+    def return_units_of(self, worker: str, reason: str, *, counts: bool = True) -> int:
+        """Give back what a worker has that is known to be gone: at once, and not when its lease ends.
+
+        ``counts``: whether its attempt does. Returns how many units there were.
+        """
+        return units.return_of(self._connection, worker, visible(redacted(reason)), counts=counts)
+
+    @writes
     def return_expired_units(self) -> int:
         """Give back units whose leases have ended, as taking does. Returns how many there were."""
         return units.return_expired(self._connection)

@@ -221,6 +221,21 @@ def give_back(connection: Connection, lease: Lease, reason: str) -> None:
     _as_owner(connection, lease, **_NOT_TAKEN, attempts=lease.attempt - 1, reason=reason)
 
 
+def return_of(connection: Connection, worker: str, reason: str, *, counts: bool) -> int:
+    """Give back at once what a worker has that is known to be gone. Returns how many units there were.
+
+    ``counts``: whether the attempt does, as that of a worker whose lease ended.
+    """
+    mine = Units.c.state == "running", Units.c.worker == worker
+    too_often = Units.c.attempts >= MOST_ATTEMPTS
+    values: dict[str, Any] = {**_NOT_TAKEN, "ended_at": now(connection), "reason": reason}
+    if counts:
+        values["state"] = case((too_often, "failed"), else_="waiting")
+    else:
+        values["attempts"] = Units.c.attempts - 1
+    return connection.execute(update(Units).where(*mine).values(**values)).rowcount
+
+
 def return_expired(connection: Connection, at: float | None = None) -> int:
     """Give back the units whose leases have ended. Returns how many there were."""
     at = now(connection) if at is None else at
