@@ -172,7 +172,11 @@ class _Worker:
     def _take(self) -> Lease | None:
         without = list(self.refused)
         lease = self.store.take_unit(
-            self.backend.device.name, self._name, last_kernel=self.last_kernel, without=without
+            self.backend.device.name,
+            self._name,
+            last_kernel=self.last_kernel,
+            without=without,
+            lease_s=self.options.lease_s,
         )
         self.last_kernel = lease.unit.kernel if lease else self.last_kernel
         return lease
