@@ -37,6 +37,7 @@ from torch import Tensor
 from fp8tune_kernels.gemm import passes
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
@@ -62,6 +63,7 @@ Quantized = tuple[Tensor | None, ...]
 NONE: Quantized = (None, None, None, None)
 
 
+@on_shards
 def fp8_grouped_mm(
     A: Tensor,
     B_t: Tensor | QuantizedWeights,
