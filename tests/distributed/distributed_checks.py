@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from ranks import Check, are_bytes, sqnr
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fp8tune_kernels import fp8_grouped_mm
 

@@ -1,7 +1,7 @@
 """What the tests of several ranks run on each: processes of one machine on CPUs, or one GPU each.
 
-    python tests/distributed/ranks.py              # two processes, gloo
-    python tests/distributed/ranks.py --gpus 2     # NCCL
+python tests/distributed/ranks.py              # two processes, gloo
+python tests/distributed/ranks.py --gpus 2     # NCCL
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ PLAIN = (Tensor, Parameter)
 class Rule(NamedTuple):
     """How operands and results lie on one dim of a mesh."""
 
-    A: Placement
-    B_t: Placement
+    rows: Placement
+    weights: Placement
     out: Placement
-    grad_A: Placement
-    grad_B_t: Placement
+    grad_of_rows: Placement
+    grad_of_weights: Placement
 
 
 def on_shards(multiply: Callable[P, Tensor]) -> Callable[P, Tensor]:
@@ -80,14 +80,12 @@ def _either(multiply: Callable[..., Tensor], A: Tensor, B_t: Any, *rest: Any, **
         raise ValueError(f"{names[0]} is a DTensor and {names[1]} is not: wanted both as DTensors, or both to_local()")
     if options.get("bias") is not None:
         raise ValueError("bias is a tensor, wanted None beside DTensors: add it to the result")
-    offs, *rest = rest if rest else (options.pop("offs"),)
-    return _multiplied(functools.partial(_called, multiply, tuple(rest), options), A, B_t, offs)
+    offs = rest[0] if rest else options.pop("offs")
 
+    def of_shards(A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
+        return multiply(A, B_t, offs, *rest[1:], **options)
 
-def _called(
-    multiply: Callable[..., Tensor], rest: tuple[Any, ...], options: dict[str, Any], A: Tensor, B_t: Tensor, offs: Tensor
-) -> Tensor:
-    return multiply(A, B_t, offs, *rest, **options)
+    return _multiplied(of_shards, A, B_t, offs)
 
 
 def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor, B_t: DTensor, offs: Tensor) -> Tensor:
@@ -99,11 +97,11 @@ def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor
     by_expert = [dim for dim, placement in enumerate(B_t.placements) if placement.is_shard(0)]
     are_own = bool(by_expert) and _are_own(A, B_t, offs, by_expert)
     rules = [_rule(A.placements[dim], B_t.placements[dim], are_own=are_own) for dim in range(mesh.ndim)]
-    by_row = [dim for dim, rule in enumerate(rules) if rule.A.is_shard(0) and dim not in by_expert]
+    by_row = [dim for dim, rule in enumerate(rules) if rule.rows.is_shard(0) and dim not in by_expert]
     if by_row and are_own:
         raise ValueError(f"A is {A.placements}, sharded on its rows where B_t, {B_t.placements}, is on E and where not")
-    local_A = _local(A, [rule.A for rule in rules], [rule.grad_A for rule in rules]).contiguous()
-    local_B_t = _local(B_t, [rule.B_t for rule in rules], [rule.grad_B_t for rule in rules])
+    local_A = _local(A, [rule.rows for rule in rules], [rule.grad_of_rows for rule in rules]).contiguous()
+    local_B_t = _local(B_t, [rule.weights for rule in rules], [rule.grad_of_weights for rule in rules])
     if isinstance(offs, DTensor):
         offs = offs.to_local() if are_own else offs.redistribute(mesh, [Replicate()] * mesh.ndim).to_local()
     if by_row:
