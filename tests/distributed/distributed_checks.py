@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from ranks import Check, are_bytes, sqnr
+from sharded_training import fsdp
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -21,7 +22,7 @@ class Layer(NamedTuple):
     grad: Tensor
 
 
-def layer(device: torch.device, rows: int = 96, E: int = 4, N: int = 64, K: int = 96, *, whole: bool = True) -> Layer:
+def layer(device: torch.device, *, rows: int, E: int, N: int, K: int, whole: bool) -> Layer:
     """Random ones; one expert has no rows, and the last rows have no expert. ``whole``: half of the rows belong to the
     first half of the experts."""
     generator = torch.Generator().manual_seed(0)
@@ -71,11 +72,23 @@ PLACEMENTS = {
 """Name -> how rows and weights (E, N, K) are sharded."""
 
 
+SMALL = {"rows": 96, "E": 4, "N": 64, "K": 96}
+LARGE = {"rows": 4096, "E": 8, "N": 1024, "K": 2048}
+"""On a GPU: of the sizes that kernels are for."""
+
+
 def placements(mesh: Any, device: torch.device) -> dict[str, Any]:
     """Each way to shard, beside one device."""
+    found = _placements(mesh, device, SMALL)
+    if device.type == "cuda":
+        found |= {f"large: {name}": case for name, case in _placements(mesh, device, LARGE).items()}
+    return found
+
+
+def _placements(mesh: Any, device: torch.device, sizes: dict[str, int]) -> dict[str, Any]:
     found = {}
     for is_whole in (True, False):
-        A, w, offs, grad = layer(device, whole=is_whole)
+        A, w, offs, grad = layer(device, **sizes, whole=is_whole)
         wanted = results(A, w, offs, grad)
         for name, (of_A, of_w) in PLACEMENTS.items():
             spread = distribute_tensor(A, mesh, [of_A]), distribute_tensor(w, mesh, [of_w])
@@ -85,14 +98,14 @@ def placements(mesh: Any, device: torch.device) -> dict[str, Any]:
     spread = distribute_tensor(A, mesh, [Shard(0)]), distribute_tensor(w, mesh, [Replicate()])
     ends = distribute_tensor(offs, mesh, [Replicate()])
     found["offs a DTensor"] = compared(results(*spread, ends, upstream, keep_fp8=("A",)), wanted)
-    found["own rows"] = _own_rows(mesh, device, is_distributed_offs=True)
-    found["own rows, plain offs"] = _own_rows(mesh, device, is_distributed_offs=False)
+    found["own rows"] = _own_rows(mesh, device, sizes, is_distributed_offs=True)
+    found["own rows, plain offs"] = _own_rows(mesh, device, sizes, is_distributed_offs=False)
     return found
 
 
-def _own_rows(mesh: Any, device: torch.device, *, is_distributed_offs: bool) -> dict[str, Any]:
+def _own_rows(mesh: Any, device: torch.device, sizes: dict[str, int], *, is_distributed_offs: bool) -> dict[str, Any]:
     """Experts on ranks, with rows of theirs that are not equally many."""
-    A, w, offs, grad = layer(device, whole=False)
+    A, w, offs, grad = layer(device, **sizes, whole=False)
     rank, ranks, E = mesh.get_local_rank(), mesh.size(), len(w)
     first, last = E // ranks * rank, E // ranks * (rank + 1)
     begin = int(offs[first - 1]) if first else 0
@@ -116,4 +129,4 @@ def _own_rows(mesh: Any, device: torch.device, *, is_distributed_offs: bool) -> 
     return local
 
 
-CHECKS: dict[str, Check] = {"placements": placements}
+CHECKS: dict[str, Check] = {"placements": placements, "fsdp": fsdp}

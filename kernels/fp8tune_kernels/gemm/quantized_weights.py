@@ -36,7 +36,7 @@ from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["QuantizedWeights", "quantize_weights"]
+__all__ = ["QuantizedWeights", "quantize_weights", "requantize_into"]
 
 Codes = tuple[Tensor, Tensor]
 """Codes and scales."""
@@ -134,7 +134,7 @@ class QuantizedWeights:
         self.version, self._address, self._is_stepped = self._w._version, _address(self._w), False
         self._storage = self._w.untyped_storage()  # held, so that no other weights come to lie there
         with torch.no_grad(), torch.inference_mode(False):
-            _requantize(w.to(self.dtype), *codes)
+            requantize_into(w.to(self.dtype), *codes)
             increment_version(codes)  # a backward pass that saved the old codes raises
 
     def _view(self) -> Tensor:
@@ -239,13 +239,15 @@ def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     return scales.clone()
 
 
-_requantize: Callable[..., None] = define(
+requantize_into: Callable[..., None] = define(
     "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
     "Tensor(d!) scales_transposed) -> ()",
     _launch,
     _on_cpu,
     lambda *_: None,
 )
+"""``(w, q, scales, q_transposed, scales_transposed)``: quantize ``w``, (E, K, N), into what is there."""
+
 _checked_scales: Callable[..., Tensor] = define(
     "checked_scales(Tensor w, Tensor codes, Tensor scales) -> Tensor",
     _check_codes,
