@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -54,9 +55,10 @@ class Settings:
 
 def model_of(settings: Settings, seed: int) -> Any:
     """A Qwen3-MoE of transformers with random weights, float32, on the CPU."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    import transformers
 
-    config = Qwen3MoeConfig(
+    library: Any = transformers  # its annotations lack what its decorators add
+    config = library.Qwen3MoeConfig(
         vocab_size=settings.language.tokens,
         hidden_size=settings.hidden,
         num_hidden_layers=settings.layers,
@@ -74,7 +76,7 @@ def model_of(settings: Settings, seed: int) -> Any:
         attn_implementation="sdpa",
     )
     torch.manual_seed(seed)
-    model = Qwen3MoeForCausalLM(config)
+    model = library.Qwen3MoeForCausalLM(config)
     model.set_experts_implementation("grouped_mm")
     return model
 
@@ -206,7 +208,7 @@ def run(
         losses[number] = trainer.step(texts[number], number)
         if (number + 1) % save_every == 0 and number + 1 < settings.steps:
             state = {**trainer.state(), "losses": losses[: number + 1].cpu(), "step": number + 1}
-            _replace(saved, lambda path, state=state: torch.save(state, path))
+            _replace(saved, functools.partial(torch.save, state))
     found = {
         "arm": arm,
         "seed": seed,

@@ -48,7 +48,7 @@ def _spread(values: Sequence[float]) -> float:
 def table(found: Sequence[Line], floor: float) -> str:
     """Markdown."""
     rows = [
-        "| arm | seeds | loss | over the floor | standard deviation | less bf16, of the same seed | within the spread |",
+        "| arm | seeds | loss | over the floor | standard deviation | less bf16, seed by seed | within the spread |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for line in found:

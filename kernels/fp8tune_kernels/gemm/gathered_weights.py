@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 from fp8tune_kernels.gemm.operands import are_multiples
@@ -93,7 +94,7 @@ class Made:
     def requantize(self, weights: Tensor) -> None:
         """Quantize weights (E, N, K) that were just gathered. A backward pass may have saved the codes: of the same."""
         self.version = weights._version
-        with torch.autograd._unsafe_preserve_version_counter(self.codes):
+        with _unsafe_preserve_version_counter(self.codes):
             requantize_into(weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
 
 
@@ -133,7 +134,7 @@ class ShardedWeights(Tensor):
 
     data_of_shard: Tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, data: Tensor) -> ShardedWeights:
@@ -153,7 +154,9 @@ class ShardedWeights(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Every operation is that of the values."""
         plain = pytree.tree_map_only(ShardedWeights, lambda each: each.data_of_shard, (args, kwargs or {}))
         result = func(*plain[0], **plain[1])
@@ -171,7 +174,7 @@ class ShardedWeights(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.data_of_shard.__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ShardedWeights({self.data_of_shard!r})"
 
     def fsdp_pre_all_gather(
