@@ -10,7 +10,7 @@ from sharded_training import fsdp
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fp8tune_kernels import fp8_grouped_mm
+from fp8tune_kernels import fp8_grouped_mm, quantize_weights
 
 
 class Layer(NamedTuple):
@@ -129,4 +129,95 @@ def _own_rows(mesh: Any, device: torch.device, sizes: dict[str, int], *, is_dist
     return local
 
 
-CHECKS: dict[str, Check] = {"placements": placements, "fsdp": fsdp}
+def operators(mesh: Any, device: torch.device) -> dict[str, Any]:
+    """Each operator on DTensors, beside plain tensors: placements of the results, and "bytes" or their SQNR in dB."""
+    import fp8tune_kernels.dtensor  # noqa: F401  registers the rules
+
+    A, w, offs, grad = layer(device, **SMALL, whole=True)
+    B_t, ops = w.transpose(1, 2), torch.ops.fp8tune
+    e4m3 = (torch.float8_e4m3fn, True)
+    forward, transposed = ops.quantize_colwise_3d(B_t, *e4m3), ops.quantize_transpose_3d_atomic(B_t, *e4m3)
+    rows, ends = ops.quantize_rowwise_2d(A, *e4m3), (offs, None, 0)
+    none = (None,) * 4
+    calls = {
+        "rowwise-2d, rows": (ops.quantize_rowwise_2d, (A, *e4m3), {0: Shard(0)}),
+        "rowwise-2d, columns": (ops.quantize_rowwise_2d, (A, *e4m3), {0: Shard(1)}),
+        "mxfp8-dim1, columns": (ops.quantize_mxfp8_dim1, (A, torch.float8_e4m3fn, "rceil"), {0: Shard(1)}),
+        "mxfp8-dim1-3d, K": (ops.quantize_mxfp8_dim1_3d, (w, torch.float8_e4m3fn, "rceil"), {0: Shard(2)}),
+        "colwise, columns": (ops.quantize_colwise, (A, offs, *e4m3), {0: Shard(1)}),
+        "colwise-3d, N": (ops.quantize_colwise_3d, (B_t, *e4m3), {0: Shard(2)}),
+        "transpose-3d, K": (ops.quantize_transpose_3d_atomic, (B_t, *e4m3), {0: Shard(1)}),
+        "colwise-transpose-3d, E": (ops.quantize_colwise_transpose_3d, (B_t, *e4m3), {0: Shard(0)}),
+        "forward, N": (ops.grouped_mm_forward, (A, B_t, *ends, *none), {1: Shard(2)}),
+        "forward, K": (ops.grouped_mm_forward, (A, B_t, *ends, *none), {0: Shard(1), 1: Shard(1)}),
+        "forward of codes, N": (
+            ops.grouped_mm_forward,
+            (A, B_t, *ends, *rows, *forward),
+            {1: Shard(2), 7: Shard(2), 8: Shard(2)},
+        ),
+        "input gradient, K": (ops.grouped_mm_input_gradient, (grad, B_t, *ends, *none), {1: Shard(1)}),
+        "input gradient of codes, N": (
+            ops.grouped_mm_input_gradient,
+            (grad, B_t, *ends, None, None, *transposed),
+            {0: Shard(1), 1: Shard(2), 7: Shard(1)},
+        ),
+        "weight gradient, N": (ops.grouped_mm_weight_gradient, (grad, A, *ends, *none), {0: Shard(1)}),
+        "weight gradient, K": (ops.grouped_mm_weight_gradient, (grad, A, *ends, *none), {1: Shard(1)}),
+    }
+    found = {}
+    for name, (operator, arguments, sharded) in calls.items():
+        wanted = operator.default(*arguments)
+        spread = [
+            _spread(each, mesh, sharded.get(place, Replicate())) if isinstance(each, Tensor) else each
+            for place, each in enumerate(arguments)
+        ]
+        results = operator.default(*spread)
+        both = zip(*((each if isinstance(each, tuple) else (each,)) for each in (results, wanted)), strict=True)
+        found[name] = [_against(result, reference) for result, reference in both]
+    return found
+
+
+def _spread(x: Tensor, mesh: Any, placement: Any) -> DTensor:
+    """A DTensor whose shards lie in memory as ``x`` does: a transposed view stays one."""
+    is_view = not x.is_contiguous()
+    x = x.mT if is_view else x
+    if placement.is_shard():
+        dim = 3 - placement.dim if is_view and placement.dim else placement.dim
+        placement, x = Shard(dim), x.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+    spread = DTensor.from_local(x, mesh, [placement])  # gloo sends no FP8, as distribute_tensor would
+    return spread.transpose(1, 2) if is_view else spread
+
+
+def _against(result: Tensor, reference: Tensor) -> list[Any]:
+    assert isinstance(result, DTensor)
+    lay = result.placements
+    local = result.to_local()
+    if local.dtype.itemsize == 1:  # gloo gathers no FP8
+        local, reference = local.view(torch.uint8), reference.view(torch.uint8)
+    spread = DTensor.from_local(local, result.device_mesh, lay, shape=reference.shape, stride=reference.stride())
+    whole = spread.full_tensor()
+    return [str(lay[0]), "bytes" if are_bytes(whole, reference) else round(sqnr(whole, reference), 1)]
+
+
+def refusals(mesh: Any, device: torch.device) -> dict[str, Any]:
+    """What is said of operands that do not belong together."""
+    A, w, offs, _ = layer(device, **SMALL, whole=True)
+    spread, weights = distribute_tensor(A, mesh, [Replicate()]), distribute_tensor(w, mesh, [Shard(1)]).transpose(1, 2)
+    narrow = distribute_tensor(w[:, :48].contiguous(), mesh, [Shard(1)]).transpose(1, 2)
+    calls = {
+        "A plain": ((A, weights), {}),
+        "B_t plain": ((spread, w.transpose(1, 2)), {}),
+        "quantized": ((spread, quantize_weights(w)), {}),
+        "bias": ((spread, weights), {"bias": A}),
+        "24 columns": ((spread, narrow), {}),
+    }
+    found = {}
+    for name, (operands, options) in calls.items():
+        try:
+            fp8_grouped_mm(*operands, offs, **options)
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+CHECKS: dict[str, Check] = {"placements": placements, "fsdp": fsdp, "operators": operators, "refusals": refusals}

@@ -11,12 +11,15 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+
+WAIT = timedelta(seconds=120)
 
 Check = Callable[[Any, torch.device], dict[str, Any]]
 """Gets the mesh of all ranks, one dim, and this rank's device; returns what it found."""
@@ -38,7 +41,7 @@ def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> Non
     if is_gpu:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(
-        "nccl" if is_gpu else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
+        "nccl" if is_gpu else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=WAIT
     )
     try:
         found = check(init_device_mesh(device.type, (ranks,)), device)
@@ -48,11 +51,19 @@ def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> Non
 
 
 def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool = False) -> list[dict[str, Any]]:
-    """What a function of a module found on each rank. A rank's exception is raised here, with its traceback."""
+    """What a function of a module found on each rank. A rank's exception is raised here, with its traceback.
+
+    On a CPU ranks run the references of the kernels, whatever the tests of this process run.
+    """
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu), nprocs=ranks)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu), nprocs=ranks)
+            return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
 
 
 def main() -> None:
