@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise import quantize_rowwise
     from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
     from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
+    from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
+    from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
 
 __all__ = [
     "QuantizedWeights",
@@ -45,9 +47,11 @@ __all__ = [
     "quantize_rowwise",
     "quantize_rowwise_2d",
     "quantize_rowwise_colwise",
+    "quantize_rowwise_transposed",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
+    "quantize_weights_transposed",
 ]
 
 _MODULES = {

@@ -20,6 +20,8 @@ _SPAN_OF: dict[str, Span | None] = {
     "transpose-3d-atomic": None,
     "transpose-3d-reduction": Span("BLOCK_SIZE_N", "N"),
     "colwise-transpose-3d": None,
+    "rowwise-transposed": None,
+    "weights-transposed": None,
     "mxfp8-dim0": None,
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,
