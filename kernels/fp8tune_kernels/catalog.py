@@ -22,6 +22,8 @@ _SPAN_OF: dict[str, Span | None] = {
     "colwise-transpose-3d": None,
     "rowwise-transposed": None,
     "weights-transposed": None,
+    "rowwise-factored": None,
+    "colwise-factored": None,
     "mxfp8-dim0": None,
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,

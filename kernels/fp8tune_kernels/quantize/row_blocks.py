@@ -4,17 +4,17 @@ A row's scale needs all of its columns, and stores along the rows need 16 rows o
 seldom fit into registers. Rows fall into groups. A *block* is BLOCK_SIZE_M rows of a group, counted from its first row;
 a *tile* is BLOCK_SIZE_K columns of a block. Two forms, chosen by the axis ``HELD``:
 
-*Held* (1): all programs draw tiles from a counter, block after block. A program takes the maxima of its tile's rows into
-the block's, in memory, and holds the tile until all tiles of the block have done so: shortly, as they were drawn one
-after the other. Then it casts what it holds. Each value is read once.
+*Held* (1): all programs draw tiles from a counter, block after block. A program takes the maxima of its tile's rows
+into the block's, in memory, and holds the tile until all tiles of the block have done so: shortly, as they were drawn
+one after the other. Then it casts what it holds. Each value is read once.
 
-*Walking twice* (0): a program walks the tiles of a block twice, for the maxima and for the cast. The first tile stays in
-registers, so that rows no longer than a tile are read once. Others are read again, from L2 if it still has them.
+*Walking twice* (0): a program walks the tiles of a block twice, for the maxima and for the cast. The first tile stays
+in registers, so that rows no longer than a tile are read once. Others are read again, from L2 if it still has them.
 
-A program that holds a tile asks TRIES times whether the block is complete. Then it leaves the tile for later, when there
-are no more to draw, and reads it again. So whoever may still have to draw a tile waits for nobody without an end, and
-what is waited for later is at work. No launch needs to be cooperative: it ends with however few programs a GPU runs at
-once, beside whatever other kernels, and in an interpreter that runs one program after the other.
+A program that holds a tile asks TRIES times whether the block is complete. Then it leaves the tile for later, when
+there are no more to draw, and reads it again. So whoever may still have to draw a tile waits for nobody without an end,
+and what is waited for later is at work. No launch needs to be cooperative: it ends with however few programs a GPU runs
+at once, beside whatever other kernels, and in an interpreter that runs one program after the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,28 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.factors import reciprocal
 from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
 from fp8tune_kernels.quantize.tiles import of_any_layout
 from fp8tune_kernels.spec import DeviceLimits
 
-__all__ = ["AXES", "BlockOptions", "Rows", "groups_constant", "invalid", "most_blocks", "programs", "quantize_blocks"]
+__all__ = [
+    "AXES",
+    "Block",
+    "BlockOptions",
+    "Groups",
+    "Rows",
+    "block_of",
+    "groups_constant",
+    "groups_of",
+    "invalid",
+    "load",
+    "most_blocks",
+    "programs",
+    "quantize_blocks",
+    "store_transposed",
+    "work_for",
+]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (32, 64, 128),
@@ -40,9 +57,10 @@ AXES: dict[str, tuple[int, ...]] = {
     "HELD": (0, 1),
     "num_warps": (2, 4, 8, 16),
     "num_stages": (1, 2),
+    "maxnreg": (0, 128),
 }
 
-TRIES = 64
+TRIES = tl.constexpr(64)
 """How often a program asks whether a block is complete: each time is a way to L2 and back, 0.7 us on an H100."""
 
 PROGRAMS_PER_MULTIPROCESSOR = 16
@@ -56,7 +74,7 @@ class Rows(NamedTuple):
     """A matrix whose rows fall into groups, and where its codes go."""
 
     x_ptr: tl.tensor  # (M, K), row-major
-    offs_ptr: tl.tensor  # (G,): the end row of each group; None: G equal groups
+    offs_ptr: tl.tensor  # (G,): the end row of each group; None: G groups of ``stride`` rows
     q_ptr: tl.tensor  # (M, K), row-major
     scales_ptr: tl.tensor  # (M,)
     transposed_ptr: tl.tensor  # row m of column k of a group: its first place + k * stride + m; None: not written
@@ -67,7 +85,7 @@ class Rows(NamedTuple):
     K: tl.tensor
     G: tl.tensor
     stride: tl.tensor  # from a column of the transposed codes to the next
-    ALIGNMENT: tl.constexpr  # of the groups in them; 0: each group is transposed for itself
+    ALIGNMENT: tl.constexpr  # of the groups in them; 0: equal groups, each transposed for itself, or none written
 
 
 class BlockOptions(NamedTuple):
@@ -80,7 +98,7 @@ class BlockOptions(NamedTuple):
     BLOCK_SIZE_K: tl.constexpr
 
 
-class _Groups(NamedTuple):
+class Groups(NamedTuple):
     """A vector of each value over all groups; group G stands for the rows past the last one."""
 
     start: tl.tensor  # rows of x
@@ -89,7 +107,7 @@ class _Groups(NamedTuple):
     last: tl.tensor  # the number of blocks up to its last
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """BLOCK_SIZE_M rows of a group."""
 
     group: tl.tensor
@@ -116,7 +134,7 @@ def _hold_tiles(rows: Rows, work_ptr: tl.tensor, most: tl.tensor, options: Block
     """Tiles until there are none to draw, then those that were left for later. The next one is drawn as a turn begins,
     so that its way to L2 and back costs nothing."""
     across = tl.maximum(tl.cdiv(rows.K, options.BLOCK_SIZE_K), 1)  # without a column, rows have scales all the same
-    groups = _groups_of(rows, options)
+    groups = groups_of(rows, options)
     tiles = tl.max(groups.last, 0) * across
     done_ptr = work_ptr + 1
     amax_ptr = done_ptr + most
@@ -130,9 +148,9 @@ def _hold_tiles(rows: Rows, work_ptr: tl.tensor, most: tl.tensor, options: Block
         is_new = ticket < tiles
         drawn = tl.where(is_new, ticket, late - 1)
         number = drawn // across
-        block = _block_of(rows, groups, number, options)
+        block = block_of(rows, groups, number, options)
         columns = drawn % across * options.BLOCK_SIZE_K + tl.arange(0, options.BLOCK_SIZE_K)
-        x = _load(rows, block, columns, options)
+        x = load(rows, block, columns, options)
         inside = lanes < block.left
         complete = tl.full([], 0, tl.int32)
         if is_new:
@@ -160,32 +178,31 @@ def _hold_tiles(rows: Rows, work_ptr: tl.tensor, most: tl.tensor, options: Block
 def _walk_twice(rows: Rows, options: BlockOptions, STAGES: tl.constexpr) -> None:
     """Block after block, each with its tiles twice; the second time backwards, so that those read last are found in
     the cache."""
-    groups = _groups_of(rows, options)
+    groups = groups_of(rows, options)
     tiles = tl.cdiv(rows.K, options.BLOCK_SIZE_K)
     lanes = tl.arange(0, options.BLOCK_SIZE_K)
     for number in tl.range(tl.program_id(0), tl.max(groups.last, 0), tl.num_programs(0), num_stages=1):
-        block = _block_of(rows, groups, number, options)
-        kept = _load(rows, block, lanes, options)
+        block = block_of(rows, groups, number, options)
+        kept = load(rows, block, lanes, options)
         largest = _maxima(rows, block, lanes, kept, options)
         for tile in tl.range(1, tiles, num_stages=STAGES):
             columns = tile * options.BLOCK_SIZE_K + lanes
-            x = _load(rows, block, columns, options)
+            x = load(rows, block, columns, options)
             largest = tl.maximum(largest, _maxima(rows, block, columns, x, options))
         _cast(rows, block, lanes, kept, largest, options)
         for tile in tl.range(1, tiles, num_stages=STAGES):
             columns = (tiles - tile) * options.BLOCK_SIZE_K + lanes
-            x = _load(rows, block, columns, options)
+            x = load(rows, block, columns, options)
             _cast(rows, block, columns, x, largest, options)
 
 
 @triton.jit
-def _groups_of(rows: Rows, options: BlockOptions) -> _Groups:
+def groups_of(rows: Rows, options: BlockOptions) -> Groups:
     """Rows, places and blocks of all groups: two scans, once a program."""
     group = tl.arange(0, options.GROUPS)
     if rows.offs_ptr is None:
-        size = rows.M // tl.maximum(rows.G, 1)
-        start = tl.minimum(group, rows.G) * size
-        end = tl.minimum(group + 1, rows.G) * size
+        start = tl.minimum(group, rows.G) * rows.stride
+        end = tl.minimum(group + 1, rows.G) * rows.stride
     else:
         end = tl.load(rows.offs_ptr + group, mask=group < rows.G, other=rows.M)
         start = tl.load(rows.offs_ptr + group - 1, mask=(group > 0) & (group <= rows.G), other=0)
@@ -194,7 +211,7 @@ def _groups_of(rows: Rows, options: BlockOptions) -> _Groups:
     place = start
     if rows.ALIGNMENT > 0:
         place = tl.cumsum(taken, 0) - taken
-    return _Groups(start, end, place, tl.cumsum(tl.cdiv(taken, options.BLOCK_SIZE_M), 0))
+    return Groups(start, end, place, tl.cumsum(tl.cdiv(taken, options.BLOCK_SIZE_M), 0))
 
 
 @triton.jit
@@ -209,7 +226,7 @@ def _taken(rows: Rows, group: tl.tensor, start: tl.tensor, end: tl.tensor) -> tl
 
 
 @triton.jit
-def _block_of(rows: Rows, groups: _Groups, number: tl.tensor, options: BlockOptions) -> _Block:
+def block_of(rows: Rows, groups: Groups, number: tl.tensor, options: BlockOptions) -> Block:
     """A block by its number."""
     group = tl.sum((groups.last <= number).to(tl.int32), 0)
     is_mine = tl.arange(0, options.GROUPS) == group
@@ -217,8 +234,11 @@ def _block_of(rows: Rows, groups: _Groups, number: tl.tensor, options: BlockOpti
     taken = _taken(rows, group, start, end)
     in_group = number - (_one_of(groups.last, is_mine) - tl.cdiv(taken, options.BLOCK_SIZE_M))
     row = in_group * options.BLOCK_SIZE_M
-    room = tl.where(group < rows.G, taken - row, 0)
-    return _Block(group, start + row, end - start - row, _one_of(groups.place, is_mine), row, room)
+    if rows.offs_ptr is None:  # noqa: SIM108 - one of both is compiled
+        room = rows.stride - row  # of which the compiler may know that it is a multiple of 16
+    else:
+        room = tl.where(group < rows.G, taken - row, 0)
+    return Block(group, start + row, end - start - row, _one_of(groups.place, is_mine), row, room)
 
 
 @triton.jit
@@ -228,7 +248,7 @@ def _one_of(values: tl.tensor, is_mine: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _load(rows: Rows, block: _Block, columns: tl.tensor, options: BlockOptions) -> tl.tensor:
+def load(rows: Rows, block: Block, columns: tl.tensor, options: BlockOptions) -> tl.tensor:
     """The values of a tile, zero outside of the group's rows and of K columns."""
     lanes = tl.arange(0, options.BLOCK_SIZE_M)
     at = rows.x_ptr + block.first.to(tl.int64) * rows.K + (lanes[:, None] * rows.K + columns[None, :])
@@ -237,7 +257,7 @@ def _load(rows: Rows, block: _Block, columns: tl.tensor, options: BlockOptions) 
 
 
 @triton.jit
-def _values(rows: Rows, block: _Block, columns: tl.tensor, x: tl.tensor) -> tl.tensor:
+def _values(rows: Rows, block: Block, columns: tl.tensor, x: tl.tensor) -> tl.tensor:
     """What is cast: the values of a tile, or these over the scales of the columns."""
     if rows.column_scales_ptr is None:
         return x
@@ -248,13 +268,7 @@ def _values(rows: Rows, block: _Block, columns: tl.tensor, x: tl.tensor) -> tl.t
 
 
 @triton.jit
-def reciprocal(scale: tl.tensor) -> tl.tensor:
-    """1 / scale, rounded to nearest: exact of a power of two. Triton's ``/`` may be two units in the last place off."""
-    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
-
-
-@triton.jit
-def _maxima(rows: Rows, block: _Block, columns: tl.tensor, x: tl.tensor, options: BlockOptions) -> tl.tensor:
+def _maxima(rows: Rows, block: Block, columns: tl.tensor, x: tl.tensor, options: BlockOptions) -> tl.tensor:
     """The maxima of a tile's rows, as bits; those of its columns, if they are asked for, are taken into memory."""
     if rows.row_scales_ptr is not None:
         lanes = tl.arange(0, options.BLOCK_SIZE_M)
@@ -267,27 +281,28 @@ def _maxima(rows: Rows, block: _Block, columns: tl.tensor, x: tl.tensor, options
 
 
 @triton.jit
-def _cast(
-    rows: Rows, block: _Block, columns: tl.tensor, x: tl.tensor, bits: tl.tensor, options: BlockOptions
-) -> None:
+def _cast(rows: Rows, block: Block, columns: tl.tensor, x: tl.tensor, bits: tl.tensor, options: BlockOptions) -> None:
     """A tile by the maxima of its rows, both ways. Transposed first and by scales of any layout: the two casts would
-    else be one, in the layout of the load, and codes were transposed byte by byte."""
+    else be one, in the layout of the load, and codes were transposed byte by byte, with 239 registers a thread for 163
+    at 64 x 128 in 4 warps."""
     lanes = tl.arange(0, options.BLOCK_SIZE_M)
     inside = lanes < block.left
     dtype: tl.constexpr = rows.x_ptr.dtype.element_ty if rows.column_scales_ptr is None else tl.float32
     scale = scale_of(magnitude_to_float32(bits, dtype), options.FP8_MAX, options.POWER_OF_TWO)
     tl.store(rows.scales_ptr + block.first + lanes, scale, mask=inside & (tl.min(columns, 0) == 0))
+    if rows.transposed_ptr is not None:  # noqa: SIM102 - one is a matter of the binary, the other of its run
+        if block.room > 0:  # a branch of its own, so that the two casts share nothing
+            y = _values(rows, block, columns, x)
+            q = quantize(y, of_any_layout(scale)[:, None], rows.q_ptr.dtype.element_ty, options.FP8_MAX)
+            store_transposed(rows, block, columns, q, options)
     y = _values(rows, block, columns, x)
-    if rows.transposed_ptr is not None:
-        q = quantize(y, of_any_layout(scale)[:, None], rows.q_ptr.dtype.element_ty, options.FP8_MAX)
-        _store_transposed(rows, block, columns, q, options)
     q = quantize(y, scale[:, None], rows.q_ptr.dtype.element_ty, options.FP8_MAX)
     at = rows.q_ptr + block.first.to(tl.int64) * rows.K + (lanes[:, None] * rows.K + columns[None, :])
     tl.store(at, q, mask=inside[:, None] & (columns < rows.K)[None, :], eviction_policy="evict_first")
 
 
 @triton.jit
-def _store_transposed(rows: Rows, block: _Block, columns: tl.tensor, q: tl.tensor, options: BlockOptions) -> None:
+def store_transposed(rows: Rows, block: Block, columns: tl.tensor, q: tl.tensor, options: BlockOptions) -> None:
     """Along the rows: where groups are aligned, in chunks of 16 that are whole."""
     lanes = tl.arange(0, options.BLOCK_SIZE_M)
     if rows.ALIGNMENT > 0:
@@ -319,9 +334,7 @@ def programs(config: Mapping[str, int], rows: int, columns: int, groups: int, de
     return min(work, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device))
 
 
-def work_for(
-    config: Mapping[str, int], rows: int, columns: int, blocks: int, unused: torch.Tensor
-) -> torch.Tensor:
+def work_for(config: Mapping[str, int], rows: int, columns: int, blocks: int, unused: torch.Tensor) -> torch.Tensor:
     """The zeros to count in: the tickets, finished tiles of every block, maxima of every row, tiles left for later.
 
     Walking twice needs none: ``unused``, any tensor of the launch, stands in for them.
@@ -346,6 +359,11 @@ def invalid(config: Mapping[str, int], rows: int, columns: int, limits: DeviceLi
     values = values_a_thread(config, tile, limits)
     if config["HELD"] and stages > 1:
         return "same as num_stages=1: a tile is read once, without a loop"
+    if config["maxnreg"]:
+        if limits.arch.startswith("gfx"):
+            return "maxnreg is an option of NVIDIA's compiler"
+        if values != 64:
+            return f"maxnreg={config['maxnreg']} with {values} values a thread: more spills, or no program more"
     if config["HELD"] and values < 32:
         return f"{values} values a thread: too few loads under way to hide the wait for a tile"
     if config["BLOCK_SIZE_M"] >= 2 * rows:

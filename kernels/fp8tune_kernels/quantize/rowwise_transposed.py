@@ -15,8 +15,8 @@
 Zeros follow a group's codes up to the next multiple of the alignment; what lies past the last group's is not written.
 Rows of no group have codes in ``q`` alone.
 
-A GEMM that contracts over rows reads ``q_transposed`` with no scales: those of the rows are factors of its other operand
-(:mod:`.colwise_factored`). Each value is read once (:mod:`.row_blocks`).
+A GEMM that contracts over rows reads ``q_transposed`` without scales: those of the rows are factors of its other
+operand (:mod:`.colwise_factored`). Each value is read once (:mod:`.row_blocks`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows, taken_rows
-from fp8tune_kernels.quantize import colwise, row_blocks, rowwise_2d
+from fp8tune_kernels.quantize import colwise, panels, row_blocks, rowwise_2d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.row_blocks import BlockOptions, Rows, quantize_blocks
 from fp8tune_kernels.quantize.tiles import stride_of_columns
@@ -113,7 +113,7 @@ def outputs(
     x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = ALIGNMENT
 ) -> Tensors:
     """Uninitialised ``q``, ``scales`` and ``q_transposed``."""
-    (M, K), P = x.shape, padded_rows(x.shape[0], offs.shape[0], alignment)
+    K, P = x.shape[1], padded_rows(x.shape[0], offs.shape[0], alignment)
     transposed = torch.empty_strided((P, K), (1, P), dtype=float8_dtype, device=x.device)
     return *rowwise_2d.outputs(x, float8_dtype, power_of_two), transposed
 
@@ -132,13 +132,13 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     tensors = (x, offs, *outputs, row_blocks.work_for(config, M, K, most, offs))
     constants = (FP8_MAX[float8_dtype], power_of_two, alignment, row_blocks.groups_constant(G))
     programs = row_blocks.programs(config, P, K, G, x.device)
-    launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, K, G, most), constants, config)
+    launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, K, G, most), constants, panels.options(config))
 
 
 SPEC = KernelSpec(
     name="rowwise-transposed",
     axes=row_blocks.AXES,
-    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_K=256, HELD=1, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_K=256, HELD=1, num_warps=4, num_stages=1, maxnreg=0),
     key=colwise.SPEC.key,
     problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"], G=row["E"])]),
     inputs=colwise.inputs,

@@ -10,9 +10,9 @@
     scales        (E, 1, N), float32; a GEMM is given the reciprocals
     q_transposed  (E, N, K), strides (N*K, 1, N): the layout of ``transpose-3d``'s codes
 
-The input gradient's GEMM reads ``q_transposed`` with no scales: those of the columns are factors of its other operand
-(:mod:`.rowwise_factored`). In memory w is a row-major (E*N, K) matrix in E equal groups of rows; each value is read once
-(:mod:`.row_blocks`).
+The input gradient's GEMM reads ``q_transposed`` without scales: those of the columns are factors of its other operand
+(:mod:`.rowwise_factored`). In memory w is a row-major (E*N, K) matrix in E equal groups of rows; each value is read
+once (:mod:`.row_blocks`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.quantize import colwise_3d, row_blocks, transpose_3d, weights
+from fp8tune_kernels.quantize import colwise_3d, panels, row_blocks, transpose_3d, weights
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.row_blocks import BlockOptions, Rows, quantize_blocks
 from fp8tune_kernels.runtime.launching import launch_kernel
@@ -94,13 +94,13 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     tensors = (w, *outputs, row_blocks.work_for(config, E * N, K, most, w))
     constants = (FP8_MAX[float8_dtype], power_of_two, row_blocks.groups_constant(E))
     programs = row_blocks.programs(config, E * N, K, E, w.device)
-    launch_kernel(weights_transposed_kernel, programs, tensors, (E, N, K, most), constants, config)
+    launch_kernel(weights_transposed_kernel, programs, tensors, (E, N, K, most), constants, panels.options(config))
 
 
 SPEC = KernelSpec(
     name="weights-transposed",
     axes=row_blocks.AXES,
-    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_K=256, HELD=1, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_K=256, HELD=1, num_warps=4, num_stages=1, maxnreg=0),
     key=weights.KEY,
     problems=weights.problems,
     inputs=weights.inputs,
