@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
+from fp8tune_kernels.gemm import quantized_weights  # noqa: F401  defines the operator that is called below
 from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.gemm.quantized_weights import requantize_into
 from fp8tune_kernels.quantize.colwise_transpose_3d import SPEC
 from fp8tune_kernels.runtime.checks import IN_DTYPES, fp8_dtype_for
 
@@ -96,6 +96,11 @@ class Made:
         self.version = weights._version
         with _unsafe_preserve_version_counter(self.codes):
             requantize_into(weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
+
+
+def requantize_into(weights: Tensor, *codes: Tensor) -> None:
+    """Quantize weights (E, K, N) into codes and scales that are there."""
+    torch.ops.fp8tune.requantize_weights.default(weights, *codes)
 
 
 class GatheredWeights(Tensor):
