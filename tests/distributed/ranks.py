@@ -77,7 +77,9 @@ def main() -> None:
         found = on_ranks(CHECKS[name], options.gpus or 2, is_gpu=options.gpus > 0)
         for rank, each in enumerate(found):
             for case, result in each.items():
-                print(f"{name} | rank {rank} | {case} | {result}")
+                lines = result.items() if name == "shards" else [("", result)]
+                for line, outcome in lines:
+                    print(f"{name} | rank {rank} | {case} {line} | {outcome}")
 
 
 if __name__ == "__main__":

@@ -65,12 +65,14 @@ CASES = {
     "uneven": {"experts": 3},
     "fewer experts than ranks": {"experts": 1, "placed": 1},
     "no hook": {"is_hooked": False},
+    "folded": {"recipe": "folded", "is_checkpointed": True, "reshard": False},
     "not requantized": {"is_planted": True},
 }
 
 
 def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
     """Losses and weights beside those of one device, and how often weights were quantized."""
+    GroupedExperts._grouped_mm = grouped_mm_method(recipe=options.get("recipe"))  # type: ignore[method-assign]
     from torch.distributed.tensor import Shard
 
     experts, dtype = options.get("experts", 4), options.get("dtype")
@@ -80,7 +82,7 @@ def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
     alone = copy.deepcopy(model)
     alone_losses = _alone(alone, experts, device, micro_batches, dtype)
     if options.get("is_hooked", True):
-        quantize_after_all_gather(model)
+        quantize_after_all_gather(model, recipe=options.get("recipe", "default"))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     place = (lambda _: Shard(1)) if options.get("placed") else None
     for layer in model.layers:
@@ -136,7 +138,7 @@ class _Count:
         self.times = 0
         self._kept = gathered_weights.requantize_into
 
-        def counted(*arguments: Tensor) -> None:
+        def counted(*arguments: Any) -> None:
             self.times += 1
             if not self.is_planted or self.times <= self.weights:
                 self._kept(*arguments)
@@ -149,5 +151,4 @@ class _Count:
 
 def fsdp(mesh: Any, device: torch.device) -> dict[str, Any]:
     """Every case."""
-    GroupedExperts._grouped_mm = grouped_mm_method()  # type: ignore[method-assign]
     return {name: case(mesh, device, **options) for name, options in CASES.items()}

@@ -27,6 +27,7 @@ QUANTIZED = {
     "uneven": 2 * WEIGHTS * STEPS,
     "fewer experts than ranks": 2 * WEIGHTS * STEPS,
     "no hook": 0,
+    "folded": WEIGHTS * STEPS,
 }
 """Case -> how often weights were quantized after an all-gather."""
 
@@ -89,7 +90,7 @@ def test_without_sharding_a_prepared_module_trains_as_before(monkeypatch: pytest
 
 def test_gathered_weights_that_were_changed_are_refused() -> None:
     w = torch.randn(2, 48, 32).bfloat16()
-    hooks = ShardedWeights(w)
+    hooks = ShardedWeights(w, "default")
     (gathered, codes) = hooks.fsdp_post_all_gather((w,), w.shape, w.dtype)  # type: ignore[misc]
     parameter = nn.Parameter(torch.as_strided(gathered, w.shape, w.stride(), 0))
     assert isinstance(parameter, GatheredWeights)

@@ -11,7 +11,7 @@ from ranks import on_ranks
 
 from fp8tune_kernels import fp8_grouped_mm, quantize_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quantizers_in_plain_torch")]
 
 SQNR_DB = 45.0
 """At least, of the sum of two ranks' results beside one device's: both are about 25 dB from the exact product."""
@@ -42,8 +42,14 @@ def assert_as(found: list[Any], wanted: tuple[str, ...], case: str) -> None:
         assert result == BYTES if expected == BYTES else SQNR_DB < result < 100, case
 
 
-def test_each_placement_gives_the_results_of_one_device() -> None:
-    for found in on_ranks(CHECKS["placements"]):
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    return on_ranks(CHECKS["shards"])
+
+
+def test_each_placement_gives_the_results_of_one_device(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["placements"] for rank in ranks):
         assert found.keys() == PLACED.keys() | CUT.keys()
         for case, wanted in (PLACED | CUT).items():
             assert_as(list(found[case].values()), wanted, case)
@@ -68,15 +74,15 @@ OPERATORS = {
 }
 
 
-def test_operators_keep_the_shards_they_can() -> None:
-    for found in on_ranks(CHECKS["operators"]):
+def test_operators_keep_the_shards_they_can(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["operators"] for rank in ranks):
         assert found.keys() == OPERATORS.keys()
         for case, wanted in OPERATORS.items():
             assert_as(found[case], wanted, case)
 
 
-def test_what_is_no_product_of_shards_is_refused() -> None:
-    for found in on_ranks(CHECKS["refusals"]):
+def test_what_is_no_product_of_shards_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["refusals"] for rank in ranks):
         assert found == {
             "A plain": "B_t is a DTensor and A is not: wanted both as DTensors, or both to_local()",
             "B_t plain": "A is a DTensor and B_t is not: wanted both as DTensors, or both to_local()",

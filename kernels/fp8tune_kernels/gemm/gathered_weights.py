@@ -22,21 +22,24 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from fp8tune_kernels.gemm import quantized_weights  # noqa: F401  defines the operator that is called below
 from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.quantize.colwise_transpose_3d import SPEC
+from fp8tune_kernels.gemm.quantized_weights import SPECS
 from fp8tune_kernels.runtime.checks import IN_DTYPES, fp8_dtype_for
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
 
 
-def quantize_after_all_gather(module: nn.Module) -> list[str]:
+def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> list[str]:
     """Prepare the expert weights of a module and of those below it, before ``fully_shard``; returns their names.
 
     Expert weights are parameters (E, N, K), bfloat16, float16 or float32, with N and K multiples of 16, plain or
-    DTensors. Others are left. Raises ValueError if there are none.
+    DTensors. Others are left. ``recipe``: the one of ``fp8_grouped_mm`` that multiplies. Raises ValueError if there are
+    no such parameters, and for another recipe.
     """
     from torch.distributed.tensor import DTensor
+
+    if recipe not in SPECS:
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, SPECS))}")
 
     found = []
     for prefix, owner in module.named_modules():
@@ -47,7 +50,7 @@ def quantize_after_all_gather(module: nn.Module) -> list[str]:
             local = data.to_local() if isinstance(data, DTensor) else data
             if not are_multiples(*local.shape[1:]):
                 continue
-            sharded: Tensor = ShardedWeights(local)
+            sharded: Tensor = ShardedWeights(local, recipe)
             if isinstance(data, DTensor):
                 sharded = DTensor.from_local(
                     sharded, data.device_mesh, data.placements, run_check=False, shape=data.shape, stride=data.stride()
@@ -64,8 +67,9 @@ class Multipliable(NamedTuple):
 
     weights: Tensor
     """(E, K, N): gradients reach the parameter."""
-    codes: tuple[Tensor, Tensor, Tensor, Tensor]
+    codes: tuple[Tensor, ...]
     float8_dtype: torch.dtype
+    recipe: str
 
 
 def multipliable(weights: Tensor) -> Any:
@@ -78,16 +82,15 @@ def multipliable(weights: Tensor) -> Any:
     made = weights.made
     if weights._version != made.version:
         raise RuntimeError("the weights were changed in place after they were gathered: change the shards, and reshard")
-    return Multipliable(weights.transpose(1, 2), made.codes, made.codes[0].dtype)
+    return Multipliable(weights.transpose(1, 2), made.codes, made.codes[0].dtype, made.recipe)
 
 
 class Made:
     """The codes of gathered weights, which all tensors that stand for those share."""
 
-    def __init__(self, weights: Tensor) -> None:
-        self.codes: tuple[Tensor, Tensor, Tensor, Tensor]
-        dtype = fp8_dtype_for(weights.device, None)
-        self.codes = SPEC.outputs(weights.transpose(1, 2), dtype, True)  # type: ignore[assignment]
+    def __init__(self, weights: Tensor, recipe: str) -> None:
+        self.recipe = recipe
+        self.codes = SPECS[recipe].outputs(weights.transpose(1, 2), fp8_dtype_for(weights.device, None), True)
         self.requantize(weights)
 
     @torch.no_grad()
@@ -95,12 +98,14 @@ class Made:
         """Quantize weights (E, N, K) that were just gathered. A backward pass may have saved the codes: of the same."""
         self.version = weights._version
         with _unsafe_preserve_version_counter(self.codes):
-            requantize_into(weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
+            requantize_into(self.recipe, weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
 
 
-def requantize_into(weights: Tensor, *codes: Tensor) -> None:
+def requantize_into(recipe: str, weights: Tensor, *codes: Tensor) -> None:
     """Quantize weights (E, K, N) into codes and scales that are there."""
-    torch.ops.fp8tune.requantize_weights.default(weights, *codes)
+    operators = torch.ops.fp8tune
+    requantize = operators.requantize_folded_weights if recipe == "folded" else operators.requantize_weights
+    requantize.default(weights, *codes)
 
 
 class GatheredWeights(Tensor):
@@ -138,11 +143,12 @@ class ShardedWeights(Tensor):
     """A parameter's shard with the hooks that FSDP2 looks for; the values are in ``data_of_shard``."""
 
     data_of_shard: Tensor
+    recipe: str
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, data: Tensor) -> ShardedWeights:
+    def __new__(cls, data: Tensor, recipe: str) -> ShardedWeights:
         """A tensor without memory of its own."""
         made: ShardedWeights = Tensor._make_wrapper_subclass(
             cls,
@@ -155,7 +161,7 @@ class ShardedWeights(Tensor):
             pin_memory=data.is_pinned(),
             requires_grad=data.requires_grad,
         )
-        made.data_of_shard = data
+        made.data_of_shard, made.recipe = data, recipe
         return made
 
     @classmethod
@@ -167,14 +173,17 @@ class ShardedWeights(Tensor):
         result = func(*plain[0], **plain[1])
         if func is torch.ops.aten.copy_.default:
             return args[0]
-        return pytree.tree_map_only(Tensor, ShardedWeights, result) if func in _KEPT else result
+        if func not in _KEPT:
+            return result
+        recipe = next(each.recipe for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, ShardedWeights))
+        return pytree.tree_map_only(Tensor, lambda each: ShardedWeights(each, recipe), result)
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["data_of_shard"], None
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        return ["data_of_shard"], self.recipe
 
     @classmethod
-    def __tensor_unflatten__(cls, inner: dict[str, Tensor], *_: Any) -> ShardedWeights:
-        return cls(inner["data_of_shard"])
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], recipe: str, *_: Any) -> ShardedWeights:
+        return cls(inner["data_of_shard"], recipe)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.data_of_shard.__reduce_ex__(protocol)
@@ -198,7 +207,7 @@ class ShardedWeights(Tensor):
         """The weights with their codes; later, with ``out``, its codes anew."""
         weights = outputs[0].view(-1)[: size.numel()].view(size)
         if out is None:
-            made = Made(weights)
+            made = Made(weights, self.recipe)
             return _with(weights, made), made.codes
         local = getattr(out, "_local_tensor", out)
         assert isinstance(local, GatheredWeights)
