@@ -263,7 +263,7 @@ def _be_deterministic(device: torch.device) -> None:
     random.seed(0)
     numpy.random.seed(0)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is written once more
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a write less a tensor
     if device.type == "cuda":
         torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass adds in any order
         torch.backends.cuda.enable_cudnn_sdp(False)

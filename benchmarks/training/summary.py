@@ -53,7 +53,7 @@ def table(found: Sequence[Line], floor: float) -> str:
     ]
     for line in found:
         less = "" if line.arm == REFERENCE else f"{line.difference:+.4f} ± {line.spread_of_differences:.4f}"
-        verdict = "" if line.arm == REFERENCE else ("yes" if line.is_within else "no")
+        verdict = "" if line.arm == REFERENCE or line.seeds < 2 else ("yes" if line.is_within else "no")
         rows.append(
             f"| {line.arm} | {line.seeds} | {line.mean:.4f} | {line.mean - floor:.4f} | {line.spread:.4f} "
             f"| {less} | {verdict} |"
