@@ -105,8 +105,10 @@ def made(name: str, device: str, small: bool) -> Any:
         model = model_class(config)
         torch.set_default_dtype(torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 3:
+        for label, parameter in model.named_parameters():
+            if label.endswith("proj_bias"):
+                parameter.normal_(0, 0.5)
+            elif parameter.dim() == 3:
                 fan_in = parameter.shape[1 if "gpt" in name else 2]
                 parameter.normal_(0, fan_in**-0.5)
             elif parameter.dim() == 2:
@@ -131,6 +133,17 @@ def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return float(dot / (squares[0] * squares[1]) ** 0.5)
 
 
+def error(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The norm of the difference over that of ``b``."""
+    squares = torch.zeros(2, dtype=torch.float64, device=b[0].device)
+    for x, y in zip(a, b, strict=True):
+        for left, right in zip(x.reshape(-1).split(2**26), y.reshape(-1).split(2**26), strict=True):
+            left, right = left.float(), right.float()
+            squares += torch.stack([(left - right).square().sum(), right.square().sum()])
+    differing, whole = squares.tolist()
+    return float((differing / whole) ** 0.5)
+
+
 class Differences:
     """Loss, logits and gradients of bfloat16, and how far others are from them."""
 
@@ -153,7 +166,8 @@ class Differences:
         loss, logits, gradients, of_experts = self._step(implementation)
         return {
             "loss_difference": loss - self.loss,
-            "logits_error": float((logits - self.logits).float().norm() / self.logits.float().norm()),
+            "logits_error": error([logits], [self.logits]),
+            "gradient_error": error(gradients, self.gradients),
             "gradient_cosine": cosine(gradients, self.gradients),
             "expert_cosine": min(cosine([a], [b]) for a, b in zip(of_experts, self.of_experts, strict=True)),
         }

@@ -72,7 +72,6 @@ def _names(module: nn.Module) -> Iterator[str]:
 
 @_disable_dynamo
 def _fresh(module: nn.Module, name: str) -> QuantizedWeights:
-    _refresh_after_steps()
     held = module.__dict__.get(ATTRIBUTE)
     if held is None:
         held = module.__dict__[ATTRIBUTE] = Held()
@@ -82,6 +81,7 @@ def _fresh(module: nn.Module, name: str) -> QuantizedWeights:
         codes = held.codes[name] = quantize_weights(w, layout="EKN" if module.is_transposed else "ENK")
     elif not codes.is_current:
         codes.requantize()
+    _refresh_after_steps()  # a hook after that of quantized weights, which marks the codes
     return codes
 
 
