@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from benchmarks.real import transformers_steps
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
+from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
 from fp8tune_kernels.transformers_experts import Options, hold_weights, register
 from fp8tune_kernels.transformers_experts.forward import experts_forward
 
@@ -82,6 +82,25 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     assert is_near(found), found
     exact = differences.of("fp8tune-auto")  # on a CPU nothing was measured to be faster: bfloat16
     assert max(exact["logits_error"], exact["gradient_error"]) < 0.01
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "olmoe"])
+def test_by_the_folded_recipe_too(name: str) -> None:
+    model = small(name)
+    found = transformers_steps.Differences(model, tokens()).of("fp8tune-folded")
+    assert is_near(found), found
+    right = step(model)
+    model.set_experts_implementation("fp8tune-folded-once")
+    assert_same(step(model), right)
+
+
+def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
+    model = small("gpt-oss-20b", "fp8tune-folded")
+    with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights\.transpose\(1, 2\)"):
+        step(model)
+    model.set_experts_implementation("fp8tune-folded-once")
+    with pytest.raises(ValueError, match=r"^recipe is 'folded', wanted 'default' for layout 'EKN'"):
+        step(model)
 
 
 def another_expert(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -157,7 +176,7 @@ def test_autocast_is_as_near(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b"])
 def test_torch_compile_traces_a_model_whole(name: str) -> None:
     model = small(name, "fp8tune-once")
     right = step(model)
@@ -377,7 +396,7 @@ class Experts(nn.Module):
 def test_handles_of_a_module_of_one_s_own_are_not_in_its_state(layout: str) -> None:
     module = Experts()
     before = copy.deepcopy(module.state_dict())
-    module.codes = QuantizedWeights(module.w, torch.float8_e4m3fn, layout)
+    module.codes = quantize_weights(module.w, layout=layout)
     assert_same_state(module.state_dict(), before)
     for other in (copy.deepcopy(module), pickled(module)):
         assert_same_state(other.state_dict(), before)

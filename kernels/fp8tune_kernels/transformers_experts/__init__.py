@@ -5,24 +5,26 @@
 
     fp8tune             all GEMMs of the experts in FP8: ``fp8_grouped_mm``
     fp8tune-auto        ``precision="auto"``: bfloat16 where that was measured to be faster
-    fp8tune-once        FP8, with weights that are quantized once for all micro-batches of a step
-    fp8tune-auto-once   both
+    fp8tune-folded      ``recipe="folded"``: the operands are cast once; not for weights that lie as (E, K, N)
+
+    ...-once            weights are quantized once for all micro-batches of a step: fp8tune-once, fp8tune-auto-once
 
 :func:`register` adds one with other options. See :mod:`.forward` for what is computed, :mod:`.held` for weights once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fp8tune_kernels.transformers_experts.forward import Options
-from fp8tune_kernels.transformers_experts.held import hold_weights
-from fp8tune_kernels.transformers_experts.registry import register
+from fp8tune_kernels.transformers_experts.registry import hold_weights, register
 
 __all__ = ["Options", "hold_weights", "register"]
 
 for _name, _options in {
     "fp8tune": Options(),
     "fp8tune-auto": Options(precision="auto"),
-    "fp8tune-once": Options(weights_once=True),
-    "fp8tune-auto-once": Options(precision="auto", weights_once=True),
+    "fp8tune-folded": Options(recipe="folded"),
 }.items():
     register(_name, _options)
+    register(f"{_name}-once", replace(_options, weights_once=True))

@@ -34,6 +34,7 @@ class Options:
     """How the experts of a model multiply: arguments of ``fp8_grouped_mm``, and whether weights are held."""
 
     precision: str = "fp8"
+    recipe: str = "default"
     keep_fp8: tuple[str, ...] = ()
     weights_once: bool = False
     """Quantize weights when they have changed, not at each use."""
@@ -60,9 +61,10 @@ def _linear(module: Any, name: str, rows: Tensor, offs: Tensor, options: Options
     w: Tensor = getattr(module, name)
     B_t: Tensor | QuantizedWeights = w if module.is_transposed else w.transpose(1, 2)
     if options.weights_once:
-        B_t = held_weights(module, name)
+        B_t = held_weights(module, name, options.recipe)
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    return fp8_grouped_mm(rows, B_t, offs, bias, precision=options.precision, keep_fp8=options.keep_fp8)
+    how = {"precision": options.precision, "keep_fp8": options.keep_fp8, "recipe": options.recipe}
+    return fp8_grouped_mm(rows, B_t, offs, bias, **how)  # type: ignore[arg-type]
 
 
 class _Permute(torch.autograd.Function):

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
 
-__all__ = ["held_weights", "hold_weights"]
+__all__ = ["fresh_weights", "held_weights"]
 
 ATTRIBUTE = "_fp8tune_held"
 
@@ -38,47 +37,31 @@ class Held:
 _all: weakref.WeakSet[Held] = weakref.WeakSet()
 
 
-def held_weights(module: nn.Module, name: str) -> QuantizedWeights:
-    """The codes of a parameter as it is now.
+def held_weights(module: Any, name: str, recipe: str) -> QuantizedWeights:
+    """The codes of a parameter as it is now, for a recipe of ``fp8_grouped_mm``.
 
     In ``torch.compile`` they must be there. Raises RuntimeError where they are not, and where they are old.
     """
     if not torch.compiler.is_compiling():
-        return _fresh(module, name)
+        return fresh_weights(module, name, recipe)
     held = getattr(module, ATTRIBUTE, None)
-    if held is None or name not in held.codes:
+    if held is None or name not in held.codes or held.codes[name].recipe != recipe:
         raise RuntimeError(f"{name} of the experts is not quantized: call hold_weights(model) before torch.compile")
     codes: QuantizedWeights = held.codes[name]
     return codes
 
 
-def hold_weights(model: nn.Module) -> int:
-    """Quantize the weights of all experts of a model now; how many there are. For ``torch.compile``, beforehand.
-
-    Call it in the autocast region that the model runs in. In eager mode each use does it.
-    """
-    found = 0
-    for module in model.modules():
-        for name in _names(module):
-            _fresh(module, name)
-            found += 1
-    return found
-
-
-def _names(module: nn.Module) -> Iterator[str]:
-    if hasattr(module, "is_transposed") and hasattr(module, "num_experts"):
-        yield from (name for name in ("gate_up_proj", "up_proj", "down_proj") if hasattr(module, name))
-
-
 @_disable_dynamo
-def _fresh(module: nn.Module, name: str) -> QuantizedWeights:
+def fresh_weights(module: Any, name: str, recipe: str) -> QuantizedWeights:
+    """The codes of a parameter as it is now, made where there are none or old ones."""
     held = module.__dict__.get(ATTRIBUTE)
     if held is None:
         held = module.__dict__[ATTRIBUTE] = Held()
     w: Tensor = getattr(module, name)
-    codes = held.codes.get(name)
-    if codes is None or not codes.is_of(w):
-        codes = held.codes[name] = quantize_weights(w, layout="EKN" if module.is_transposed else "ENK")
+    codes: QuantizedWeights | None = held.codes.get(name)
+    if codes is None or codes.recipe != recipe or not codes.is_of(w):
+        codes = quantize_weights(w, recipe=recipe, layout="EKN" if module.is_transposed else "ENK")
+        held.codes[name] = codes
     elif not codes.is_current:
         codes.requantize()
     _refresh_after_steps()  # a hook after that of quantized weights, which marks the codes
