@@ -6,8 +6,11 @@
 A step is forward and backward of ``micro-batches`` batches, gradients accumulated, without the optimizer; times are
 medians per micro-batch. The vocabulary is short, so that layers are what is timed. All implementations start from the
 same weights and tokens. Differences from bfloat16 (``grouped_mm`` of transformers): of the loss, of the logits
-(relative, in the norm), and the cosine between gradients, of all parameters and the least of any expert weight's. The
-first line, ``eager``, is bfloat16 too: what another order of sums does, routing flips included.
+(relative, in the norm), and the cosine between gradients, of all parameters and the least of any expert weight's.
+``cos-rep`` is that least with the experts of each token as bfloat16 chose them; ``alike`` the part of choices that are
+the same without.
+
+``eager`` is bfloat16 too: what another order of sums does. So is ``permuted``: our forward pass with torch's GEMMs.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-import fp8tune_kernels.transformers_experts  # noqa: F401  # registers them
+from fp8tune_kernels.gemm.expert_bias import add_bias
+from fp8tune_kernels.transformers_experts import forward
 
 Sizes = dict[str, Any]
 
@@ -35,9 +41,26 @@ SMALL: Sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_head
 
 BF16 = "grouped_mm"
 
-IMPLEMENTATIONS = (BF16, "fp8tune", "fp8tune-auto", "fp8tune-once", "fp8tune-auto-once")
+PERMUTED = "permuted"
 
-ROW = "{:<14} {:>6}  {:<18} {:>8} {:>6} {:>9} {:>8} {:>8} {:>8} {:>7}"
+IMPLEMENTATIONS = (BF16, PERMUTED, "fp8tune", "fp8tune-auto", "fp8tune-once", "fp8tune-auto-once")
+
+ROW = "{:<12} {:>6} {:<19} {:>7} {:>6} {:>9} {:>7} {:>8} {:>8} {:>8} {:>7} {:>5}"
+
+
+def in_bfloat16(rows: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, **_: Any) -> Tensor:
+    """What ``fp8_grouped_mm`` is called for, by torch's GEMM."""
+    out = torch._grouped_mm(rows, B_t, offs=offs)
+    return out if bias is None else add_bias(out, bias, offs)
+
+
+def permuted(*operands: Any) -> Tensor:
+    """Our forward pass in bfloat16."""
+    with mock.patch.object(forward, "fp8_grouped_mm", in_bfloat16):
+        return forward.experts_forward(*operands, options=forward.Options())
+
+
+ALL_EXPERTS_FUNCTIONS.register(PERMUTED, permuted)
 
 
 def qwen3_moe(small: bool) -> Any:
@@ -144,33 +167,62 @@ def error(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return float((differing / whole) ** 0.5)
 
 
+class Found(NamedTuple):
+    """What a step of a model gives."""
+
+    loss: float
+    logits: Tensor
+    gradients: list[Tensor]
+    of_experts: list[Tensor]
+    routing: list[Tensor]
+
+
 class Differences:
     """Loss, logits and gradients of bfloat16, and how far others are from them."""
 
     def __init__(self, model: Any, ids: Tensor) -> None:
         self.model, self.ids = model, ids
-        self.loss, self.logits, self.gradients, self.of_experts = self._step(BF16)
+        self.right = self._step(BF16)
 
-    def _step(self, implementation: str) -> tuple[float, Tensor, list[Tensor], list[Tensor]]:
+    def _step(self, implementation: str, routing: list[Tensor] | None = None) -> Found:
+        """By the experts that routers choose, or by given ones."""
+        chosen: list[Tensor] = []
+
+        def choose(_: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden, index, weights = operands
+            chosen.append(index)
+            return hidden, index if routing is None else routing[len(chosen) - 1], weights
+
+        modules = [module for module in self.model.modules() if hasattr(module, "is_transposed")]
+        hooks = [module.register_forward_pre_hook(choose) for module in modules]
         self.model.set_experts_implementation(implementation)
         self.model.zero_grad(set_to_none=True)
         out = self.model(input_ids=self.ids, labels=self.ids)
         out.loss.backward()
+        for hook in hooks:
+            hook.remove()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         of_experts = [p.grad for p in expert_weights(self.model) if p.grad is not None]
         self.model.zero_grad(set_to_none=True)
-        return out.loss.item(), out.logits.detach(), gradients, of_experts
+        return Found(out.loss.item(), out.logits.detach(), gradients, of_experts, chosen)
 
     def of(self, implementation: str) -> dict[str, float]:
         """The measures of the table."""
-        loss, logits, gradients, of_experts = self._step(implementation)
-        return {
-            "loss_difference": loss - self.loss,
-            "logits_error": error([logits], [self.logits]),
-            "gradient_error": error(gradients, self.gradients),
-            "gradient_cosine": cosine(gradients, self.gradients),
-            "expert_cosine": min(cosine([a], [b]) for a, b in zip(of_experts, self.of_experts, strict=True)),
+        found, right = self._step(implementation), self.right
+        alike = [a.sort(-1)[0] == b.sort(-1)[0] for a, b in zip(found.routing, right.routing, strict=True)]
+        measures = {
+            "loss_difference": found.loss - right.loss,
+            "logits_error": error([found.logits], [right.logits]),
+            "gradient_error": error(found.gradients, right.gradients),
+            "gradient_cosine": cosine(found.gradients, right.gradients),
+            "expert_cosine": self._least(found),
+            "routed_alike": float(torch.stack(alike).float().mean()),
         }
+        del found
+        return {**measures, "replayed_cosine": self._least(self._step(implementation, right.routing))}
+
+    def _least(self, found: Found) -> float:
+        return min(cosine([a], [b]) for a, b in zip(found.of_experts, self.right.of_experts, strict=True))
 
 
 def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int) -> dict[str, list[float]]:
@@ -243,6 +295,8 @@ def shown(row: dict[str, Any]) -> str:
         cell("logits_error", ".4f"),
         cell("gradient_cosine", ".5f"),
         cell("expert_cosine", ".5f"),
+        cell("replayed_cosine", ".5f"),
+        cell("routed_alike", ".4f"),
         cell("peak_gib", ".1f"),
     )
 
@@ -265,7 +319,20 @@ def main() -> int:
 
     where = "CPU" if options.small else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}")
-    heads = ["model", "tokens", "experts", "ms", "x-bf16", "loss-diff", "logits", "cos-all", "cos-exp", "GiB"]
+    heads = [
+        "model",
+        "tokens",
+        "experts",
+        "ms",
+        "x-bf16",
+        "loss-diff",
+        "logits",
+        "cos-all",
+        "cos-exp",
+        "cos-rep",
+        "alike",
+        "GiB",
+    ]
     print(ROW.format(*heads), flush=True)
     for tokens in [64] if options.small else options.tokens:
         for name in options.models:
