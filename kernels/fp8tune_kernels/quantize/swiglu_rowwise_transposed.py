@@ -451,12 +451,12 @@ def check_gate_and_up(
         raise ValueError("bias is a tensor, wanted None: codes of x include it")
     check_offsets(offs, x.device)
     G = offs.shape[0]
-    _check_values("x_scales", x_scales, torch.float32, len(x), x)
-    _check_values("bias", bias, torch.bfloat16, G * x.shape[1], x)
-    _check_values("weights", weights, torch.float32, len(x), x)
+    check_values("x_scales", x_scales, torch.float32, len(x), x)
+    check_values("bias", bias, torch.bfloat16, G * x.shape[1], x)
+    check_values("weights", weights, torch.float32, len(x), x)
 
 
-def _check_values(name: str, given: torch.Tensor | None, dtype: torch.dtype, count: int, x: torch.Tensor) -> None:
+def check_values(name: str, given: torch.Tensor | None, dtype: torch.dtype, count: int, x: torch.Tensor) -> None:
     if given is None:
         return
     if given.dtype != dtype or given.numel() != count or not given.is_contiguous() or given.device != x.device:
