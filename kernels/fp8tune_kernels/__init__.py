@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+    from fp8tune_kernels.quantize.colwise_factored import quantize_colwise_factored
     from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
     from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
     from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise import quantize_rowwise
     from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
     from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
+    from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
+    from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
+    from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
 
 __all__ = [
     "QuantizedWeights",
@@ -37,6 +41,7 @@ __all__ = [
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
+    "quantize_colwise_factored",
     "quantize_colwise_transpose_3d",
     "quantize_mxfp8_dim0",
     "quantize_mxfp8_dim1",
@@ -45,9 +50,12 @@ __all__ = [
     "quantize_rowwise",
     "quantize_rowwise_2d",
     "quantize_rowwise_colwise",
+    "quantize_rowwise_factored",
+    "quantize_rowwise_transposed",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
+    "quantize_weights_transposed",
 ]
 
 _MODULES = {

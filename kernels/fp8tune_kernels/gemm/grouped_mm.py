@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
@@ -56,6 +57,9 @@ GEMM_MULTIPLE = 16
 
 PRECISIONS = ("fp8", "auto")
 
+RECIPES = ("default", "folded")
+"""Which slices share a scale: see :mod:`.folded_mm`."""
+
 Quantized = tuple[Tensor | None, ...]
 """Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
 
@@ -73,6 +77,7 @@ def fp8_grouped_mm(
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
     precision: str = "fp8",
+    recipe: str | None = None,
 ) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
@@ -82,26 +87,47 @@ def fp8_grouped_mm(
     results are the same bytes.
     ``precision``: ``"fp8"`` multiplies in FP8; ``"auto"`` takes for each pass what was measured to be fastest on such a
     layer, bfloat16 included, unless an operand is of another dtype or kept.
+    ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
+    and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
+    are not. None is what ``B_t`` was quantized for, else the default.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
     are cast to its dtype first. ``bias`` and ``out_dtype`` are there for ``torch._grouped_mm``'s callers: None, or for
     the dtype bfloat16. On a CPU the GEMMs are a loop over groups on the same codes.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another ``precision``; another name in ``keep_fp8``; a ``bias``; on a CPU ``offs`` that decrease or pass M.
+    another ``precision`` or ``recipe``; another name in ``keep_fp8``; a folded recipe with ``precision="auto"``,
+    ``keep_fp8`` or weights quantized for another recipe; a ``bias``; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
     is_quantized = not isinstance(B_t, Tensor)  # a compiler does not trace the truth of a tuple
     if not isinstance(B_t, Tensor):
         if float8_dtype not in (None, B_t.float8_dtype):
             raise ValueError(f"float8_dtype is {float8_dtype}, wanted {B_t.float8_dtype}: B_t was quantized to it")
-        float8_dtype, codes_B, B_t = B_t.float8_dtype, B_t.codes, B_t.weights
+        if recipe not in (None, B_t.recipe):
+            raise ValueError(f"recipe is {recipe!r}, wanted {B_t.recipe!r}: B_t was quantized for it")
+        float8_dtype, codes_B, recipe, B_t = B_t.float8_dtype, B_t.codes, B_t.recipe, B_t.weights
     A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
+    if _is_folded(recipe, precision, keep_fp8):
+        return folded_grouped_mm(A, B_t, offs, float8_dtype, *codes_B)
     keep_A, keep_B = _kept(keep_fp8, A, B_t)
     flag = _precision(precision, A, B_t, keep_A or keep_B, is_quantized)
     return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
+
+
+def _is_folded(recipe: str | None, precision: str, keep_fp8: Collection[str]) -> bool:
+    """Whether the recipe is the folded one."""
+    if recipe not in (None, *RECIPES):
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
+    if recipe != "folded":
+        return False
+    if precision != "fp8":
+        raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
+    if keep_fp8:
+        raise ValueError("keep_fp8 has names, wanted none: the folded recipe keeps all it needs in FP8")
+    return True
 
 
 def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool]:
