@@ -82,28 +82,29 @@ def transpose_bytes(
     q_ptr: tl.tensor,
     transposed_ptr: tl.tensor,
     stride: tl.tensor,
+    C: tl.tensor,
+    columns_start: tl.tensor,
     columns_end: tl.tensor,
     block: Block,
     PACK: tl.constexpr,
     BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_T: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
 ) -> None:
-    """Codes of a block, ``(rows, columns_end)`` row-major, to their place in ``(P, columns_end)``, strides (1, P).
+    """Some columns of a block's codes, of (M, C) row-major, to their place in (P, C), strides (1, P).
 
     Zeros into the places that have no row. PACK codes of a column are put together before they change threads: bytes
     would move through shared memory one by one. ``stride``: P // PACK.
     """
     words = tl.arange(0, BLOCK_SIZE_M // PACK)
-    lanes = tl.arange(0, BLOCK_SIZE_T)
-    from_ptr = bytes_of(q_ptr, 1) + block.first.to(tl.int64) * columns_end
+    from_ptr = bytes_of(q_ptr, 1) + block.first.to(tl.int64) * C
     to_ptr = bytes_of(transposed_ptr, PACK) + block.place // PACK
-    for column in tl.range(0, columns_end, BLOCK_SIZE_T, num_stages=1):
-        columns = column + lanes
+    for column in tl.range(columns_start, columns_end, BLOCK_SIZE_N, num_stages=1):
+        columns = column + tl.arange(0, BLOCK_SIZE_N)
         inside = (columns < columns_end)[None, :]
-        packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_T), tl.uint32)
+        packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_N), tl.uint32)
         for number in tl.static_range(PACK):
             rows = words * PACK + number
-            at = from_ptr + (rows[:, None] * columns_end + columns[None, :])
+            at = from_ptr + (rows[:, None] * C + columns[None, :])
             codes = tl.load(at, mask=(rows < block.rows)[:, None] & inside, other=0)
             packed = packed | (codes.to(tl.uint32) << (8 * number))
         at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * stride

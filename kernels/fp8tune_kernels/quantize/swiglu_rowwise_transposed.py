@@ -131,7 +131,7 @@ def swiglu_rowwise_transposed_kernel(
     weights_ptr: tl.tensor,  # (M,) or None
     q_ptr: tl.tensor,  # (M, N), row-major
     scales_ptr: tl.tensor,  # (M,)
-    transposed_ptr: tl.tensor,  # (P, N), strides (1, P)
+    transposed_ptr: tl.tensor,  # (P, N), strides (1, P), or None
     kept_ptr: tl.tensor,  # (M, 2N), row-major, or None
     kept_scales_ptr: tl.tensor,  # (M,) or None
     M: tl.tensor,
@@ -172,10 +172,11 @@ def swiglu_rowwise_transposed_kernel(
         q_rows = q_ptr + row.to(tl.int64) * N + lanes[:, None] * N
         q = quantize(h, scale[:, None], dtype, FP8_MAX)
         tl.store(q_rows + columns[None, :], q, mask=in_rows[:, None] & (columns < N)[None, :])
-    if block.group < G:
+    if transposed_ptr is not None:
         tl.debug_barrier()  # all threads' codes before they are read
         stride = stride_of_columns(M, G, 128) // PACK
-        transpose_bytes(q_ptr, transposed_ptr, stride, N, block, PACK, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        columns_end = tl.where(block.group < G, N, 0)
+        transpose_bytes(q_ptr, transposed_ptr, stride, N, 0, columns_end, block, PACK, BLOCK_SIZE_M, BLOCK_SIZE_N)
 
 
 def quantize_swiglu_rowwise_transposed(
@@ -188,14 +189,16 @@ def quantize_swiglu_rowwise_transposed(
     activation: str = "swiglu",
     layout: str = "halves",
     keep: bool = False,
+    transpose: bool = True,
     float8_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns ``(q, scales, q_transposed, q_x, scales_x)`` as the module and the package say.
 
     ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout``: ``"halves"`` or ``"interleaved"``. ``keep``: whether x is
-    quantized too; else ``q_x`` and ``scales_x`` have no element. Scales are powers of two.
+    quantized too; else ``q_x`` and ``scales_x`` have no element. ``transpose``: whether ``q_transposed`` is wanted; else
+    it has no element. Scales are powers of two.
     """
-    return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
+    return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype)
 
 
 def reference(
@@ -207,11 +210,12 @@ def reference(
     activation: str,
     layout: str,
     keep: bool,
+    transpose: bool,
     float8_dtype: torch.dtype,
 ) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host. Zeros where a launch writes nothing."""
     q, scales, transposed, q_x, scales_x = outputs(
-        x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype
+        x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype
     )
     values = values_of(x, offs, x_scales, bias)
     h = reference_gated(*split(values, layout), ACTIVATIONS.index(activation))
@@ -221,7 +225,8 @@ def reference(
     h[last:] = 0
     scales.copy_(scale_of_rows(h, float8_dtype))
     q.copy_(reference_cast(h, scales, float8_dtype))
-    write_transposed(transposed, q, offs)
+    if transpose:
+        write_transposed(transposed, q, offs)
     if keep:
         scales_x.copy_(scale_of_rows(values, float8_dtype))
         q_x.copy_(reference_cast(values, scales_x, float8_dtype))
@@ -268,9 +273,10 @@ def write_transposed(transposed: torch.Tensor, q: torch.Tensor, offs: torch.Tens
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)`` of a problem.
+    """All of :func:`reference`'s arguments.
 
-    Its shape may say more: ``activation`` and ``layout``, places in their lists, ``bias``, ``weights`` and ``keep``.
+    A problem's shape may say more: ``activation`` and ``layout``, places in their lists, and 1 or 0 for ``bias``,
+    ``weights``, ``keep`` and ``transpose``.
     """
     M, N, G = (problem.shape[dim] for dim in "MNG")
     x, x_scales = random_gate_and_up(problem, M, N, device)
@@ -284,6 +290,7 @@ def inputs(problem: Problem, device: str) -> Inputs:
         weights.view(M) if problem.shape.get("weights") else None,
         *options_of(problem),
         bool(problem.shape.get("keep")),
+        bool(problem.shape.get("transpose", 1)),
         dtype_named(problem.fp8_dtype),
     )
 
@@ -314,11 +321,12 @@ def outputs(
     activation: str,
     layout: str,
     keep: bool,
+    transpose: bool,
     float8_dtype: torch.dtype,
 ) -> Tensors:
     """Uninitialised ``q``, ``scales``, ``q_transposed``, ``q_x`` and ``scales_x``."""
     M, N = x.shape[0], x.shape[1] // 2
-    P = padded_rows(M, offs.shape[0], ALIGNMENT)
+    P = padded_rows(M, offs.shape[0], ALIGNMENT) if transpose else 0
     return (
         x.new_empty(M, N, dtype=float8_dtype),
         x.new_empty(M, 1, dtype=torch.float32),
@@ -330,20 +338,21 @@ def outputs(
 
 def unwritten(inputs: Inputs, outputs: Tensors) -> None:
     """Write zeros past the last group's multiple of the alignment."""
-    colwise.clear_past_the_groups(outputs[2], inputs[1], ALIGNMENT)
+    if len(outputs[2]):
+        colwise.clear_past_the_groups(outputs[2], inputs[1], ALIGNMENT)
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program a block of places."""
-    x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype = inputs
+    x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype = inputs
     q, scales, transposed, q_x, scales_x = outputs
     M, N = q.shape
     kept = (q_x, scales_x) if keep else (None, None)
-    tensors = (x, offs, x_scales, bias, weights, q, scales, transposed, *kept)
+    tensors = (x, offs, x_scales, bias, weights, q, scales, transposed if transpose else None, *kept)
     width, rows = tile_of(config, N)
     constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", width, rows)
     if N:
-        programs = transposed.shape[0] // config["BLOCK_SIZE_M"]
+        programs = padded_rows(M, offs.shape[0], ALIGNMENT) // config["BLOCK_SIZE_M"]
         options = {name: value for name, value in config.items() if name != "TILE"}
         launch_kernel(swiglu_rowwise_transposed_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
 
@@ -402,6 +411,7 @@ SPEC = KernelSpec(
         edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
         edge("codes kept, NaN", "nan", routing="ragged", M=277, N=48, G=4, keep=1),
         edge("interleaved, gpt-oss, bias", routing="empty", M=277, N=80, G=4, layout=1, activation=1, bias=1, keep=1),
+        edge("rows alone, NaN", "nan", routing="empty", M=131, N=48, G=3, transpose=0),
         edge("weights, interleaved", "infinite", routing="ragged", M=131, N=48, G=3, layout=1, weights=1),
     ),
     routed=True,
@@ -420,10 +430,11 @@ def _arguments(
     activation: str,
     layout: str,
     keep: bool,
+    transpose: bool,
     float8_dtype: torch.dtype | None,
 ) -> Inputs:
     check_gate_and_up(x, offs, x_scales, bias, weights, activation, layout)
-    return x, offs, x_scales, bias, weights, activation, layout, keep, fp8_dtype_for(x.device, float8_dtype)
+    return x, offs, x_scales, bias, weights, activation, layout, keep, transpose, fp8_dtype_for(x.device, float8_dtype)
 
 
 def check_gate_and_up(
