@@ -12,23 +12,24 @@
     out          (M, K), bfloat16; zeros in rows past ``offs[-1]``
 
 By the folded recipe (:mod:`.folded_mm`): x, h and the weights are cast once, and transposed as bytes; their scales are
-factors of the gradients' casts. No h and no gradient of y is written in bfloat16. Bytes that move for an element, beside
-what GEMMs read and write:
+factors of the gradients' casts. No h and no gradient of y is written in bfloat16. Bytes that move for an element,
+beside what GEMMs read and write:
 
     x, weights   4 rowwise-transposed, weights-transposed
     y            8 for gate and up: swiglu-rowwise-transposed reads both, writes codes of h both ways, and codes of y
     out's gradient     3 rowwise-factored + 3 colwise-factored
     y's gradient       10 for gate and up: swiglu-gradient reads codes of both and h's gradient, writes codes both ways
 
-What is held between the passes, in bytes an element of each (bfloat16 with a compiled activation holds 2K + 6N a row):
+What is held between the passes, in bytes of a row (bfloat16 with a compiled activation holds 2K + 6N):
 
-    ``recompute``   x, K    y, 2N    h, N
-    "none"          1       1        1          K + 3N a row
-    "h"             1       1                   K + 2N: h is made again of the codes of y
-    "gate-up"       1                           K: y is multiplied again, to the same bytes, and h made of it
+    ``recompute``   of x     of y    of h
+    "none"          K        2N      N        as the backward pass reads them: transposed, and 128 rows more a group
+    "transposes"    K        2N      N        codes of rows, which are transposed again: 1 byte more to move
+    "h"             K        2N               h is made again, of the codes of y
+    "gate-up"       K                         y is multiplied again, to the same bytes, and h made of it
 
-With "none" and "h" the activation's gradient is that at the codes of y; with "gate-up" at y. Beside that, codes of both
-weights, an element a byte, unless ``keep_weights`` is False: they are then made again.
+But for "gate-up" the activation's gradient is that at the codes of y. Beside that, codes of both weights, an element a
+byte, unless ``keep_weights`` is False: they are then made again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import grouped_mm  # noqa: F401 -- defines operators
+from fp8tune_kernels.gemm import grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import FP8_ONLY
 from fp8tune_kernels.gemm.operands import are_multiples
@@ -60,7 +61,7 @@ from fp8tune_kernels.runtime.once import differentiable_once
 
 __all__ = ["RECOMPUTE", "ComposedActivationWarning", "fp8_moe_mlp"]
 
-RECOMPUTE = ("none", "h", "gate-up")
+RECOMPUTE = ("none", "transposes", "h", "gate-up")
 """What is not held between the passes: see the module."""
 
 COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -114,7 +115,7 @@ def fp8_moe_mlp(
     row_weights: Tensor | None = None,
     activation: str | Callable[[Tensor], Tensor] = "swiglu",
     layout: str = "halves",
-    recompute: str = "none",
+    recompute: str = "transposes",
     keep_weights: bool = True,
     float8_dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -125,7 +126,7 @@ def fp8_moe_mlp(
     :class:`ComposedActivationWarning`; ``recompute`` and ``keep_weights`` have no effect there.
     ``layout`` of y, that is of the rows of ``w13``: ``"halves"``, all of the gate and then all of up, or
     ``"interleaved"``, in turn, as gpt-oss has them.
-    ``recompute``: ``"none"``, ``"h"`` or ``"gate-up"``; ``keep_weights``: see the module.
+    ``recompute``: ``"none"``, ``"transposes"``, ``"h"`` or ``"gate-up"``; ``keep_weights``: see the module.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride, size or device; N or K that
@@ -214,10 +215,11 @@ class _Fp8MoeMLP(torch.autograd.Function):
         codes_of_w13: int,
         *codes: Tensor,
     ) -> Tensor:
-        dtype = options.float8_dtype
+        dtype, recompute = options.float8_dtype, options.recompute
         needs_h, needs_y = wanted.w2, wanted.through_h()
-        keeps_y = (needs_y or needs_h) and options.recompute != "gate-up"
-        of_x = _rows(x, offs, dtype, transposed=wanted.w13 and options.recompute != "gate-up")
+        is_again = recompute == "gate-up" and (needs_h or needs_y)
+        keeps_y = recompute != "gate-up" and (needs_y or (needs_h and recompute == "h"))
+        of_x = _rows(x, offs, dtype, transposed=wanted.w13 and recompute == "none")
         of_13 = codes[:codes_of_w13] or _weights(w13, dtype, transposed=wanted.x and options.keeps_weights)
         of_2 = codes[codes_of_w13:] or _weights(w2, dtype, transposed=needs_y and options.keeps_weights)
         y = _multiply(of_x, of_13, offs, dtype)
@@ -230,31 +232,31 @@ class _Fp8MoeMLP(torch.autograd.Function):
             activation=options.activation,
             layout=options.layout,
             keep=keeps_y,
-            transpose=needs_h and options.recompute == "none",
+            transpose=needs_h and recompute == "none",
             float8_dtype=dtype,
         )
         del y
         out = _multiply((q_h, scales_h), of_2, offs, dtype)
         if b2 is not None:
             out = torch.addmm(out, _rows_of_groups(offs, len(x), row_weights), b2.to(torch.bfloat16))
-        is_again = options.recompute == "gate-up" and (needs_y or needs_h)
-        needs_w = is_again or wanted.x
+        is_w13_given, is_w2_given = codes_of_w13 > 0, len(codes) > codes_of_w13
         ctx.save_for_backward(
             offs,
-            of_x[0] if is_again else None,
+            of_x[0] if is_again or (wanted.w13 and recompute != "none") else None,
             of_x[1],
-            of_x[2] if wanted.w13 and not is_again else None,
+            of_x[2] if wanted.w13 and recompute == "none" else None,
             q_y if keeps_y else None,
             scales_y if keeps_y else None,
+            q_h if needs_h and recompute == "transposes" else None,
             scales_h,
-            transposed_h if needs_h and options.recompute == "none" else None,
-            of_13[0] if is_again and (codes_of_w13 or options.keeps_weights) else None,
+            transposed_h if needs_h and recompute == "none" else None,
+            of_13[0] if is_again and (is_w13_given or options.keeps_weights) else None,
             of_13[1],
             of_13[2] if wanted.x and len(of_13) > 2 else None,
             of_2[1],
             of_2[2] if needs_y and len(of_2) > 2 else None,
-            w13 if needs_w and not codes_of_w13 and not options.keeps_weights else None,
-            w2 if needs_y and not len(codes[codes_of_w13:]) and not options.keeps_weights else None,
+            w13 if (is_again or wanted.x) and not (is_w13_given or options.keeps_weights) else None,
+            w2 if needs_y and not (is_w2_given or options.keeps_weights) else None,
             b13,
             b2,
             row_weights,
@@ -273,6 +275,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
             transposed_x,
             q_y,
             scales_y,
+            q_h,
             scales_h,
             transposed_h,
             q_13,
@@ -296,13 +299,13 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if w13 is not None:
             q_13, _, transposed_13 = _weights(w13, dtype, transposed=True)
         y, bias = q_y, None
-        if q_x is not None:  # "gate-up"
+        if options.recompute == "gate-up":
             y, bias = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype), _as(b13, torch.bfloat16)
-            if wanted.w13:
-                transposed_x = transpose_codes(q_x, offs)
         weights = _as(row_weights, torch.float32)
         names = {"activation": options.activation, "layout": options.layout, "float8_dtype": dtype}
-        if wanted.w2 and transposed_h is None:
+        if q_h is not None:
+            transposed_h = transpose_codes(q_h, offs)
+        elif wanted.w2 and transposed_h is None:
             _, scales_h, transposed_h, _, _ = quantize_swiglu_rowwise_transposed(
                 y, offs, scales_y, bias, weights, **names
             )
@@ -318,7 +321,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
             grads["w2"] = _weight_gradient(q, columns, transposed_h, ones[: E * N], offs, dtype).to(ctx.dtypes[2])
         del q, transposed_h
         if dh is not None:
-            q, scales, columns, column_scales, d_weights, d_bias = quantize_swiglu_gradient(
+            q, scales, q_columns, column_scales, d_weights, d_bias = quantize_swiglu_gradient(
                 y, dh, offs, scales_13, scales_x, scales_y, bias, weights, bias_gradient=wanted.b13, **names
             )
             del dh, y, q_y
@@ -326,7 +329,8 @@ class _Fp8MoeMLP(torch.autograd.Function):
                 of_K = ones[: E * K].view(E, 1, K)
                 grads["x"] = _input_gradient(q, scales, transposed_13, of_K, offs, dtype).to(ctx.dtypes[0])
             if wanted.w13:
-                pair = columns, column_scales
+                pair = q_columns, column_scales
+                transposed_x = transpose_codes(q_x, offs) if transposed_x is None else transposed_x
                 grads["w13"] = _weight_gradient(q, pair, transposed_x, ones[: E * K], offs, dtype).to(ctx.dtypes[1])
             if wanted.b13:
                 grads["b13"] = d_bias.to(b13.dtype)

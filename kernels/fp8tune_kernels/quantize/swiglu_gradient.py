@@ -75,7 +75,7 @@ from fp8tune_kernels.quantize.tiles import stride_of_columns
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DTYPE_FLAG, DeviceLimits, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_swiglu_gradient"]
 
@@ -408,18 +408,18 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     largest = torch.zeros(G * C, dtype=torch.int32, device=x.device)
     sums = x.new_empty(blocks, C, dtype=torch.float32) if bias_gradient else None
     width, rows = tile_of(config, C // 2)
-    tensors = (x, dh, offs, x_scales, bias, weights, factors, row_factors, q, scales, largest)
-    tensors = (*tensors, None if weights is None else d_weights, sums)
+    given = (x, dh, offs, x_scales, bias, weights, factors, row_factors)
+    tensors = (*given, q, scales, largest, None if weights is None else d_weights, sums)
     constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), layout == "interleaved", width, rows)
     options = {name: config[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_warps", "num_stages")}
     launch_kernel(swiglu_gradient_rows_kernel, blocks, tensors, (M, C // 2, G), constants, options)
     if sums is not None:
         torch.mm(_blocks_of_groups(offs, blocks, config["BLOCK_SIZE_M"]), sums, out=d_bias)
-    tensors = (q, scales, row_factors, factors, largest, offs, q_columns, column_scales)
+    codes = (q, scales, row_factors, factors, largest, offs, q_columns, column_scales)
     options = {name: config[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "PACK")}
     options["num_warps"] = min(config["num_warps"], 4)
     programs = blocks * -(-C // config["BLOCK_SIZE_N"])
-    launch_kernel(swiglu_gradient_columns_kernel, programs, tensors, (M, C, G), (FP8_MAX[dtype],), options)
+    launch_kernel(swiglu_gradient_columns_kernel, programs, codes, (M, C, G), (FP8_MAX[dtype],), options)
 
 
 def _blocks_of_groups(offs: torch.Tensor, blocks: int, BLOCK_SIZE_M: int) -> torch.Tensor:

@@ -195,8 +195,8 @@ def quantize_swiglu_rowwise_transposed(
     """Returns ``(q, scales, q_transposed, q_x, scales_x)`` as the module and the package say.
 
     ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout``: ``"halves"`` or ``"interleaved"``. ``keep``: whether x is
-    quantized too; else ``q_x`` and ``scales_x`` have no element. ``transpose``: whether ``q_transposed`` is wanted; else
-    it has no element. Scales are powers of two.
+    quantized too; else ``q_x`` and ``scales_x`` have no element. ``transpose``: whether ``q_transposed`` is wanted;
+    else it has no element. Scales are powers of two.
     """
     return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype)
 
