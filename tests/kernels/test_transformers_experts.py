@@ -84,13 +84,15 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     assert max(exact["logits_error"], exact["gradient_error"]) < 0.01
 
 
+@pytest.mark.parametrize("implementation", ["fp8tune-folded", "fp8tune-mlp"])
 @pytest.mark.parametrize("name", ["qwen3-moe", "olmoe"])
-def test_by_the_folded_recipe_too(name: str) -> None:
+@pytest.mark.filterwarnings("error::fp8tune_kernels.gemm.moe_mlp.ComposedActivationWarning")
+def test_by_the_folded_recipe_too(name: str, implementation: str) -> None:
     model = small(name)
-    found = transformers_steps.Differences(model, tokens()).of("fp8tune-folded")
+    found = transformers_steps.Differences(model, tokens()).of(implementation)
     assert is_near(found), found
     right = step(model)
-    model.set_experts_implementation("fp8tune-folded-once")
+    model.set_experts_implementation(f"{implementation}-once")
     assert_same(step(model), right)
 
 
@@ -100,6 +102,16 @@ def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
         step(model)
     model.set_experts_implementation("fp8tune-folded-once")
     with pytest.raises(ValueError, match=r"^recipe is 'folded', wanted 'default' for layout 'EKN'"):
+        step(model)
+    model.set_experts_implementation("fp8tune-mlp")
+    with pytest.raises(ValueError, match=r"^weights of GptOssExperts lie as .*use 'fp8tune'$"):
+        step(model)
+
+
+def test_a_gate_that_one_operation_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("olmoe", "fp8tune-mlp")
+    monkeypatch.setattr(type(experts_of(model)[0]), "_apply_gate", lambda self, x: x.chunk(2, -1)[0])
+    with pytest.raises(ValueError, match=r"^OlmoeExperts has no gate, or one of its own"):
         step(model)
 
 

@@ -25,17 +25,20 @@ from torch import Tensor
 from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
 from fp8tune_kernels.transformers_experts.held import held_weights
+from fp8tune_kernels.transformers_experts.mlp import multiply_mlp
 
 __all__ = ["Options", "experts_forward"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the experts of a model multiply: arguments of ``fp8_grouped_mm``, and whether weights are held."""
+    """How the experts of a model multiply: three arguments of ``fp8_grouped_mm``, and more."""
 
     precision: str = "fp8"
     recipe: str = "default"
     keep_fp8: tuple[str, ...] = ()
+    is_one_operation: bool = False
+    """By ``fp8_moe_mlp``, which has the folded recipe alone; the three options above have no effect."""
     weights_once: bool = False
     """Quantize weights when they have changed, not at each use."""
 
@@ -51,6 +54,10 @@ def experts_forward(
     place = torch.empty_like(order).scatter_(0, order, torch.arange(T * top_k, device=order.device))
 
     rows = _permute(hidden_states, order, place, top_k)
+    if options.is_one_operation:
+        row_weights = _unpermute(top_k_weights.reshape(-1), place, order)
+        out = multiply_mlp(module, rows, offs, row_weights, weights_once=options.weights_once)
+        return _unpermute(out, order, place).view(T, top_k, -1).sum(1).to(hidden_states.dtype)
     h = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offs, options)
     h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
     out = _unpermute(_linear(module, "down_proj", h, offs, options), order, place)

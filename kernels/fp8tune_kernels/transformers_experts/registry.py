@@ -32,7 +32,7 @@ def hold_weights(model: nn.Module) -> int:
     found = 0
     for module, options in _modules(model):
         for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
-            fresh_weights(module, name, options.recipe)
+            fresh_weights(module, name, "folded" if options.is_one_operation else options.recipe)
             found += 1
     return found
 
