@@ -274,14 +274,20 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     length = min(tokens, SEQUENCE.get(name, 4096))
     ids = torch.randint(model.config.vocab_size, (tokens // length, length), device=options.device)
     differences = Differences(model, ids)
-    measured = {other: differences.of(other) for other in ("eager", *options.implementations) if other != BF16}
+    measured: dict[str, dict[str, float]] = {BF16: {}}
+    for other in ("eager", *(i for i in options.implementations if i != BF16)):
+        try:
+            measured[other] = differences.of(other)
+        except ValueError as refusal:
+            print(f"{name}: {other}: {refusal}")
     del differences
+    timed = [other for other in options.implementations if other in measured]
     times: dict[str, list[float]] = {}
     if options.device != "cpu":
-        times = step_ms(model, ids, options.implementations, options.micro_batches, options.rounds)
+        times = step_ms(model, ids, timed, options.micro_batches, options.rounds)
     rows = []
-    for other in (BF16, "eager", *(i for i in options.implementations if i != BF16)):
-        row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": other, **measured.get(other, {})}
+    for other, differing in measured.items():
+        row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": other, **differing}
         if times.get(other):
             row["median_ms"] = statistics.median(times[other])
             row["spread_ms"] = max(times[other]) - min(times[other])
