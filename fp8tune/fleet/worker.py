@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
-from fp8tune.fleet import run, trust, units
+from fp8tune.fleet import run, settling, trust, units
 from fp8tune.fleet.events import (
     Notice,
     Preparing,
@@ -190,7 +190,7 @@ class _Worker:
         yield UnitTaken(unit, lease.attempt)
         try:
             with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
-                plan = units.of_unit(self._plan(lease.sweep), unit, self._budget_s())
+                plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
                 self.last_problems = [of.problem for of in plan.problems]
                 heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials = 0
