@@ -16,7 +16,6 @@ from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
-
 SMALL = ("LEAD=0", "num_stages=1")
 
 
