@@ -26,10 +26,12 @@ def shared_out(plan: Plan, db: str) -> None:
 
 def queue(plan: Plan, db: str) -> None:
     """Add the units, and say how to start workers."""
-    from fp8tune.fleet import units
+    from fp8tune.fleet import settling, units
 
     with Store.open(db, create=True) as store:
-        added = units.add(store, plan)
+        added, anew = units.add(store, plan), settling.add(store, plan)
+    if anew:
+        notice(f"GPUs of one name disagree on {anew.problems} problems: {anew.new} units measure them anew")
     if added.settled:
         notice(f"{added.settled} problems are settled already; --again measures them anew")
     if added.there:
@@ -42,7 +44,7 @@ def queue(plan: Plan, db: str) -> None:
 
 def on_ray(plan: Plan, db: str) -> None:
     """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
-    from fp8tune.fleet import run, trust, units
+    from fp8tune.fleet import run, settling, trust, units
     from fp8tune.fleet.on_ray import RayFleet
     from fp8tune.render.fleet import RayProgress, left_line
     from fp8tune.stopping import Stopped
@@ -59,8 +61,13 @@ def on_ray(plan: Plan, db: str) -> None:
                     notice(f"{added.settled} problems are settled already; --again measures them anew")
                 notice(f"{added.new + added.there} units of {added.problems} problems on {len(fleet.slots)} GPUs")
                 with display:
-                    for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
+                    keys = [added.sweep.key]
+                    for progress in run.watch(store, keys, is_over=fleet.is_over):
                         display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+                    if fleet.working and (anew := settling.add(store, plan)) and anew.new:
+                        display.line(f"GPUs of one name disagree on {anew.problems} problems, which are measured anew")
+                        for progress in run.watch(store, [*keys, anew.sweep.key], is_over=fleet.is_over):
+                            display.tell(progress, {slot.name: slot.state for slot in fleet.working})
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
             raise

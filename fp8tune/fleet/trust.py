@@ -20,7 +20,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import health
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.health import ErrorWatch, Health
-from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem, Status
+from fp8tune.records import ComparableRows, Device, Kind, Problem, Status
 from fp8tune.store.results import Store
 
 MOST_OF_BUDGET = 0.1
@@ -126,7 +126,9 @@ def prepare(store: Store, backend: Backend, left_s: float = math.inf) -> tuple[s
 
 def differing(store: Store) -> list[Level]:
     """Devices of one name that are not alike, of all that a database has: :func:`fp8tune.choose.levels.levels`."""
-    return levels(_shared(store), store.calibrations())
+    problems = shared_problems(store)
+    kinds = (Kind.MEASURED, Kind.SIMULATED)
+    return levels(store.evidence(kinds=kinds, problems=problems) if problems else [], store.calibrations())
 
 
 def level_line(level: Level, where: str = "") -> str:
@@ -141,8 +143,8 @@ def level_line(level: Level, where: str = "") -> str:
     return f"{name} is {100 * off:.1f} % ({100 * low:.1f} to {100 * high:.1f} %) {than} ({level.sources})"
 
 
-def _shared(store: Store) -> list[Evidence]:
-    """What several devices of one name timed of the same problem."""
+def shared_problems(store: Store) -> set[Problem]:
+    """Problems that several devices of one name timed."""
 
     def question(pool: ComparableRows) -> tuple[Problem, str, Kind, str]:
         version = pool.version.source_hash if pool.version else ""
@@ -150,8 +152,7 @@ def _shared(store: Store) -> list[Evidence]:
 
     timed = [pool for pool in store.pools(kinds=(Kind.MEASURED, Kind.SIMULATED)) if pool.newest]
     together = [group for group in grouped(timed, question).values() if _are_several(pool.device for pool in group)]
-    problems = {pool.problem for group in together for pool in group}
-    return store.evidence(kinds=(Kind.MEASURED, Kind.SIMULATED), problems=problems) if problems else []
+    return {pool.problem for group in together for pool in group}
 
 
 def _are_several(devices: Iterator[Device]) -> bool:

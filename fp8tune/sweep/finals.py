@@ -112,7 +112,7 @@ class Finals:
     # Who is timed
 
     def _chosen(self, of: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> ProblemFinals:
-        always = [config for config in (of.version.default, of.incumbent) if config is not None]
+        always = [config for config in (of.version.default, of.incumbent, *of.rivals) if config is not None]
         failed = [] if self.plan.options.retry_failed else self._failed(of)
         configs = [c for c in finalists(times_us, of.version.axes, always, self._numbers) if c not in failed]
         arms = [of.arm(config) for config in configs]

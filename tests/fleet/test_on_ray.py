@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from command_line import environment, fp8tune
@@ -31,6 +32,9 @@ from fp8tune.sweep import session
 pytest.importorskip("ray")
 
 
+SECRETS = (PASSWORD, quote(PASSWORD, safe=""))
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with ray_cluster.cluster(4, 4) as made:
@@ -41,7 +45,7 @@ def cluster() -> Iterator[Any]:
 def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker(
     cluster: Any, postgresql: Server, tmp_path: Path
 ) -> None:
-    plan = ray_cluster.plan(tmp_path, 150)
+    plan = ray_cluster.plan(tmp_path, 100)
     db = postgresql.database()
 
     def restart(_: RayFleet) -> None:
@@ -73,7 +77,10 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
             assert len(places) == len(done)  # no row twice
     tables = [exported(path, tmp_path / f"{name}.py") for name, path in (("one", alone), ("eight", db))]
     assert tables[0] == tables[1]
-    assert not [pid for pid, line in processes() if PASSWORD in line]
+    assert not [pid for pid, line in processes() if any(secret in line for secret in SECRETS)]
+    logs = [path for path in Path(cluster.head_node.get_session_dir_path()).rglob("*") if path.is_file()]
+    assert logs
+    assert not [path for path in logs if any(secret in path.read_text(errors="replace") for secret in SECRETS)]
 
 
 def exported(db: str, path: Path) -> bytes:
