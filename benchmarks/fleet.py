@@ -1,4 +1,4 @@
-"""Workers on made-up GPUs: how many units a second they do together, and what is left when they are killed at random.
+"""Workers on made-up GPUs: units a second, statements a second, and what is left when they are killed at random.
 
 python -m benchmarks.fleet throughput --db fleet.db
 python -m benchmarks.fleet chaos --units 500 --finals --db chaos.db
@@ -172,13 +172,14 @@ def chaos(
         sweep = queue(store, plan)
     count, is_past, begun = len(plan.problems), False, time.monotonic()
     crew = Crew(db, log := folder / "done.log", workers, do)
+    around = contextlib.ExitStack()
     try:
+        watching = around.enter_context(Store.open(db, writable=False))  # after the workers, which would inherit it
         while not crew.has_ended():
-            time.sleep(0.2)
+            time.sleep(0.3)
             if time.monotonic() - begun > longest_s:
                 raise TimeoutError(f"the queue was not worked off in {longest_s:g} s")
-            with Store.open(db, writable=False) as store:
-                done = store.count_units(DEVICE)[UnitState.DONE]
+            done = watching.count_units(DEVICE)[UnitState.DONE]
             if crew.killed < kills and done > count * crew.killed / (kills + 2):
                 crew.kill_one()
             if not is_past and done > count / 3:
@@ -186,6 +187,7 @@ def chaos(
                 in_the_middle()
     finally:
         crew.close()
+        around.close()
     seconds = time.monotonic() - begun
     with Store.open(db, writable=False) as store:
         found = store.queue([sweep.key])
@@ -236,10 +238,62 @@ def throughput(db: str, workers: int, *, units_each: int, unit_s: float = 1.0) -
     return sum(counted) / (ended - begun)
 
 
+# What the database takes
+
+
+def statements(db: str, writers: int, seconds: float = 4.0) -> tuple[float, float, float]:
+    """Units taken and finished a second, leases renewed a second, and trials stored a second by so many processes."""
+    plan = plan_of(8)
+    with Store.open(db, create=True) as store:
+        sweep = units.queued(plan)
+        one = next(units.units_of(plan, sweep.key))
+        store.add_units(sweep, [replace(one, key=f"unit-{number}", position=number) for number in range(2000)])
+        until, taken = time.monotonic() + seconds, 0
+        while time.monotonic() < until and (lease := store.take_unit(DEVICE, "one")) is not None:
+            store.finish_unit(lease)
+            taken += 1
+        lease = store.take_unit(DEVICE, "one")
+        until, renewed = time.monotonic() + seconds, 0
+        while time.monotonic() < until and lease is not None:
+            store.renew_lease(lease)
+            renewed += 1
+    children, counts = [], []
+    for writer in range(writers):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(_stored(db, plan, writer, seconds)).encode())
+            os._exit(0)
+        os.close(write)
+        children.append((child, read))
+    for child, read in children:
+        counts.append(int(os.read(read, 20) or b"0"))
+        os.close(read)
+        os.waitpid(child, 0)
+    with Store.open(db) as store:
+        store.forget_units(sweep.key)
+    return taken / seconds, renewed / seconds, sum(counts) / seconds
+
+
+def _stored(db: str, plan: Plan, writer: int, seconds: float) -> int:
+    """Trials that one process stores, each in a commit of its own as in a screen."""
+    backend, of = plan.backend, plan.problems[writer % len(plan.problems)]
+    config = next(iter(of.configs))
+    outcome = backend.worker().block(of.arm(config), Place())
+    with Store.open(db) as store:
+        named = {"command": "", "commit": "", "timer": backend.timer, "seed": 0}
+        sweep_id = store.begin_sweep(f"writer {writer}", backend.device, **named)  # type: ignore[arg-type]
+        until, count = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            store.add(sweep_id, plan.row(of, config, outcome, Place(round=count), f"writer {writer}"), once=True)
+            count += 1
+    return count
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table of units a second, or what survived."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["throughput", "chaos"])
+    parser.add_argument("what", choices=["throughput", "chaos", "statements"])
     parser.add_argument("--db", required=True, help="an empty or missing one; a server's password goes into PGPASSWORD")
     parser.add_argument("--workers", type=int, action="append", help="repeatable (default: 1, 2, 4 and 8; chaos: 8)")
     parser.add_argument("--units", type=int, default=500, help="of chaos")
@@ -247,6 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=16, help="of chaos")
     parser.add_argument("--restart", help="a command that restarts the database server, run once in the middle")
     given = parser.parse_args(arguments)
+    if given.what == "statements":
+        print("writers  units taken and done/s  renewals/s  trials/s")
+        for workers in given.workers or (1, 8):
+            print("{:7}  {:22.0f}  {:10.0f}  {:8.0f}".format(workers, *statements(given.db, workers)), flush=True)
+        return 0
     if given.what == "throughput":
         print("workers  units a second  of linear")
         first = 0.0
@@ -255,14 +314,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             first = first or rate / workers
             print(f"{workers:7}  {rate:14.3f}  {100 * rate / workers / first:7.1f} %", flush=True)
         return 0
-    restart = (lambda: subprocess.run(shlex.split(given.restart), check=True)) if given.restart else (lambda: None)
+
+    def restart() -> None:
+        if given.restart:
+            subprocess.run(shlex.split(given.restart), check=True)
+
     with contextlib.ExitStack() as around:
         folder = Path(around.enter_context(tempfile.TemporaryDirectory()))
         plan = plan_of(given.units, quick=not given.finals)
         workers = (given.workers or [8])[0]
-        found = chaos(
-            given.db, folder, plan, workers=workers, kills=given.kills, in_the_middle=lambda: restart() and None
-        )
+        found = chaos(given.db, folder, plan, workers=workers, kills=given.kills, in_the_middle=restart)
     twice = len(found.finished) - len(set(found.finished))
     states = ", ".join(f"{number} {state}" for state, number in found.states.items())
     print(f"{states} in {found.seconds:.0f} s; {found.killed} workers killed, {found.attempts} attempts")

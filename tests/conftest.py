@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,17 @@ def postgresql() -> Iterator[Server]:
 def postgresql_url(postgresql: Server) -> str:
     """An empty database on it."""
     return postgresql.database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind: a file's path, and a URL of a server."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "results.db")
+    else:
+        server: Server = request.getfixturevalue("postgresql")
+        with server.schema() as url:
+            yield url
 
 
 @pytest.fixture(autouse=True)

@@ -100,6 +100,14 @@ class Server:
         self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return f"{self.root_url}/{name}"
 
+    @contextlib.contextmanager
+    def schema(self) -> Iterator[str]:
+        """The URL of a new, empty schema, gone at the end. It costs less than a database, and has one lock with others."""
+        name = f"s{uuid.uuid4().hex[:12]}"
+        self.execute(f"CREATE SCHEMA {name}")
+        yield f"{self.root_url}/postgres?options=-csearch_path%3D{name}"
+        self.execute(f"DROP SCHEMA {name} CASCADE")
+
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         """What one statement returns, in a connection of its own."""
         import psycopg

@@ -120,6 +120,12 @@ def moment(connection: Connection) -> Hashable:
     return postgresql.moment(connection)
 
 
+def note_many_new_rows(connection: Connection) -> None:
+    """Tell a server that there are many, within the caller's transaction."""
+    if connection.dialect.name != "sqlite":
+        postgresql.gather_statistics(connection)
+
+
 def sqlite_path(url: URL) -> Path | None:
     """The file of an SQLite URL; None for a server and for a database in memory."""
     if not _is_sqlite(url) or url.database in (None, "", ":memory:"):

@@ -229,8 +229,9 @@ def unpack(connection: Connection, wanted: Select[Any]) -> int:
     """Make plain rows again of packed ones, whose ids a query selects; within the caller's transaction. How many."""
     number = 0
     for pool in pools(connection, wanted, _say_nothing):
-        # what refers to a missing row can be removed after it was unpacked, until the commit
-        connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
+        if connection.dialect.name == "sqlite":
+            # what refers to a missing row can be removed after it was unpacked, until the commit
+            connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
         for table in TABLES:
             names = list(table.c.keys())
             rows = [dict(zip(names, row, strict=True)) for row in pool.rows(table, names)]

@@ -70,6 +70,7 @@ from fp8tune.text import visible
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
+_MANY = 10_000  # rows that change how a server best answers
 _YIELD = 1000  # rows read at a time where a whole table is streamed
 
 
@@ -238,9 +239,15 @@ class Store(Reading):
 
     def merge(self, other: Store) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (rows added, rows already there)."""
+
+        def merged() -> tuple[int, int]:
+            added, given = self._writer.merge(other._stream)
+            if added >= _MANY:
+                database.note_many_new_rows(self._connection)
+            return added, given - added
+
         with other._transaction():
-            added, given = self._whole(lambda: self._writer.merge(other._stream), write=True)
-        return added, given - added
+            return self._whole(merged, write=True)
 
     # Records out, beside those of Reading
 
