@@ -46,6 +46,8 @@ class WorkerState:
     """Of the unit."""
     done: int = 0
     """Units."""
+    uuid_hash: str = ""
+    """Which GPU it has: :attr:`fp8tune.records.Device.uuid_hash`."""
 
 
 class RayWorker:
@@ -95,9 +97,11 @@ class RayWorker:
         options = worker.WorkerOptions(
             task.db, task.timer, True, task.time_budget_s, name=task.name, command=task.command
         )
-        unit, trials, done, doing = "", 0, 0, "starting"
+        unit, trials, done, doing, gpu = "", 0, 0, "starting", ""
         for event in worker.work(options, sleep=self._sleep):
             match event:
+                case events.WorkerStarted(_, device):
+                    gpu = device.uuid_hash
                 case events.Preparing():
                     doing = "preparing"
                 case events.UnitTaken(of, _):
@@ -116,7 +120,7 @@ class RayWorker:
                     unit, doing = "", "waiting"
                 case events.WorkerEnded(reason=reason):
                     return reason
-            self._state = WorkerState(doing, unit, trials, done)
+            self._state = WorkerState(doing, unit, trials, done, gpu)
         return ""
 
     def _sleep(self, seconds: float) -> None:
