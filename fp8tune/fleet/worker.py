@@ -54,6 +54,10 @@ LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
 
 
+Do = Callable[[Store, Plan], Iterator[Event]]
+"""What is done with a unit: its events come from its plan, and its rows go into the store."""
+
+
 class UnfinishedError(Fp8tuneError):
     """A unit's sweep did not come to its end."""
 
@@ -78,7 +82,7 @@ class WorkerOptions:
 
 def work(
     options: WorkerOptions,
-    do: Callable[[Store, Plan], Iterator[Event]] | None = None,
+    do: Do | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -100,7 +104,7 @@ class _Worker:
     options: WorkerOptions
     store: Store
     backend: Backend
-    do: Callable[[Store, Plan], Iterator[Event]] | None
+    do: Do | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     done: int = 0
@@ -216,8 +220,8 @@ class _Worker:
             yield from self._fail(lease, str(error) if known else one_line(error))
             if isinstance(error, DatabaseError) or not known:
                 raise
-        except BaseException as ended:
-            self._give_back(lease, f"its worker was told to end ({type(ended).__name__})")
+        except BaseException:  # a signal, or whoever reads the events has enough
+            self._give_back(lease, "its worker was told to end")
             raise
         else:
             self.done, self.failures_in_row = self.done + 1, 0
