@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import typer
 
@@ -15,13 +14,13 @@ from fp8tune.sweep.options import On
 from fp8tune.sweep.planning import Plan
 
 
-def shared_out(plan: Plan, db: str) -> None:
-    """Do what ``--on`` says with an expanded plan."""
+def shared_out(plan: Plan, db: str, begun: float) -> None:
+    """Do what ``--on`` says with an expanded plan. ``begun``: when the time budget began, on the monotonic clock."""
     match plan.options.on:
         case On.QUEUE:
             queue(plan, db)
         case On.RAY:
-            on_ray(plan, db)
+            on_ray(plan, db, begun)
 
 
 def queue(plan: Plan, db: str) -> None:
@@ -42,7 +41,7 @@ def queue(plan: Plan, db: str) -> None:
     notice("fp8tune queue shows how far they are")
 
 
-def on_ray(plan: Plan, db: str) -> None:
+def on_ray(plan: Plan, db: str, begun: float) -> None:
     """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
     from fp8tune.fleet import run, settling, trust, units
     from fp8tune.fleet.on_ray import RayFleet
@@ -50,7 +49,7 @@ def on_ray(plan: Plan, db: str) -> None:
     from fp8tune.stopping import Stopped
     from fp8tune.sweep import picks
 
-    deadline = time.monotonic() + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
+    deadline = begun + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
     progress, display = None, RayProgress()
     with Store.open(db, create=True) as store:
         fleet = RayFleet(db, store, plan.options.timer, deadline, plan.options.command, say=display.line)
@@ -72,7 +71,9 @@ def on_ray(plan: Plan, db: str) -> None:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
             raise
         picks.keep_current(store)
-        notice(*(line + ": compare their rows with care" for line in map(trust.level_line, trust.differing(store))))
+        hosts = {slot.state.uuid_hash: slot.host for slot in fleet.slots}
+        for level in trust.differing(store):
+            notice(trust.level_line(level, hosts.get(level.device.uuid_hash, "")))
     assert progress is not None  # there is one look at least
     if line := left_line(progress, len(fleet.slots)):
         notice(f"{line}; run it again to go on")

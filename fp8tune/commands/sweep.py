@@ -51,7 +51,7 @@ def sweep(options: Options) -> None:
 
         plan = planning.expanded(plan)
         notice(*where, *plan.notices)
-        sharing.shared_out(plan, db)
+        sharing.shared_out(plan, db, begun)
         return
     stored = session.is_stored(db, plan)
     if stored and not options.json:

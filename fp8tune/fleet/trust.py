@@ -85,16 +85,14 @@ class Guard:
         return fault
 
     def _wrong(self) -> str:
-        """Whether configs that are right everywhere are wrong here."""
-        worker = self.backend.worker()
+        """Whether a config that is right everywhere is wrong here: one, for each has to be compiled first."""
+        worker, arm = self.backend.worker(), arms_of(self.backend)[0]
         try:
-            for arm in arms_of(self.backend):
-                outcome = worker.check(arm)
-                if outcome.status is Status.WRONG:
-                    return f"{arm.problem.kernel} {arm.config} is wrong here: {outcome.reason}"
+            outcome = worker.check(arm)
         finally:
             worker.close()
-        return ""
+        is_wrong = outcome.status is Status.WRONG
+        return f"{arm.problem.kernel} {arm.config} is wrong here: {outcome.reason}" if is_wrong else ""
 
     def _contradicted(self, problems: Collection[Problem]) -> str:
         if not problems:

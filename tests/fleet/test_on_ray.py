@@ -257,6 +257,26 @@ def test_importing_the_actor_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_fresh_processes_of_an_actor_do_not_run_rays_own_program(tmp_path: Path) -> None:
+    program = tmp_path / "main.py"
+    program.write_text(
+        "import sys\n"
+        "if __name__ != '__main__': print('run again')\n"
+        "from fp8tune.fleet.ray_actor import forget_main\n"
+        "from fp8tune.measure.worker import Worker\n"
+        "if __name__ == '__main__':\n"
+        "    if sys.argv[1:]: forget_main()\n"
+        "    Worker().call(60, print, 'called')\n"
+    )
+    said = []
+    for more in ([], ["forget"]):
+        command = [sys.executable, str(program), *more]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+        said.append(ended.stdout)
+    assert ["run again" in text for text in said] == [True, False]
+    assert all("called" in text for text in said)
+
+
 @pytest.mark.parametrize(("cores", "places"), [(8, 1), (8, 2), (7, 3), (64, 8), (2, 8), (1, 1)])
 def test_cores_are_shared_out_whole(cores: int, places: int) -> None:
     shares = [share(range(cores), place, places) for place in range(places)]

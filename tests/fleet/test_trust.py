@@ -15,12 +15,17 @@ from fp8tune.check.finding import Level
 from fp8tune.choose import calibration, reliance
 from fp8tune.choose.calibration import COUNTED, Origin, known_of, processes_within
 from fp8tune.choose.levels import COPY, levels
-from fp8tune.fleet import trust
+from fp8tune.fleet import trust, units, worker
+from fp8tune.fleet.events import WorkerEnded
 from fp8tune.fleet.trust import Guard, UntrustedError, level_line
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.render.fleet import print_queue
 from fp8tune.store.results import Store
+from fp8tune.store.units import UnitState
+from fp8tune.sweep import planning
+from fp8tune.sweep.options import Options
 
 H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 MATE, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
@@ -278,6 +283,30 @@ def test_wrong_on_one_gpu_and_right_on_its_mate_is_the_gpus_fault_if_it_is_no_si
     assert reliance.check_fault(H200, wrong) == ""
     everywhere = [replace(entry, device=OTHER) for entry in wrong]
     assert reliance.check_fault(H200, [*wrong, *everywhere]) == ""
+
+
+def test_an_excluded_worker_leaves_its_units_to_others_and_the_queue_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "fleet.db")
+    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=True, grid=("LEAD=0", "num_stages=1"))
+    with Store.open(db, create=True) as store:
+        queued = units.add(store, planning.expanded(planning.planned(options)))
+    *_, ended = worker.work(worker.WorkerOptions(db, "simulated:1,gpu=1,wrong=1", name="host:1"))
+    assert isinstance(ended, WorkerEnded)
+    assert ended.is_in_vain
+    assert ended.reason.startswith("its GPU is not relied on: colwise")
+    assert ended.waiting == queued.new
+    with Store.open(db, writable=False) as store:
+        assert {(of.state, of.attempts) for of in store.queue().units} == {(UnitState.WAITING, 0)}
+    *_, ended = worker.work(worker.WorkerOptions(db, "simulated:1,gpu=2"))
+    assert isinstance(ended, WorkerEnded)
+    assert (ended.done, ended.reason) == (queued.new, "")
+    with Store.open(db, writable=False) as store:
+        print_queue(store.queue(), "fleet.db", "table", store.exclusions())
+    printed = capsys.readouterr().out
+    assert "GPUs that are left out" in printed
+    assert "wrong here" in printed
 
 
 class FakeNvml:
