@@ -81,6 +81,10 @@ def test_operators_keep_the_shards_they_can(ranks: list[dict[str, Any]]) -> None
             assert_as(found[case], wanted, case)
 
 
+def test_compiled_calls_give_the_same_bytes(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["compiled"] for rank in ranks] == [{"out": True, "grad_A": True, "grad_w": True}] * 2
+
+
 def test_what_is_no_product_of_shards_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in (rank["refusals"] for rank in ranks):
         assert found == {
