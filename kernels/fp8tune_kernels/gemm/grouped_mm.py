@@ -41,6 +41,7 @@ from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
@@ -70,6 +71,7 @@ Quantized = tuple[Tensor | None, ...]
 NONE: Quantized = (None, None, None, None)
 
 
+@on_shards
 def fp8_grouped_mm(
     A: Tensor,
     B_t: Tensor | QuantizedWeights,

@@ -23,6 +23,7 @@ from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
 from fp8tune_kernels.gemm.grouped_mm import checked_operands, finished
 from fp8tune_kernels.gemm.row_major import is_row_major
 from fp8tune_kernels.gemm.scaled_gemm import checked_offsets
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
 from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
 from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
@@ -35,6 +36,7 @@ __all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands", "quantize"]
 Tensors = tuple[Tensor, ...]
 
 
+@on_shards
 def mxfp8_grouped_mm(
     A: Tensor,
     B_t: Tensor,
