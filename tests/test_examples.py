@@ -133,6 +133,23 @@ def test_micro_batches_share_quantized_weights() -> None:
     assert torch.equal(w, alone)
 
 
+def test_a_model_of_transformers_is_switched_by_one_line() -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.real.transformers_steps import made
+
+    names: dict[str, Any] = {}
+    for block in code_blocks("howto/transformers.md"):
+        exec(block, names)
+    ids = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(0))
+    model = made("olmoe", "cpu", small=True)
+    in_bfloat16 = model(input_ids=ids, labels=ids).loss.item()
+    loss = names["in_fp8"](model)(input_ids=ids, labels=ids).loss.item()
+    assert loss != in_bfloat16
+    assert loss == pytest.approx(in_bfloat16, abs=0.02)
+    names["compiled"](model)
+    assert model.config._experts_implementation == "fp8tune-once"
+
+
 def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:
     """On one rank, a process group of its own: the tests of several ranks are in tests/distributed."""
     stand_in, switch, *_, under_fsdp = code_blocks()

@@ -28,6 +28,9 @@ _SPAN_OF: dict[str, Span | None] = {
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,
     "mxfp8-dim1-3d-via-2d": None,
+    "swiglu-rowwise-transposed": None,
+    "swiglu-gradient": None,
+    "transposed-codes": None,
 }
 """The ``span`` of each quantizing kernel's spec: ``export`` judges lookups by it and imports no kernel."""
 
