@@ -78,9 +78,11 @@ def _either(multiply: Callable[..., Tensor], A: Tensor, B_t: Any, *rest: Any, **
     if not isinstance(A, DTensor) or not isinstance(B_t, DTensor):
         names = ("A", "B_t") if isinstance(A, DTensor) else ("B_t", "A")
         raise ValueError(f"{names[0]} is a DTensor and {names[1]} is not: wanted both as DTensors, or both to_local()")
-    if options.get("bias") is not None:
+    if options.get("bias") is not None or (len(rest) > 1 and rest[1] is not None):
         raise ValueError("bias is a tensor, wanted None beside DTensors: add it to the result")
-    offs = rest[0] if rest else options.pop("offs")
+    offs = rest[0] if rest else options.pop("offs", None)
+    if offs is None:
+        raise ValueError("offs is None, wanted (E,): the end row of each expert's group")
 
     def of_shards(A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
         return multiply(A, B_t, offs, *rest[1:], **options)
