@@ -157,7 +157,7 @@ def test_micro_batches_share_quantized_weights() -> None:
     assert torch.equal(w, alone)
 
 
-def test_a_model_of_transformers_is_switched_by_one_line() -> None:
+def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from benchmarks.real.transformers_steps import made
 
@@ -172,6 +172,12 @@ def test_a_model_of_transformers_is_switched_by_one_line() -> None:
     assert loss == pytest.approx(in_bfloat16, abs=0.02)
     names["compiled"](model)
     assert model.config._experts_implementation == "fp8tune-once"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        names["shard"](model, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        assert model(input_ids=ids, labels=ids).loss.item() == loss
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:

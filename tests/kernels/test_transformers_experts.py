@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from benchmarks.real import transformers_steps
+from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
 from fp8tune_kernels.transformers_experts import Options, hold_weights, register
 from fp8tune_kernels.transformers_experts.forward import experts_forward
@@ -338,6 +339,62 @@ def test_codes_are_never_older_than_the_weights(change: Callable[[Any], None]) -
     found = step(model)
     model.set_experts_implementation("fp8tune")
     assert_same(found, step(model))
+
+
+# FSDP2
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Any]:
+    """Of this process alone: what several do is in tests/distributed."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def sharded(model: Any, mesh: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def step_of_shards(model: Any) -> Step:
+    loss, grads = step(model)
+    return loss, [grad.full_tensor() for grad in grads]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "recipe"),
+    [
+        ("gpt-oss-20b", "fp8tune", None),
+        ("olmoe", "fp8tune", "default"),
+        ("olmoe", "fp8tune-folded", "folded"),
+        ("olmoe", "fp8tune-mlp", "folded"),
+    ],
+)
+def test_fsdp_gives_the_same_bits(name: str, implementation: str, recipe: str | None, mesh: Any) -> None:
+    right = step(small(name, implementation))
+    model = small(name, implementation)
+    if recipe:
+        quantize_after_all_gather(model.model.layers, recipe=recipe)
+    sharded(model, mesh)
+    for _ in range(2):
+        assert_same(step_of_shards(model), right)
+
+
+def test_codes_that_are_held_past_an_all_gather_are_refused(mesh: Any) -> None:
+    model = sharded(small("olmoe", "fp8tune-once"), mesh)
+    with pytest.raises(RuntimeError, match=r"^gate_up_proj is gathered anew by FSDP: call quantize_after_all_gather"):
+        step(model)
+
+
+def test_gathered_weights_that_lie_otherwise_are_refused(mesh: Any) -> None:
+    model = small("gpt-oss-20b")
+    quantize_after_all_gather(model.model.layers)
+    with pytest.raises(ValueError, match=r"^gate_up_proj of GptOssExperts lies as \(E, K, N\): do not quantize"):
+        step(sharded(model, mesh))
 
 
 # Saving and loading

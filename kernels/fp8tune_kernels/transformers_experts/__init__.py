@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.transformers_experts.forward import Options
 from fp8tune_kernels.transformers_experts.registry import hold_weights, register
 
-__all__ = ["Options", "hold_weights", "register"]
+__all__ = ["Options", "hold_weights", "quantize_after_all_gather", "register"]
 
 for _name, _options in {
     "fp8tune": Options(),

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
-from fp8tune_kernels.transformers_experts.held import held_weights
+from fp8tune_kernels.transformers_experts.held import weights_of
 from fp8tune_kernels.transformers_experts.mlp import multiply_mlp
 
 __all__ = ["Options", "experts_forward"]
@@ -65,10 +64,9 @@ def experts_forward(
 
 
 def _linear(module: Any, name: str, rows: Tensor, offs: Tensor, options: Options) -> Tensor:
-    w: Tensor = getattr(module, name)
-    B_t: Tensor | QuantizedWeights = w if module.is_transposed else w.transpose(1, 2)
-    if options.weights_once:
-        B_t = held_weights(module, name, options.recipe)
+    B_t = weights_of(module, name, options.recipe, options.weights_once)
+    if isinstance(B_t, Tensor) and not module.is_transposed:
+        B_t = B_t.transpose(1, 2)
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
     how = {"precision": options.precision, "keep_fp8": options.keep_fp8, "recipe": options.recipe}
     return fp8_grouped_mm(rows, B_t, offs, bias, **how)  # type: ignore[arg-type]

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
 
-__all__ = ["fresh_weights", "held_weights"]
+__all__ = ["fresh_weights", "held_weights", "weights_of"]
 
 ATTRIBUTE = "_fp8tune_held"
 
@@ -35,6 +36,16 @@ class Held:
 
 
 _all: weakref.WeakSet[Held] = weakref.WeakSet()
+
+
+def weights_of(module: Any, name: str, recipe: str, weights_once: bool) -> Any:
+    """A parameter as it lies, or what was quantized of it: held, or under FSDP2 made after the all-gather."""
+    w: Tensor = getattr(module, name)
+    if isinstance(w, GatheredWeights):
+        if module.is_transposed:
+            raise ValueError(f"{name} of {type(module).__name__} lies as (E, K, N): do not quantize it after a gather")
+        return multipliable(w)
+    return held_weights(module, name, recipe) if weights_once else w
 
 
 def held_weights(module: Any, name: str, recipe: str) -> QuantizedWeights:
@@ -54,6 +65,8 @@ def held_weights(module: Any, name: str, recipe: str) -> QuantizedWeights:
 @_disable_dynamo
 def fresh_weights(module: Any, name: str, recipe: str) -> QuantizedWeights:
     """The codes of a parameter as it is now, made where there are none or old ones."""
+    if getattr(module, "_is_fsdp_managed_module", False):  # gathers weights anew where they were, which nothing tells
+        raise RuntimeError(f"{name} is gathered anew by FSDP: call quantize_after_all_gather, and choose no '-once'")
     held = module.__dict__.get(ATTRIBUTE)
     if held is None:
         held = module.__dict__[ATTRIBUTE] = Held()

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from fp8tune_kernels.gemm.moe_mlp import fp8_moe_mlp
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
-from fp8tune_kernels.transformers_experts.held import held_weights
+from fp8tune_kernels.transformers_experts.held import weights_of
 
 __all__ = ["multiply_mlp"]
 
@@ -22,10 +21,7 @@ def multiply_mlp(module: Any, rows: Tensor, offs: Tensor, row_weights: Tensor, *
     Raises ValueError for a module whose gate or layout is another than that of most models.
     """
     _check(module)
-    w13: Tensor | QuantizedWeights = module.gate_up_proj
-    w2: Tensor | QuantizedWeights = module.down_proj
-    if weights_once:
-        w13, w2 = (held_weights(module, name, "folded") for name in ("gate_up_proj", "down_proj"))
+    w13, w2 = (weights_of(module, name, "folded", weights_once) for name in ("gate_up_proj", "down_proj"))
     b13, b2 = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
     activation = "swiglu" if isinstance(module.act_fn, SILU) else module.act_fn
     return fp8_moe_mlp(rows, w13, w2, offs, b13=b13, b2=b2, row_weights=row_weights, activation=activation)
