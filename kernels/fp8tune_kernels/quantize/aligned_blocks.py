@@ -14,10 +14,22 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.quantize.arithmetic import scale_of
+from fp8tune_kernels.quantize.arithmetic import canonical_nan, scale_of
 
-__all__ = ["ALIGNMENT", "Block", "block_at", "bytes_of", "largest_of_rows", "scale_of_bits", "transpose_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "Block",
+    "block_at",
+    "bytes_of",
+    "largest_of_rows",
+    "load_block",
+    "packed_codes",
+    "scale_of_bits",
+    "store_block",
+    "transpose_bytes",
+]
 
 ALIGNMENT = 128
 """Of the groups in transposed codes: what ``grouped-contraction`` reads without masks."""
@@ -36,22 +48,41 @@ class Block(NamedTuple):
 @triton.jit
 def block_at(offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, place: tl.tensor, BLOCK_SIZE_M: tl.constexpr) -> Block:
     """The block of BLOCK_SIZE_M places from ``place`` on, a multiple of it."""
-    group, start, begin, total = 0, 0, 0, 0
+    group, begin, total = 0, 0, 0
     for first in range(0, G, 128):
         groups = first + tl.arange(0, 128)
         ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
         starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0)
-        places = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1) * 128, 0)
-        place_ends = total + tl.cumsum(places, 0)
-        is_before = (groups < G) & (place_ends <= place)
-        group += tl.sum(is_before.to(tl.int32), 0)
-        start = tl.maximum(start, tl.max(tl.where(is_before, ends, 0), 0))
-        begin = tl.maximum(begin, tl.max(tl.where(is_before, place_ends, 0), 0))
-        total += tl.sum(places, 0)
+        units = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1), 0)
+        is_before = (groups < G) & ((total + tl.cumsum(units, 0)) * 128 <= place)
+        # how many groups are before, and their units, by one reduction: each meets all threads
+        both = tl.sum(tl.where(is_before, (1 << 32) + units.to(tl.int64), 0), 0)
+        group += (both >> 32).to(tl.int32)
+        begin += (both & 0xFFFFFFFF).to(tl.int32) * 128
+        if first + 128 < G:
+            total += tl.sum(units, 0)
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
     end = tl.load(offs_ptr + group, mask=group < G, other=M)
     row = start + place - begin
     rows = tl.minimum(tl.maximum(end - row, 0), BLOCK_SIZE_M)
     return Block(group, row, rows, place, place == begin)
+
+
+@triton.jit
+def store_block(blocks_ptr: tl.tensor, block: Block, number: tl.tensor) -> None:
+    """Write down a block for a later kernel: 4 integers."""
+    at = blocks_ptr + number * 4
+    tl.store(at, block.group)
+    tl.store(at + 1, block.first)
+    tl.store(at + 2, block.rows)
+    tl.store(at + 3, block.is_first.to(tl.int32))
+
+
+@triton.jit
+def load_block(blocks_ptr: tl.tensor, number: tl.tensor, BLOCK_SIZE_M: tl.constexpr) -> Block:
+    """What :func:`store_block` wrote."""
+    at = blocks_ptr + number * 4
+    return Block(tl.load(at), tl.load(at + 1), tl.load(at + 2), number * BLOCK_SIZE_M, tl.load(at + 3) > 0)
 
 
 @triton.jit
@@ -75,6 +106,39 @@ def bytes_of(ptr: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
         return ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
     else:
         return ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+
+
+@triton.jit
+def packed_codes(
+    first: tl.tensor,
+    second: tl.tensor,
+    third: tl.tensor,
+    fourth: tl.tensor,
+    dtype: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+) -> tl.tensor:
+    """The codes of four tiles of float32, clamped, as one tile of 32-bit words. On NVIDIA by three instructions."""
+    if is_cuda() and FP8_MAX == 448.0:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; "
+            "cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+            "=r,r,r,r,r",
+            [first, second, third, fourth],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        low = _code(first, dtype, FP8_MAX) | (_code(second, dtype, FP8_MAX) << 8)
+        return low | (_code(third, dtype, FP8_MAX) << 16) | (_code(fourth, dtype, FP8_MAX) << 24)
+
+
+@triton.jit
+def _code(values: tl.tensor, dtype: tl.constexpr, FP8_MAX: tl.constexpr) -> tl.tensor:
+    """The code of a value, uint32."""
+    clamped = tl.where(values > FP8_MAX, FP8_MAX, tl.where(values < -FP8_MAX, -FP8_MAX, values))
+    codes = canonical_nan(clamped, clamped.to(dtype), FP8_MAX)
+    return codes.to(tl.uint8, bitcast=True).to(tl.uint32)
 
 
 @triton.jit

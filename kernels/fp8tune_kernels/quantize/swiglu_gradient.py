@@ -5,9 +5,9 @@
     scales[m]          = scale of the maximum over n of |d[m, n] / factors[g, n]|        see :mod:`.arithmetic`
     q[m, n]            = fp8(d[m, n] / factors[g, n] * scales[m])
 
+    column_scales[g*C + n] = scale of the maximum over rows m of group g of |d[m, n] / row_factors[m]|,  C = 2N
     z[m, n]            = q[m, n] / (scales[m] * row_factors[m]) * factors[g, n]
-    column_scales[g*C + n] = scale of the maximum over rows m of group g of |z[m, n]|,  C = 2N
-    q_columns[place[g] + m - start[g], n] = fp8(z[m, n] * column_scales[g*C + n])
+    q_columns[place[g] + m - start[g], n] = fp8(clamp(z[m, n] * column_scales[g*C + n]))
 
     x              (M, 2N), row-major: gate and up in the ``layout`` halves or interleaved; bfloat16, or FP8 codes
     dh             (M, N), row-major, bfloat16: the gradient of what the GEMM down read
@@ -52,9 +52,12 @@ from fp8tune_kernels.quantize.aligned_blocks import (
     block_at,
     bytes_of,
     largest_of_rows,
+    load_block,
+    packed_codes,
     scale_of_bits,
+    store_block,
 )
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast, reference_scale
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
 from fp8tune_kernels.quantize.limits import wrong_tile
 from fp8tune_kernels.quantize.swiglu_rowwise_transposed import (
@@ -95,101 +98,204 @@ def swiglu_gradient_rows_kernel(
     largest_ptr: tl.tensor,  # (G, 2N), int32, zeros: the bits of the largest magnitude of each column
     d_weights_ptr: tl.tensor,  # (M,) or None
     sums_ptr: tl.tensor,  # (programs, 2N), float32, or None
+    blocks_ptr: tl.tensor,  # (programs, 4), int32, for the columns
     M: tl.tensor,
     N: tl.tensor,
     G: tl.tensor,
     FP8_MAX: tl.constexpr,
     ACTIVATION: tl.constexpr,  # a place in ACTIVATIONS
     INTERLEAVED: tl.constexpr,
-    WIDTH: tl.constexpr,  # a power of two from N on
+    WIDTH: tl.constexpr,  # columns of the first tile; a second of half as many may follow
+    HAS_REST: tl.constexpr,
     ROWS: tl.constexpr,  # that are cast at a time
     BLOCK_SIZE_M: tl.constexpr,  # places of a program
     BLOCK_SIZE_N: tl.constexpr,
+    HELD: tl.constexpr,  # maxima of columns are held in registers, and met in memory once a block
     num_stages: tl.constexpr,
 ) -> None:
-    """One program: a block (:mod:`.aligned_blocks`) by rows, and what its codes add to the maxima of columns."""
+    """One program: a block (:mod:`.aligned_blocks`) by rows, and the maxima of its columns."""
     block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
-    lanes, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    dtype: tl.constexpr = q_ptr.dtype.element_ty
-    of_gate, of_up = columns, N + columns
-    if INTERLEAVED:
-        of_gate, of_up = 2 * columns, 2 * columns + 1
-    has_factors = (columns < N) & (block.group < G)
-    factors = factors_ptr + block.group.to(tl.int64) * (2 * N)
-    gate_factors = _inverse(tl.load(factors + of_gate, mask=has_factors, other=1.0))[None, :]
-    up_factors = _inverse(tl.load(factors + of_up, mask=has_factors, other=1.0))[None, :]
-    for number in tl.range(0, tl.cdiv(block.rows, ROWS), num_stages=num_stages):
+    store_block(blocks_ptr, block, tl.program_id(0))
+    rows = tl.cdiv(block.rows, ROWS)
+    lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
+    factors = _factors(factors_ptr, block.group, G, N, columns, INTERLEAVED)
+    if HELD:
+        most_gate, most_up = tl.zeros((ROWS, WIDTH), tl.int32), tl.zeros((ROWS, WIDTH), tl.int32)
+    if HAS_REST:
+        factors_rest = _factors(factors_ptr, block.group, G, N, others, INTERLEAVED)
+        if HELD:
+            gate_rest = tl.zeros((ROWS, WIDTH // 2), tl.int32)
+            up_rest = tl.zeros((ROWS, WIDTH // 2), tl.int32)
+    for number in tl.range(0, rows, num_stages=num_stages):
         row = block.first + number * ROWS
         in_rows = number * ROWS + lanes < block.rows
         is_read = in_rows & (block.group < G)  # rows of no group become zeros
-        gate, up = load_gate_and_up(
-            x_ptr, x_scales_ptr, bias_ptr, block.group, N, row, is_read, lanes, columns, INTERLEAVED
+        weights = None
+        if weights_ptr is not None:
+            weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
+        d_gate, d_up, total = _gradient(
+            x_ptr,
+            dh_ptr,
+            x_scales_ptr,
+            bias_ptr,
+            weights,
+            block.group,
+            N,
+            row,
+            is_read,
+            lanes,
+            columns,
+            ACTIVATION,
+            INTERLEAVED,
         )
-        at = dh_ptr + row.to(tl.int64) * N + (lanes[:, None] * N + columns[None, :])
-        dh = tl.load(at, mask=is_read[:, None] & (columns < N)[None, :], other=0.0).to(tl.float32)
-        weighted = dh
+        y_gate, y_up = d_gate * factors[0], d_up * factors[1]
+        largest = tl.maximum(largest_of_rows(y_gate), largest_of_rows(y_up))
+        if HAS_REST:
+            d_gate_rest, d_up_rest, total_rest = _gradient(
+                x_ptr,
+                dh_ptr,
+                x_scales_ptr,
+                bias_ptr,
+                weights,
+                block.group,
+                N,
+                row,
+                is_read,
+                lanes,
+                others,
+                ACTIVATION,
+                INTERLEAVED,
+            )
+            y_gate_rest, y_up_rest = d_gate_rest * factors_rest[0], d_up_rest * factors_rest[1]
+            largest = tl.maximum(largest, tl.maximum(largest_of_rows(y_gate_rest), largest_of_rows(y_up_rest)))
+            total += total_rest
         if weights_ptr is not None:
-            weighted = dh * tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
-        d_gate, d_up, h = gated_gradient(gate, up, weighted, ACTIVATION)
-        if weights_ptr is not None:
-            tl.store(d_weights_ptr + row + lanes, tl.sum(dh * h, 1), mask=in_rows)
-        d_gate, d_up = d_gate * gate_factors, d_up * up_factors
-        scale = scale_of_bits(tl.maximum(largest_of_rows(d_gate), largest_of_rows(d_up)), FP8_MAX)
+            tl.store(d_weights_ptr + row + lanes, total, mask=in_rows)
+        scale = scale_of_bits(largest, FP8_MAX)
         tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
-        codes_of_gate = quantize(d_gate, scale[:, None], dtype, FP8_MAX)
-        codes_of_up = quantize(d_up, scale[:, None], dtype, FP8_MAX)
-        store_gate_and_up(q_ptr, codes_of_gate, codes_of_up, N, row, in_rows, lanes, columns, INTERLEAVED)
-    tl.debug_barrier()  # all threads' codes and scales before they are read
-    if block.group < G:
-        _maxima_of_columns(
-            q_ptr,
-            scales_ptr,
-            row_factors_ptr,
-            factors_ptr,
-            largest_ptr,
-            sums_ptr,
-            2 * N,
-            block,
-            BLOCK_SIZE_M,
-            BLOCK_SIZE_N,
-        )
-    elif sums_ptr is not None:
-        for column in tl.range(0, 2 * N, BLOCK_SIZE_N, num_stages=1):
-            at = column + tl.arange(0, BLOCK_SIZE_N)
-            sums = sums_ptr + tl.program_id(0).to(tl.int64) * (2 * N)
-            tl.store(sums + at, tl.zeros((BLOCK_SIZE_N,), tl.float32), mask=at < 2 * N)
+        store_gate_and_up(q_ptr, y_gate, y_up, scale, FP8_MAX, N, row, in_rows, lanes, columns, INTERLEAVED)
+        if HAS_REST:
+            store_gate_and_up(
+                q_ptr, y_gate_rest, y_up_rest, scale, FP8_MAX, N, row, in_rows, lanes, others, INTERLEAVED
+            )
+        inverse = _inverse(tl.load(row_factors_ptr + row + lanes, mask=is_read, other=1.0))[:, None]
+        of_gate, of_up = _magnitude(d_gate * inverse), _magnitude(d_up * inverse)
+        if HELD:
+            most_gate, most_up = tl.maximum(most_gate, of_gate), tl.maximum(most_up, of_up)
+        else:
+            _add_maxima(largest_ptr, of_gate, of_up, block.group, G, N, columns, INTERLEAVED)
+        if HAS_REST:
+            of_gate_rest, of_up_rest = _magnitude(d_gate_rest * inverse), _magnitude(d_up_rest * inverse)
+            if HELD:
+                gate_rest, up_rest = tl.maximum(gate_rest, of_gate_rest), tl.maximum(up_rest, of_up_rest)
+            else:
+                _add_maxima(largest_ptr, of_gate_rest, of_up_rest, block.group, G, N, others, INTERLEAVED)
+    if HELD:
+        _add_maxima(largest_ptr, most_gate, most_up, block.group, G, N, columns, INTERLEAVED)
+        if HAS_REST:
+            _add_maxima(largest_ptr, gate_rest, up_rest, block.group, G, N, others, INTERLEAVED)
+    if sums_ptr is not None:
+        tl.debug_barrier()  # all threads' codes and scales before they are read
+        _sums_of_columns(q_ptr, scales_ptr, factors_ptr, sums_ptr, 2 * N, G, block, BLOCK_SIZE_M, BLOCK_SIZE_N)
 
 
 @triton.jit
-def _maxima_of_columns(
+def _factors(
+    factors_ptr: tl.tensor,
+    group: tl.tensor,
+    G: tl.tensor,
+    N: tl.tensor,
+    columns: tl.tensor,
+    INTERLEAVED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """What the gradients of gate and up are multiplied by: a row each."""
+    of_gate, of_up = columns, N + columns
+    if INTERLEAVED:
+        of_gate, of_up = 2 * columns, 2 * columns + 1
+    inside = (columns < N) & (group < G)
+    at = factors_ptr + group.to(tl.int64) * (2 * N)
+    gate, up = tl.load(at + of_gate, mask=inside, other=1.0), tl.load(at + of_up, mask=inside, other=1.0)
+    return _inverse(gate)[None, :], _inverse(up)[None, :]
+
+
+@triton.jit
+def _gradient(
+    x_ptr: tl.tensor,
+    dh_ptr: tl.tensor,
+    x_scales_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    weights: tl.tensor,
+    group: tl.tensor,
+    N: tl.tensor,
+    row: tl.tensor,
+    is_read: tl.tensor,
+    lanes: tl.tensor,
+    columns: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """d_gate and d_up of a tile, and of each row the sum of dh * h, if there are weights."""
+    gate, up = load_gate_and_up(x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, columns, INTERLEAVED)
+    at = dh_ptr + row.to(tl.int64) * N + (lanes[:, None] * N + columns[None, :])
+    dh = tl.load(at, mask=is_read[:, None] & (columns < N)[None, :], other=0.0).to(tl.float32)
+    if weights is None:
+        d_gate, d_up, _ = gated_gradient(gate, up, dh, ACTIVATION)
+        return d_gate, d_up, tl.zeros((lanes.shape[0],), tl.float32)
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        d_gate, d_up, h = gated_gradient(gate, up, dh * weights, ACTIVATION)
+        return d_gate, d_up, tl.sum(dh * h, 1)
+
+
+@triton.jit
+def _magnitude(values: tl.tensor) -> tl.tensor:
+    """The bits without the sign: they order like the values, NaN last."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _add_maxima(
+    largest_ptr: tl.tensor,
+    of_gate: tl.tensor,
+    of_up: tl.tensor,
+    group: tl.tensor,
+    G: tl.tensor,
+    N: tl.tensor,
+    columns: tl.tensor,
+    INTERLEAVED: tl.constexpr,
+) -> None:
+    """The maxima of a tile's columns into those of its group."""
+    gate_at, up_at = columns, N + columns
+    if INTERLEAVED:
+        gate_at, up_at = 2 * columns, 2 * columns + 1
+    inside = (columns < N) & (group < G)
+    at = largest_ptr + group.to(tl.int64) * (2 * N)
+    tl.atomic_max(at + gate_at, tl.max(of_gate, 0), mask=inside, sem="relaxed")
+    tl.atomic_max(at + up_at, tl.max(of_up, 0), mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _sums_of_columns(
     q_ptr: tl.tensor,
     scales_ptr: tl.tensor,
-    row_factors_ptr: tl.tensor,
     factors_ptr: tl.tensor,
-    largest_ptr: tl.tensor,
     sums_ptr: tl.tensor,
     columns_end: tl.tensor,
+    G: tl.tensor,
     block: Block,
     BLOCK_SIZE_M: tl.constexpr,
     BLOCK_SIZE_N: tl.constexpr,
 ) -> None:
-    """The largest magnitudes of z in a block's columns, into those of its group; and their sums, if they are wanted."""
+    """What the codes of a block stand for, summed over its rows; zeros of a block of no group."""
     rows, lanes = tl.arange(0, BLOCK_SIZE_M), tl.arange(0, BLOCK_SIZE_N)
-    scales, row_factors = _row_factors(scales_ptr, row_factors_ptr, block, rows)
-    inverse = _inverse(scales * row_factors)[:, None]
-    of_group = block.group.to(tl.int64) * columns_end
+    scales = tl.load(scales_ptr + block.first + rows, mask=rows < block.rows, other=1.0)
     for column in tl.range(0, columns_end, BLOCK_SIZE_N, num_stages=1):
         columns = column + lanes
-        inside = columns < columns_end
-        z = _load_codes(q_ptr, columns_end, block, rows, columns)
-        factors = tl.load(factors_ptr + of_group + columns, mask=inside, other=1.0)
-        if sums_ptr is not None:
-            total = tl.sum(z * _inverse(scales)[:, None], 0) * factors
-            sums = sums_ptr + tl.program_id(0).to(tl.int64) * columns_end
-            tl.store(sums + columns, total, mask=inside)
-        bits = tl.max((z * inverse).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-        bits = (bits.to(tl.float32, bitcast=True) * factors).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        tl.atomic_max(largest_ptr + of_group + columns, bits, mask=inside, sem="relaxed")
+        inside = (columns < columns_end) & (block.group < G)
+        factors = tl.load(factors_ptr + block.group.to(tl.int64) * columns_end + columns, mask=inside, other=0.0)
+        codes = _load_codes(q_ptr, columns_end, block, rows, columns)
+        total = tl.sum(codes * _inverse(scales)[:, None], 0) * factors
+        sums = sums_ptr + tl.program_id(0).to(tl.int64) * columns_end
+        tl.store(sums + columns, total, mask=columns < columns_end)
 
 
 @triton.jit(do_not_specialize=["M", "G"])
@@ -199,7 +305,7 @@ def swiglu_gradient_columns_kernel(
     row_factors_ptr: tl.tensor,  # (M,)
     factors_ptr: tl.tensor,  # (G, C)
     largest_ptr: tl.tensor,  # (G, C), int32
-    offs_ptr: tl.tensor,  # (G,)
+    blocks_ptr: tl.tensor,  # (blocks, 4), int32
     q_columns_ptr: tl.tensor,  # (P, C), strides (1, P)
     column_scales_ptr: tl.tensor,  # (G, C)
     M: tl.tensor,
@@ -208,47 +314,59 @@ def swiglu_gradient_columns_kernel(
     FP8_MAX: tl.constexpr,
     BLOCK_SIZE_M: tl.constexpr,  # places of a program
     BLOCK_SIZE_N: tl.constexpr,
-    PACK: tl.constexpr,
 ) -> None:
     """One program: BLOCK_SIZE_N columns of a block, from codes of the rows to codes of the columns."""
     across = tl.cdiv(C, BLOCK_SIZE_N)
-    block = block_at(offs_ptr, M, G, tl.program_id(0) // across * BLOCK_SIZE_M, BLOCK_SIZE_M)
+    block = load_block(blocks_ptr, tl.program_id(0) // across, BLOCK_SIZE_M)
     if block.group < G:
         columns = tl.program_id(0) % across * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-        words = tl.arange(0, BLOCK_SIZE_M // PACK)
+        words = tl.arange(0, BLOCK_SIZE_M // 4) * 4
         inside = columns < C
         of_group = block.group.to(tl.int64) * C
+        factors = tl.load(factors_ptr + of_group + columns, mask=inside, other=1.0)
         scale = scale_of_bits(tl.load(largest_ptr + of_group + columns, mask=inside, other=0), FP8_MAX)
         tl.store(column_scales_ptr + of_group + columns, scale, mask=inside & block.is_first)
-        grown = (tl.load(factors_ptr + of_group + columns, mask=inside, other=1.0) * scale)[None, :]
-        packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_N), tl.uint32)
-        for number in tl.static_range(PACK):
-            rows = words * PACK + number
-            scales, row_factors = _row_factors(scales_ptr, row_factors_ptr, block, rows)
-            z = _load_codes(q_ptr, C, block, rows, columns) * _inverse(scales * row_factors)[:, None]
-            codes = quantize(z, grown, q_columns_ptr.dtype.element_ty, FP8_MAX).to(tl.uint8, bitcast=True)
-            codes = tl.where((rows < block.rows)[:, None], codes.to(tl.uint32), 0)  # a NaN would be no zero
-            packed = packed | (codes << (8 * number))
-        to_ptr = bytes_of(q_columns_ptr, PACK) + block.place // PACK
-        stride = stride_of_columns(M, G, 128) // PACK
-        at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * stride
-        tl.store(at, packed.to(to_ptr.dtype.element_ty), mask=inside[None, :] & (words >= 0)[:, None])
+        grown = (factors * scale)[None, :]
+        dtype: tl.constexpr = q_columns_ptr.dtype.element_ty
+        packed = packed_codes(
+            _shifted(q_ptr, scales_ptr, row_factors_ptr, C, block, words, columns, grown),
+            _shifted(q_ptr, scales_ptr, row_factors_ptr, C, block, words + 1, columns, grown),
+            _shifted(q_ptr, scales_ptr, row_factors_ptr, C, block, words + 2, columns, grown),
+            _shifted(q_ptr, scales_ptr, row_factors_ptr, C, block, words + 3, columns, grown),
+            dtype,
+            FP8_MAX,
+        )
+        taken = tl.minimum(tl.maximum(block.rows - words, 0), 4)  # of a word: a NaN would leave no zeros
+        kept = tl.where(taken == 4, -1, (1 << (8 * tl.minimum(taken, 3))) - 1)
+        packed = packed & kept.to(tl.uint32, bitcast=True)[:, None]
+        to_ptr = bytes_of(q_columns_ptr, 4) + block.place // 4
+        stride = stride_of_columns(M, G, 128) // 4
+        at = to_ptr + (words // 4)[:, None] + columns.to(tl.int64)[None, :] * stride
+        tl.store(at, packed, mask=inside[None, :] & (words >= 0)[:, None])
+
+
+@triton.jit
+def _shifted(
+    q_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    row_factors_ptr: tl.tensor,
+    C: tl.tensor,
+    block: Block,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    grown: tl.tensor,
+) -> tl.tensor:
+    """Codes of rows in the binade of the columns, float32."""
+    inside = rows < block.rows
+    scales = tl.load(scales_ptr + block.first + rows, mask=inside, other=1.0)
+    row_factors = tl.load(row_factors_ptr + block.first + rows, mask=inside, other=1.0)
+    return _load_codes(q_ptr, C, block, rows, columns) * _inverse(scales * row_factors)[:, None] * grown
 
 
 @triton.jit
 def _inverse(factors: tl.tensor) -> tl.tensor:
     """1 / factors, exact of powers of two."""
     return tl.div_rn(tl.full(factors.shape, 1.0, tl.float32), factors)
-
-
-@triton.jit
-def _row_factors(
-    scales_ptr: tl.tensor, row_factors_ptr: tl.tensor, block: Block, rows: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """The scales and the factors of a block's rows; 1 past them."""
-    inside = rows < block.rows
-    scales = tl.load(scales_ptr + block.first + rows, mask=inside, other=1.0)
-    return scales, tl.load(row_factors_ptr + block.first + rows, mask=inside, other=1.0)
 
 
 @triton.jit
@@ -321,6 +439,9 @@ def reference(
     factors, row_factors = factors.view(G, C), row_factors.view(-1)
     bounds = list(zip([0, *offs.tolist()[:-1]], offs.tolist(), strict=True))
     for group, (start, end) in enumerate(bounds):
+        over_rows = d[start:end] * row_factors[start:end, None].reciprocal()
+        largest = over_rows.abs().amax(0) if end > start else d.new_zeros(C)
+        column_scales[group * C : (group + 1) * C] = reference_scale(largest, float8_dtype, power_of_two=True)
         d[start:end] *= factors[group].reciprocal()
     d[bounds[-1][1] :] = 0
     scales.copy_(scale_of_rows(d, float8_dtype))
@@ -333,10 +454,8 @@ def reference(
         if bias_gradient:
             d_bias[group] = (codes * of_rows.reciprocal()).sum(0) * factors[group]
         z = codes * (of_rows * row_factors[start:end, None]).reciprocal()
-        largest = z.abs().amax(0) if len(z) else z.new_zeros(C)
-        scale = reference_scale(largest * factors[group], float8_dtype, power_of_two=True)
-        column_scales[group * C : (group + 1) * C] = scale
-        q_columns[place : place + end - start] = reference_cast(z, factors[group] * scale, float8_dtype)
+        grown = factors[group] * column_scales[group * C : (group + 1) * C]
+        q_columns[place : place + end - start] = reference_cast(z, grown, float8_dtype)
         place += taken_rows(end - start, ALIGNMENT)
     return q, scales, q_columns, column_scales, d_weights, d_bias
 
@@ -406,18 +525,18 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
         return
     blocks = P // config["BLOCK_SIZE_M"]
     largest = torch.zeros(G * C, dtype=torch.int32, device=x.device)
+    places = torch.empty(blocks, 4, dtype=torch.int32, device=x.device)
     sums = x.new_empty(blocks, C, dtype=torch.float32) if bias_gradient else None
-    width, rows = tile_of(config, C // 2)
     given = (x, dh, offs, x_scales, bias, weights, factors, row_factors)
-    tensors = (*given, q, scales, largest, None if weights is None else d_weights, sums)
-    constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), layout == "interleaved", width, rows)
-    options = {name: config[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_warps", "num_stages")}
+    tensors = (*given, q, scales, largest, None if weights is None else d_weights, sums, places)
+    is_interleaved = layout == "interleaved"
+    constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), is_interleaved, *tile_of(config, C // 2))
+    options = {name: config[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "HELD", "num_warps", "num_stages")}
     launch_kernel(swiglu_gradient_rows_kernel, blocks, tensors, (M, C // 2, G), constants, options)
     if sums is not None:
         torch.mm(_blocks_of_groups(offs, blocks, config["BLOCK_SIZE_M"]), sums, out=d_bias)
-    codes = (q, scales, row_factors, factors, largest, offs, q_columns, column_scales)
-    options = {name: config[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "PACK")}
-    options["num_warps"] = min(config["num_warps"], 4)
+    codes = (q, scales, row_factors, factors, largest, places, q_columns, column_scales)
+    options = {"BLOCK_SIZE_M": config["BLOCK_SIZE_M"], "BLOCK_SIZE_N": config["BLOCK_SIZE_N"], "num_warps": 4}
     programs = blocks * -(-C // config["BLOCK_SIZE_N"])
     launch_kernel(swiglu_gradient_columns_kernel, programs, codes, (M, C, G), (FP8_MAX[dtype],), options)
 
@@ -433,17 +552,24 @@ def _blocks_of_groups(offs: torch.Tensor, blocks: int, BLOCK_SIZE_M: int) -> tor
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    width, rows = tile_of(config, shape["N"])
+    width, _, rows = tile_of(config, shape["N"])
     least = min(SPEC.axes["TILE"])
-    if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[1]:
+    if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
         return f"same binary as TILE={least}: one row at a time"
     return wrong_tile(config, width * rows, limits, least=4, too_few="too few loads under way", held="gate and up do")
 
 
 SPEC = KernelSpec(
     name="swiglu-gradient",
-    axes=swiglu_rowwise_transposed.SPEC.axes,
-    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, TILE=2048, PACK=4, num_warps=8, num_stages=1),
+    axes={
+        "BLOCK_SIZE_M": (32, 64, 128),
+        "BLOCK_SIZE_N": (64, 128, 256),
+        "TILE": (1024, 2048, 4096, 8192),
+        "HELD": (0, 1),
+        "num_warps": (4, 8, 16),
+        "num_stages": (1, 2),
+    },
+    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, TILE=2048, HELD=0, num_warps=8, num_stages=1),
     key=swiglu_rowwise_transposed.SPEC.key,
     problems=problems,
     inputs=inputs,

@@ -102,6 +102,8 @@ def store_gate_and_up(
     q_ptr: tl.tensor,
     gate: tl.tensor,
     up: tl.tensor,
+    scale: tl.tensor,
+    FP8_MAX: tl.constexpr,
     N: tl.tensor,
     row: tl.tensor,
     in_rows: tl.tensor,
@@ -109,8 +111,10 @@ def store_gate_and_up(
     columns: tl.tensor,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Store codes of both where :func:`load_gate_and_up` found them."""
+    """Store codes of both, with a scale a row, where :func:`load_gate_and_up` found them."""
     q_rows = q_ptr + row.to(tl.int64) * (2 * N) + lanes[:, None] * (2 * N)
+    gate = quantize(gate, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+    up = quantize(up, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
     if INTERLEAVED:
         WIDTH: tl.constexpr = columns.shape[0]
         both = tl.min(columns, 0) * 2 + tl.arange(0, 2 * WIDTH)
@@ -140,7 +144,8 @@ def swiglu_rowwise_transposed_kernel(
     FP8_MAX: tl.constexpr,
     ACTIVATION: tl.constexpr,  # a place in ACTIVATIONS
     INTERLEAVED: tl.constexpr,
-    WIDTH: tl.constexpr,  # a power of two from N on
+    WIDTH: tl.constexpr,  # columns of the first tile; a second of half as many may follow
+    HAS_REST: tl.constexpr,
     ROWS: tl.constexpr,  # that are cast at a time
     BLOCK_SIZE_M: tl.constexpr,  # places of a program
     BLOCK_SIZE_N: tl.constexpr,  # columns that are transposed at a time
@@ -149,29 +154,47 @@ def swiglu_rowwise_transposed_kernel(
 ) -> None:
     """One program: a block (:mod:`.aligned_blocks`)."""
     block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
-    lanes, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     for number in tl.range(0, tl.cdiv(block.rows, ROWS), num_stages=num_stages):
         row = block.first + number * ROWS
         in_rows = number * ROWS + lanes < block.rows
         is_read = in_rows & (block.group < G)  # rows of no group become zeros
+        weights = 1.0
+        if weights_ptr is not None:
+            weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
         gate, up = load_gate_and_up(
             x_ptr, x_scales_ptr, bias_ptr, block.group, N, row, is_read, lanes, columns, INTERLEAVED
         )
+        h = gated(gate, up, ACTIVATION) * weights if weights_ptr is not None else gated(gate, up, ACTIVATION)
+        largest = largest_of_rows(h)
+        if HAS_REST:
+            gate_rest, up_rest = load_gate_and_up(
+                x_ptr, x_scales_ptr, bias_ptr, block.group, N, row, is_read, lanes, others, INTERLEAVED
+            )
+            h_rest = gated(gate_rest, up_rest, ACTIVATION)
+            if weights_ptr is not None:
+                h_rest = h_rest * weights
+            largest = tl.maximum(largest, largest_of_rows(h_rest))
         if kept_ptr is not None:
-            scale = scale_of_bits(tl.maximum(largest_of_rows(gate), largest_of_rows(up)), FP8_MAX)
+            of_x = tl.maximum(largest_of_rows(gate), largest_of_rows(up))
+            if HAS_REST:
+                of_x = tl.maximum(of_x, tl.maximum(largest_of_rows(gate_rest), largest_of_rows(up_rest)))
+            scale = scale_of_bits(of_x, FP8_MAX)
             tl.store(kept_scales_ptr + row + lanes, scale, mask=in_rows)
-            codes_of_gate = quantize(gate, scale[:, None], dtype, FP8_MAX)
-            codes_of_up = quantize(up, scale[:, None], dtype, FP8_MAX)
-            store_gate_and_up(kept_ptr, codes_of_gate, codes_of_up, N, row, in_rows, lanes, columns, INTERLEAVED)
-        h = gated(gate, up, ACTIVATION)
-        if weights_ptr is not None:
-            h = h * tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
-        scale = scale_of_bits(largest_of_rows(h), FP8_MAX)
+            store_gate_and_up(kept_ptr, gate, up, scale, FP8_MAX, N, row, in_rows, lanes, columns, INTERLEAVED)
+            if HAS_REST:
+                store_gate_and_up(
+                    kept_ptr, gate_rest, up_rest, scale, FP8_MAX, N, row, in_rows, lanes, others, INTERLEAVED
+                )
+        scale = scale_of_bits(largest, FP8_MAX)
         tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
         q_rows = q_ptr + row.to(tl.int64) * N + lanes[:, None] * N
         q = quantize(h, scale[:, None], dtype, FP8_MAX)
         tl.store(q_rows + columns[None, :], q, mask=in_rows[:, None] & (columns < N)[None, :])
+        if HAS_REST:
+            q = quantize(h_rest, scale[:, None], dtype, FP8_MAX)
+            tl.store(q_rows + others[None, :], q, mask=in_rows[:, None] & (others < N)[None, :])
     if transposed_ptr is not None:
         tl.debug_barrier()  # all threads' codes before they are read
         stride = stride_of_columns(M, G, 128) // PACK
@@ -349,18 +372,19 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     M, N = q.shape
     kept = (q_x, scales_x) if keep else (None, None)
     tensors = (x, offs, x_scales, bias, weights, q, scales, transposed if transpose else None, *kept)
-    width, rows = tile_of(config, N)
-    constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", width, rows)
+    constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", *tile_of(config, N))
     if N:
         programs = padded_rows(M, offs.shape[0], ALIGNMENT) // config["BLOCK_SIZE_M"]
         options = {name: value for name, value in config.items() if name != "TILE"}
         launch_kernel(swiglu_rowwise_transposed_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
 
 
-def tile_of(config: Mapping[str, int], N: int) -> tuple[int, int]:
-    """Columns and rows that a program casts at a time: whole rows, as many as TILE elements hold."""
-    width = max(1 << max(N - 1, 0).bit_length(), 16)
-    return width, min(max(config["TILE"] // width, 1), config["BLOCK_SIZE_M"])
+def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
+    """What a program casts at a time, whole rows: columns of the first tile, whether half as many follow, and rows, as
+    many as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
+    power = max(1 << max(N - 1, 0).bit_length(), 32)
+    has_rest = 4 * N <= 3 * power and power > 32
+    return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -371,8 +395,8 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    width, rows = tile_of(config, shape["N"])
-    if (least := min(SPEC.axes["TILE"])) < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[1]:
+    width, _, rows = tile_of(config, shape["N"])
+    if (least := min(SPEC.axes["TILE"])) < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
         return f"same binary as TILE={least}: one row at a time"
     tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] // config["PACK"]
     if tile < config["num_warps"] * limits.warp_size:
