@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
     from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
     from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-    from fp8tune_kernels.quantize.swiglu_rowwise_transposed import quantize_swiglu_rowwise_transposed
+    from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
     from fp8tune_kernels.quantize.transposed_codes import transpose_codes
@@ -59,7 +59,7 @@ __all__ = [
     "quantize_rowwise_factored",
     "quantize_rowwise_transposed",
     "quantize_swiglu_gradient",
-    "quantize_swiglu_rowwise_transposed",
+    "quantize_swiglu_rowwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",

@@ -28,7 +28,7 @@ _SPAN_OF: dict[str, Span | None] = {
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,
     "mxfp8-dim1-3d-via-2d": None,
-    "swiglu-rowwise-transposed": None,
+    "swiglu-rowwise": None,
     "swiglu-gradient": None,
     "transposed-codes": None,
 }

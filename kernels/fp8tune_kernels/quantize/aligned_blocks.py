@@ -23,8 +23,10 @@ __all__ = [
     "Block",
     "block_at",
     "bytes_of",
+    "inverse_of",
     "largest_of_rows",
     "load_block",
+    "load_codes",
     "packed_codes",
     "scale_of_bits",
     "store_block",
@@ -142,34 +144,47 @@ def _code(values: tl.tensor, dtype: tl.constexpr, FP8_MAX: tl.constexpr) -> tl.t
 
 
 @triton.jit
+def inverse_of(factors: tl.tensor) -> tl.tensor:
+    """1 / factors, rounded to nearest: exact of powers of two."""
+    return tl.div_rn(tl.full(factors.shape, 1.0, tl.float32), factors)
+
+
+@triton.jit
+def load_codes(q_ptr: tl.tensor, C: tl.tensor, block: Block, rows: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """Codes of a block's rows, of (M, C) row-major, as float32; zeros outside."""
+    inside = (rows < block.rows)[:, None] & (columns < C)[None, :]
+    from_ptr = bytes_of(q_ptr, 1) + block.first.to(tl.int64) * C
+    codes = tl.load(from_ptr + (rows[:, None] * C + columns[None, :]), mask=inside, other=0)
+    return codes.to(q_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def transpose_bytes(
     q_ptr: tl.tensor,
-    transposed_ptr: tl.tensor,
+    to_ptr: tl.tensor,
     stride: tl.tensor,
     C: tl.tensor,
-    columns_start: tl.tensor,
-    columns_end: tl.tensor,
+    column: tl.tensor,
     block: Block,
     PACK: tl.constexpr,
     BLOCK_SIZE_M: tl.constexpr,
     BLOCK_SIZE_N: tl.constexpr,
 ) -> None:
-    """Some columns of a block's codes, of (M, C) row-major, to their place in (P, C), strides (1, P).
+    """BLOCK_SIZE_N columns of a block's codes, of (M, C) row-major, to words of PACK codes of a column.
 
-    Zeros into the places that have no row. PACK codes of a column are put together before they change threads: bytes
-    would move through shared memory one by one. ``stride``: P // PACK.
+    Zeros into the places that have no row. Codes are put together before they change threads: bytes would move through
+    shared memory one by one. ``stride``: from a column to the next, in words.
     """
     words = tl.arange(0, BLOCK_SIZE_M // PACK)
     from_ptr = bytes_of(q_ptr, 1) + block.first.to(tl.int64) * C
-    to_ptr = bytes_of(transposed_ptr, PACK) + block.place // PACK
-    for column in tl.range(columns_start, columns_end, BLOCK_SIZE_N, num_stages=1):
-        columns = column + tl.arange(0, BLOCK_SIZE_N)
-        inside = (columns < columns_end)[None, :]
-        packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_N), tl.uint32)
-        for number in tl.static_range(PACK):
-            rows = words * PACK + number
-            at = from_ptr + (rows[:, None] * C + columns[None, :])
-            codes = tl.load(at, mask=(rows < block.rows)[:, None] & inside, other=0)
-            packed = packed | (codes.to(tl.uint32) << (8 * number))
-        at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * stride
-        tl.store(at, packed.to(to_ptr.dtype.element_ty), mask=inside & (words >= 0)[:, None])
+    columns = column + tl.arange(0, BLOCK_SIZE_N)
+    inside = (columns < C)[None, :]
+    packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_N), tl.uint32)
+    for number in tl.static_range(PACK):
+        rows = words * PACK + number
+        codes = tl.load(
+            from_ptr + (rows[:, None] * C + columns[None, :]), mask=(rows < block.rows)[:, None] & inside, other=0
+        )
+        packed = packed | (codes.to(tl.uint32) << (8 * number))
+    at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * stride
+    tl.store(at, packed.to(to_ptr.dtype.element_ty), mask=inside & (words >= 0)[:, None])

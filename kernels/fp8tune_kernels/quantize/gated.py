@@ -43,8 +43,8 @@ DIVISOR = (1.0000381469726562, 1.0000272989273071)
 4,096, those that leave the most room: 5.9 and 4.5 times the sum of all bounds on the error of each step."""
 
 SLOPE = ((1.000014066696167, 1.0000522136688232), (1.0001697540283203, 1.702335238456726))
-"""By activation: a and b of the derivative, ``s * (a + b * g * (exp * s))`` with ``s = 1 / (DIVISOR * (1 + exp))``. With
-``a = c * DIVISOR``, ``b = alpha * c * DIVISOR**2`` and c near 1, likewise: 2.2 and 1.2 times."""
+"""By activation: a and b of the derivative, ``s * (a + b * g * (exp * s))`` with ``s = 1 / (DIVISOR * (1 + exp))``.
+With ``a = c * DIVISOR``, ``b = alpha * c * DIVISOR**2`` and c near 1, likewise: 2.2 and 1.2 times."""
 
 EXPONENT = (1.4426950216293335, 2.4554669857025146)
 """By activation: alpha * log2(e), as float32."""
