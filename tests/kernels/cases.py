@@ -39,6 +39,11 @@ def leads(spec: KernelSpec) -> list[dict[str, int]]:
     return [{"LEAD": value} for value in values] or [{}]
 
 
+def forms(spec: KernelSpec) -> list[dict[str, int]]:
+    """What chooses between two ways through a kernel's code: :func:`leads`, or the values of ``HELD``."""
+    return [{"HELD": value} for value in spec.axes.get("HELD", ())] or leads(spec)
+
+
 def varied(spec: KernelSpec, config: NamedInts, names: list[str]) -> list[NamedInts]:
     """The config with every combination of these axes' values."""
     configs = [config]
@@ -106,6 +111,7 @@ CUT = {
     "colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "colwise-3d": {"N": "BLOCK_SIZE_N", "K": "BLOCK_SIZE_K"},
     "colwise-dual": {"N": "BLOCK_SIZE", "K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "colwise-factored": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
     "colwise-transpose-3d": {"K": "BLOCK_SIZE", "N": "BLOCK_SIZE_ITER"},
     "mxfp8-dim0": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
     "mxfp8-dim1": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
@@ -114,8 +120,11 @@ CUT = {
     "rowwise": {"N": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "rowwise-2d": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "rowwise-colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "rowwise-factored": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
+    "rowwise-transposed": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
     "transpose-3d-atomic": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
     "transpose-3d-reduction": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
+    "weights-transposed": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_M"},
 }
 """Kernel -> the dims of its problems that an axis cuts into blocks."""
 
@@ -144,6 +153,8 @@ def inputs_of(spec: KernelSpec, one: Problem, content: str, device: str) -> tupl
                 tensor[..., ::3, :] = 0
             else:
                 fill(tensor, content)
+    if spec.constrain is not None:
+        spec.constrain(inputs)
     return inputs
 
 

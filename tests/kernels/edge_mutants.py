@@ -70,6 +70,31 @@ OF_ALIGNED_TILES: dict[str, Fault] = {
 }
 """Where groups begin at multiples of an alignment."""
 
+BLOCKS = ("rowwise-transposed, row_blocks", "weights-transposed, row_blocks", "rowwise-factored, row_blocks")
+
+OF_BLOCKS: dict[str, Fault] = {
+    "an unaligned address taken for an aligned one": (
+        "at = rows.x_ptr + block.first",
+        f"at = {aligned('rows.x_ptr')} + block.first",
+    ),
+    "codes past the last column": (
+        "inside[:, None] & (columns < rows.K)[None, :], eviction",
+        "inside[:, None] & (columns < rows.K + 1)[None, :], eviction",
+    ),
+    "a dropped tail of columns": (
+        "across = tl.maximum(tl.cdiv(rows.K, options.BLOCK_SIZE_K), 1)",
+        "across = tl.maximum(rows.K // options.BLOCK_SIZE_K, 1)",
+    ),
+}
+"""In ``row_blocks``."""
+
+OF_ALIGNED_BLOCKS: dict[str, Fault] = {
+    "no zeros after a group": ("within = lanes // 16 * 16 < block.room", "within = lanes < block.left"),
+    "an empty group without zeros": ("tl.maximum(tl.cdiv(size, rows.ALIGNMENT), 1)", "tl.cdiv(size, rows.ALIGNMENT)"),
+    "padding rows with transposed codes": ("tl.where(group < rows.G, taken - row, 0)", "taken - row"),
+}
+"""In ``row_blocks``, where groups begin at multiples of an alignment."""
+
 ALIGNED = ("colwise, panels", "colwise-dual, panels", "rowwise-colwise, both_ways")
 
 OF_WHOLE_ROWS: dict[str, Fault] = {
@@ -109,7 +134,14 @@ OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
 EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"{modules}, arithmetic: {what}": fault
-        for modules in ("rowwise", *(each for each in PANELS if each != "rowwise, panels"), *BOTH_WAYS, *WHOLE_ROWS)
+        for modules in (
+            "rowwise",
+            *(each for each in PANELS if each != "rowwise, panels"),
+            *BOTH_WAYS,
+            *WHOLE_ROWS,
+            *BLOCKS,
+            "colwise-factored",
+        )
         for what, fault in OF_SCALES.items()
     },
     **{
@@ -120,6 +152,14 @@ EDGE_FAULTS: dict[str, Fault] = {
     **{f"{modules}, tiles: {what}": fault for modules in (*PANELS, *BOTH_WAYS) for what, fault in OF_TILES.items()},
     **{f"{modules}, tiles: {what}": fault for modules in UNEVEN for what, fault in OF_UNEVEN_TILES.items()},
     **{f"{modules}, tiles: {what}": fault for modules in ALIGNED for what, fault in OF_ALIGNED_TILES.items()},
+    **{f"{modules}: {what}": fault for modules in BLOCKS for what, fault in OF_BLOCKS.items()},
+    **{f"{BLOCKS[0]}: {what}": fault for what, fault in OF_ALIGNED_BLOCKS.items()},
+    **{
+        f"colwise-factored, row_blocks: {what}": fault
+        for what, fault in {**OF_BLOCKS, **OF_ALIGNED_BLOCKS}.items()
+        if what.startswith(("an ", "no "))
+    },
+    "colwise-factored: NaN after a group": ("if block.left >= options.BLOCK_SIZE_M", "if block.left >= 0"),
     **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS[:2] for what, fault in OF_PARTIAL_BLOCKS.items()},

@@ -28,6 +28,7 @@ BLOCKS = {
     "colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128},
     "colwise-3d": {"BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 1024},
     "colwise-dual": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128},
+    "colwise-factored": {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64},
     "colwise-transpose-3d": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
     "mxfp8-dim0": {"BLOCK_SIZE_M": 4, "BLOCK_SIZE_K": 128},
     "mxfp8-dim1": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
@@ -36,8 +37,11 @@ BLOCKS = {
     "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 256},
     "rowwise-2d": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
     "rowwise-colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
+    "rowwise-factored": {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_K": 128},
+    "rowwise-transposed": {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64},
     "transpose-3d-atomic": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
     "transpose-3d-reduction": {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 32},
+    "weights-transposed": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
 }
 """Of the one config that is checked."""
 

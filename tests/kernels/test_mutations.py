@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import leads
+from cases import forms
 from mutants import FAULTS
 from planting import plant
 
@@ -22,6 +22,7 @@ SHAPES = {
     "colwise": NamedInts(M=501, K=70, G=3),
     "colwise-3d": NamedInts(E=2, N=3, K=9001),
     "colwise-dual": NamedInts(M=501, N=40, K=24, G=3),
+    "colwise-factored": NamedInts(M=309, K=134, G=3),
     "colwise-transpose-3d": NamedInts(E=2, N=165, K=134),
     "mxfp8-dim0": NamedInts(M=6, K=1100),
     "mxfp8-dim1": NamedInts(M=285, K=133),
@@ -30,8 +31,11 @@ SHAPES = {
     "rowwise": NamedInts(N=70, M=1301, G=4),
     "rowwise-2d": NamedInts(M=5, K=9001),
     "rowwise-colwise": NamedInts(M=309, K=134, G=3),
+    "rowwise-factored": NamedInts(M=213, K=530, G=3),
+    "rowwise-transposed": NamedInts(M=309, K=530, G=3),
     "transpose-3d-atomic": NamedInts(E=2, N=677, K=70),
     "transpose-3d-reduction": NamedInts(E=2, N=677, K=70),
+    "weights-transposed": NamedInts(E=2, N=165, K=530),
 }
 """No block divides a dim, and every kernel's default takes more than one tile or block."""
 
@@ -53,9 +57,9 @@ def load(file: Path) -> Any:
 
 
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
-    """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
-    for layout, lead in itertools.product(spec.input_layouts, leads(spec)):
-        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **lead}), device)
+    """What a sweep's check says of the kernel's default config, in each layout and form."""
+    for layout, form in itertools.product(spec.input_layouts, forms(spec)):
+        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **form}), device)
         if wrong is not None:
             return wrong
     return None

@@ -124,7 +124,9 @@ def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec) -> None:
     assert all(spec.scaled_down(one) == one for one in small)
 
 
-BYTES_PER_ELEMENT = {"rowwise-colwise": 4, "colwise-transpose-3d": 4}
+BYTES_PER_ELEMENT = dict.fromkeys(
+    ("rowwise-colwise", "colwise-transpose-3d", "rowwise-transposed", "weights-transposed"), 4
+)
 
 
 def test_bytes_moved_are_those_of_inputs_and_outputs(spec: KernelSpec, problem: Problem) -> None:
