@@ -23,8 +23,8 @@ ROWS = {
 }
 """Rows of a shape set; kernels scale them down to what the interpreter can run."""
 
-QUANTIZING = tuple(kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None)
-"""All kernels but the GEMMs, whose sums need values of their own."""
+QUANTIZING = catalog.QUANTIZERS
+"""All kernels but the GEMMs, whose sums need values of their own, and those that move codes."""
 
 CONTENTS = (*DECLARED_CONTENTS, "zero slices")
 
@@ -37,11 +37,6 @@ def leads(spec: KernelSpec) -> list[dict[str, int]]:
     """What the interpreter takes for the values of ``LEAD``: walking twice, panels; nothing of a kernel without it."""
     values = sorted({min(lead, SHORT_LEAD) for lead in spec.axes.get("LEAD", ())})
     return [{"LEAD": value} for value in values] or [{}]
-
-
-def forms(spec: KernelSpec) -> list[dict[str, int]]:
-    """What chooses between two ways through a kernel's code: :func:`leads`, or the values of ``HELD``."""
-    return [{"HELD": value} for value in spec.axes.get("HELD", ())] or leads(spec)
 
 
 def varied(spec: KernelSpec, config: NamedInts, names: list[str]) -> list[NamedInts]:
@@ -111,7 +106,6 @@ CUT = {
     "colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "colwise-3d": {"N": "BLOCK_SIZE_N", "K": "BLOCK_SIZE_K"},
     "colwise-dual": {"N": "BLOCK_SIZE", "K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
-    "colwise-factored": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
     "colwise-transpose-3d": {"K": "BLOCK_SIZE", "N": "BLOCK_SIZE_ITER"},
     "mxfp8-dim0": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
     "mxfp8-dim1": {"M": "BLOCK_SIZE_M", "K": "BLOCK_SIZE_K"},
@@ -120,11 +114,11 @@ CUT = {
     "rowwise": {"N": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "rowwise-2d": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "rowwise-colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
-    "rowwise-factored": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
-    "rowwise-transposed": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
+    "rowwise-factored": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "transpose-3d-atomic": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
     "transpose-3d-reduction": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
-    "weights-transposed": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_M"},
+    "transposed-codes": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
+    "transposed-codes-3d": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_M"},
 }
 """Kernel -> the dims of its problems that an axis cuts into blocks."""
 

@@ -70,31 +70,6 @@ OF_ALIGNED_TILES: dict[str, Fault] = {
 }
 """Where groups begin at multiples of an alignment."""
 
-BLOCKS = ("rowwise-transposed, row_blocks", "weights-transposed, row_blocks", "rowwise-factored, row_blocks")
-
-OF_BLOCKS: dict[str, Fault] = {
-    "an unaligned address taken for an aligned one": (
-        "at = rows.x_ptr + block.first",
-        f"at = {aligned('rows.x_ptr')} + block.first",
-    ),
-    "codes past the last column": (
-        "inside[:, None] & (columns < rows.K)[None, :], eviction",
-        "inside[:, None] & (columns < rows.K + 1)[None, :], eviction",
-    ),
-    "a dropped tail of columns": (
-        "across = tl.maximum(tl.cdiv(rows.K, options.BLOCK_SIZE_K), 1)",
-        "across = tl.maximum(rows.K // options.BLOCK_SIZE_K, 1)",
-    ),
-}
-"""In ``row_blocks``."""
-
-OF_ALIGNED_BLOCKS: dict[str, Fault] = {
-    "no zeros after a group": ("within = lanes // 16 * 16 < block.room", "within = lanes < block.left"),
-    "an empty group without zeros": ("tl.maximum(tl.cdiv(size, rows.ALIGNMENT), 1)", "tl.cdiv(size, rows.ALIGNMENT)"),
-    "padding rows with transposed codes": ("tl.where(group < rows.G, taken - row, 0)", "taken - row"),
-}
-"""In ``row_blocks``, where groups begin at multiples of an alignment."""
-
 ALIGNED = ("colwise, panels", "colwise-dual, panels", "rowwise-colwise, both_ways")
 
 OF_WHOLE_ROWS: dict[str, Fault] = {
@@ -139,8 +114,7 @@ EDGE_FAULTS: dict[str, Fault] = {
             *(each for each in PANELS if each != "rowwise, panels"),
             *BOTH_WAYS,
             *WHOLE_ROWS,
-            *BLOCKS,
-            "colwise-factored",
+            "rowwise-factored",
         )
         for what, fault in OF_SCALES.items()
     },
@@ -152,17 +126,53 @@ EDGE_FAULTS: dict[str, Fault] = {
     **{f"{modules}, tiles: {what}": fault for modules in (*PANELS, *BOTH_WAYS) for what, fault in OF_TILES.items()},
     **{f"{modules}, tiles: {what}": fault for modules in UNEVEN for what, fault in OF_UNEVEN_TILES.items()},
     **{f"{modules}, tiles: {what}": fault for modules in ALIGNED for what, fault in OF_ALIGNED_TILES.items()},
-    **{f"{modules}: {what}": fault for modules in BLOCKS for what, fault in OF_BLOCKS.items()},
-    **{f"{BLOCKS[0]}: {what}": fault for what, fault in OF_ALIGNED_BLOCKS.items()},
-    **{
-        f"colwise-factored, row_blocks: {what}": fault
-        for what, fault in {**OF_BLOCKS, **OF_ALIGNED_BLOCKS}.items()
-        if what.startswith(("an ", "no "))
-    },
-    "colwise-factored: NaN after a group": ("if block.left >= options.BLOCK_SIZE_M", "if block.left >= 0"),
     **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS[:2] for what, fault in OF_PARTIAL_BLOCKS.items()},
+    **{
+        f"rowwise-factored: {what}": fault
+        for what, fault in {
+            "the last block of rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
+            "codes past the last row": (
+                "in_rows = (rows < M)[",
+                "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE) * BLOCK_SIZE)[",
+            ),
+            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
+            "an unaligned address taken for an aligned one": (
+                "_divided(x_ptr + places",
+                f"_divided({aligned('x_ptr')} + places",
+            ),
+        }.items()
+    },
+    **{
+        f"transposed-codes: {what}": fault
+        for what, fault in {
+            "no zeros after a group": (
+                "            BLOCK_SIZE_M,\n            FP8_MAX,",
+                "            left,\n            FP8_MAX,",
+            ),
+            "an empty group without zeros": (
+                "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
+                "tl.cdiv(ends - starts, 128)",
+            ),
+            "rows of no group with codes": ("if group < G:", "if group <= G:"),
+        }.items()
+    },
+    **{
+        f"{modules}: {what}": fault
+        for modules in ("transposed-codes", "transposed-codes-3d, transposed_codes")
+        for what, fault in {
+            "an unaligned address taken for an aligned one": (
+                "from_ptr = tile.q_ptr.to(",
+                f"from_ptr = {aligned('tile.q_ptr')}.to(",
+            ),
+            "codes past the last column": ("exist = (columns < tile.K)", "exist = (columns < tile.K + 1)"),
+        }.items()
+    },
+    "transposed-codes-3d: rows of the next expert": (
+        "            N - row,\n            0.0,",
+        "            BLOCK_SIZE_M,\n            0.0,",
+    ),
     "rowwise: the last block of rows left out": ('-(-N // config["BLOCK_SIZE"])', '(N // config["BLOCK_SIZE"])'),
     "rowwise: rows that are taken for aligned": (
         "shared = (M % 16 != 0) | (start % 16 != 0)",

@@ -198,101 +198,51 @@ FAULTS = {
         "scales_transposed_ptr, E * N,",
         "scales_transposed_ptr, E * N - 1,",
     ),
-    # Blocks of rows, held and walked twice; what would wait for ever is no fault here
     **{
-        f"rowwise-transposed, row_blocks: {what}": change
+        f"rowwise-factored: {what}": change
         for what, change in {
-            "the second tile in no maximum": (
-                "largest, mask=inside, sem",
-                "largest, mask=inside & (drawn % across == 0), sem",
+            "the column scales of another group": (
+                "column_scales_ptr + groups.to(tl.int64)[:, None] * K",
+                "column_scales_ptr + groups.to(tl.int64)[:, None] * 0",
             ),
-            "the maxima of another block": ("tl.load(amax_ptr + block.first + lanes", "tl.load(amax_ptr + lanes"),
-            "tiles that are left for later and forgotten": ("late = drawn + 1", "late = tl.full([], 0, tl.int32)"),
-            "the tile before the one that was left forgotten": (
-                "tl.store(late_ptr + drawn, late)",
-                "tl.store(late_ptr + drawn, late * 0)",
+            "a row in the group before": ("(ends[None, :] <= rows[:, None])", "(ends[None, :] < rows[:, None])"),
+            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
+            "a dropped tail": ("tiles = tl.cdiv(K, BLOCK_SIZE_ITER)", "tiles = K // BLOCK_SIZE_ITER"),
+            "the first tile's maxima alone": (
+                "largest = tl.maximum(largest, tl.max(",
+                "largest = tl.minimum(largest, tl.max(",
             ),
-            "a block that is cast before it is complete": ("if complete >= across", "if complete >= 1"),
-            "counters that do not start at zero": (
-                "torch.zeros(1 + blocks + rows + tiles,",
-                "torch.full((1 + blocks + rows + tiles,), 3,",
-            ),
-            "the second tile in no maximum, walking": (
-                "largest = tl.maximum(largest, _maxima(",
-                "largest = tl.minimum(largest, _maxima(",
-            ),
-            "the last tile left out, walking": (
-                "columns = (tiles - tile) * options",
-                "columns = (tiles - tile - 1) * options",
-            ),
-            "scales unwritten": ("(tl.min(columns, 0) == 0)", "(tl.min(columns, 0) < 0)"),
-            "padding rows left out": ("tl.where(group < rows.G, padded, size)", "tl.where(group < rows.G, padded, 0)"),
-            "padding rows with transposed codes": ("tl.where(group < rows.G, taken - row, 0)", "taken - row"),
-            "an empty group without zeros": (
-                "tl.maximum(tl.cdiv(size, rows.ALIGNMENT), 1)",
-                "tl.cdiv(size, rows.ALIGNMENT)",
-            ),
-            "groups that are too near": ("place = tl.cumsum(taken, 0) - taken", "place = start"),
-            "a row of the next group": ("(lanes < block.left)[:, None]", "(lanes <= block.left)[:, None]"),
-            "no zeros after a group": ("within = lanes // 16 * 16 < block.room", "within = lanes < block.left"),
-            "codes of rows a column too far": (
-                "+ block.first.to(tl.int64) * rows.K + (lanes[:, None] * rows.K + columns[None, :])\n    tl.store",
-                "+ block.first.to(tl.int64) * rows.K + 1 + (lanes[:, None] * rows.K + columns[None, :])\n    tl.store",
-            ),
+            "a mask without the last rows": ("in_rows = (rows < M)", "in_rows = (rows < M - 1)"),
+            "scales unwritten": ("tl.store(scales_ptr + rows, scale, mask=rows < M)", "rows += 0"),
+            "the last rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
         }.items()
     },
-    "rowwise-transposed, tiles: columns that are too near": (
+    "rowwise-factored, factors: a factor half as large": ("254 - exponent, 0", "253 - exponent, 0"),
+    **{
+        f"transposed-codes: {what}": change
+        for what, change in {
+            "an empty group without zeros": (
+                "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
+                "tl.cdiv(ends - starts, 128)",
+            ),
+            "rows of the next group": ("inside = rows < tile.left", "inside = rows <= tile.left"),
+            "the last blocks left out": ("programs := blocks *", "programs := blocks // 3 *"),
+            "codes of PACK rows in another order": ("(8 * number)", "(8 * (PACK - 1 - number))"),
+            "shifts of another block": ("shifts_ptr + first", "shifts_ptr + 0"),
+            "a column too far": (
+                "columns.to(tl.int64)[None, :] * (tile",
+                "(columns + 1).to(tl.int64)[None, :] * (tile",
+            ),
+            "a group that begins too early": ("row = start + place - begin", "row = start"),
+        }.items()
+    },
+    "transposed-codes, tiles: columns that are too near": (
         "tl.cdiv(M + G * ALIGNMENT, ALIGNMENT) * ALIGNMENT",
         "tl.cdiv(M, ALIGNMENT) * ALIGNMENT",
     ),
-    "weights-transposed: an expert one row too short": ("None, E * N, K, E, N, 0)", "None, E * N, K, E, N - 1, 0)"),
-    "weights-transposed, row_blocks: codes of another expert": (
-        "block.group.to(tl.int64) * rows.stride * rows.K",
-        "block.group.to(tl.int64) * rows.stride",
-    ),
-    "rowwise-factored: scales of columns and rows in one's place": (
-        "column_scales_ptr, row_scales_ptr, amax_ptr, M,",
-        "column_scales_ptr, column_scales_ptr, amax_ptr, M,",
-    ),
-    **{
-        f"rowwise-factored, row_blocks: {what}": change
-        for what, change in {
-            "the column scales of another group": (
-                "rows.column_scales_ptr + block.group.to(tl.int64) * rows.K",
-                "rows.column_scales_ptr",
-            ),
-            "padding rows divided": (
-                "inside = columns < tl.where(block.group < rows.G, rows.K, 0)\n        return",
-                "inside = columns < rows.K\n        return",
-            ),
-            "the row scales of another block": (
-                "rows.row_scales_ptr + block.first + lanes",
-                "rows.row_scales_ptr + lanes",
-            ),
-            "columns' maxima of another group": (
-                "rows.column_amax_ptr + block.group.to(tl.int64) * rows.K",
-                "rows.column_amax_ptr",
-            ),
-            "maxima of columns before they are divided": (
-                "magnitude(x.to(tl.float32) * reciprocal(scale)[:, None])",
-                "magnitude(x.to(tl.float32) * reciprocal(scale / scale)[:, None])",
-            ),
-        }.items()
-    },
-    "rowwise-factored: maxima that do not start at zero": ("amax.zero_()", "amax.fill_(1e30)"),
-    **{
-        f"colwise-factored: {what}": change
-        for what, change in {
-            "the row scales of another block": (
-                "rows.row_scales_ptr + block.first + lanes",
-                "rows.row_scales_ptr + lanes",
-            ),
-            "the maxima of another group": ("block.group.to(tl.int64) * rows.K + columns, columns", "columns, columns"),
-            "scales unwritten": ("exist & (block.row == 0)", "exist & (block.row < 0)"),
-            "the last blocks left out": ("programs := blocks *", "programs := blocks // 4 *"),
-            "a whole block taken for one with a gap": ("tl.where(inside[:, None],", "tl.where(~inside[:, None],"),
-        }.items()
-    },
+    "transposed-codes-3d: codes of another expert": ("expert * N * K + row", "expert * N + row"),
+    "transposed-codes-3d: rows of another tile": ("(expert * N + row) * K", "expert * N * K"),
+    "transposed-codes-3d: the last expert left out": ("programs := E *", "programs := (E - 1) *"),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
         "inside = in_rows & (columns < 2 * K)",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import forms
+from cases import leads
 from mutants import FAULTS
 from planting import plant
 
@@ -22,7 +22,6 @@ SHAPES = {
     "colwise": NamedInts(M=501, K=70, G=3),
     "colwise-3d": NamedInts(E=2, N=3, K=9001),
     "colwise-dual": NamedInts(M=501, N=40, K=24, G=3),
-    "colwise-factored": NamedInts(M=309, K=134, G=3),
     "colwise-transpose-3d": NamedInts(E=2, N=165, K=134),
     "mxfp8-dim0": NamedInts(M=6, K=1100),
     "mxfp8-dim1": NamedInts(M=285, K=133),
@@ -31,13 +30,15 @@ SHAPES = {
     "rowwise": NamedInts(N=70, M=1301, G=4),
     "rowwise-2d": NamedInts(M=5, K=9001),
     "rowwise-colwise": NamedInts(M=309, K=134, G=3),
-    "rowwise-factored": NamedInts(M=213, K=530, G=3),
-    "rowwise-transposed": NamedInts(M=309, K=530, G=3),
+    "rowwise-factored": NamedInts(M=61, K=9001, G=3),
     "transpose-3d-atomic": NamedInts(E=2, N=677, K=70),
     "transpose-3d-reduction": NamedInts(E=2, N=677, K=70),
-    "weights-transposed": NamedInts(E=2, N=165, K=530),
+    "transposed-codes": NamedInts(M=309, K=134, G=3),
+    "transposed-codes-3d": NamedInts(E=2, N=176, K=134),
 }
 """No block divides a dim, and every kernel's default takes more than one tile or block."""
+
+CHECKED = (*catalog.QUANTIZERS, *catalog.TRANSPOSERS)
 
 PADDING = 23
 """Rows past the last group: a whole chunk of 16 among them."""
@@ -57,9 +58,9 @@ def load(file: Path) -> Any:
 
 
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
-    """What a sweep's check says of the kernel's default config, in each layout and form."""
-    for layout, form in itertools.product(spec.input_layouts, forms(spec)):
-        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **form}), device)
+    """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
+    for layout, lead in itertools.product(spec.input_layouts, leads(spec)):
+        wrong = check_one(spec, kernel, layout, NamedInts({**spec.default, **lead}), device)
         if wrong is not None:
             return wrong
     return None
@@ -68,7 +69,8 @@ def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
 def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, device: str) -> str | None:
     """On ragged groups the first of which is empty, with padding rows."""
     routing = "ragged" if spec.routed else "none"
-    problem = Problem(kernel, SHAPES[kernel], routing, layout, scale_mode=spec.scale_modes[-1])
+    mode = ("", *spec.scale_modes)[-1]
+    problem = Problem(kernel, SHAPES[kernel], routing, layout, in_dtype=spec.in_dtypes[0], scale_mode=mode)
     inputs = spec.inputs(problem, "cpu")  # the same values on every device: some faults are right on others
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
@@ -89,7 +91,7 @@ def _guarded(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
+@pytest.mark.parametrize("kernel", CHECKED)
 def test_a_copy_without_a_fault_passes(kernel: str, tmp_path: Path, device: str) -> None:
     assert check(planted(kernel, tmp_path), kernel, device) is None
 
@@ -103,4 +105,4 @@ def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, device: str) -> N
 
 
 def test_every_kernel_has_faults_of_its_own() -> None:
-    assert {fault.partition(":")[0].split(", ")[0] for fault in FAULTS} == set(catalog.QUANTIZERS)
+    assert {fault.partition(":")[0].split(", ")[0] for fault in FAULTS} == set(CHECKED)

@@ -5,7 +5,7 @@
 
     q             (M, K), row-major, FP8: the left operand of a grouped GEMM that contracts over K
     offs          (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
-    shifts        M contiguous values of float32, at most 1, or None: see :mod:`.factors`
+    shifts        M contiguous values of float32, at most 1, or None: see :mod:`.row_shifts`
     q_transposed  (P, K), strides (1, P), P = padded_rows(M, G, 128): the layout of ``colwise``'s codes
                   place[g + 1] = place[g] + max(1, ceil(size[g] / 128)) * 128
 
