@@ -125,7 +125,7 @@ CUT = {
 
 def round_shape(kernel: str, config: NamedInts) -> NamedInts:
     """A shape as a sweep times them, but small: two of each block, nothing left over of any."""
-    dims = next(catalog.load(kernel).problems({"M": 1, "K": 1, "N": 1, "E": 1}))
+    dims = next(catalog.load(kernel).problems({"M": 16, "K": 16, "N": 16, "E": 1}))
     return NamedInts([(dim, 2 * config[CUT[kernel][dim]] if dim in CUT[kernel] else 2) for dim in dims])
 
 

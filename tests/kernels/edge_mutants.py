@@ -155,7 +155,6 @@ EDGE_FAULTS: dict[str, Fault] = {
                 "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
                 "tl.cdiv(ends - starts, 128)",
             ),
-            "rows of no group with codes": ("if group < G:", "if group <= G:"),
         }.items()
     },
     **{
@@ -170,8 +169,8 @@ EDGE_FAULTS: dict[str, Fault] = {
         }.items()
     },
     "transposed-codes-3d: rows of the next expert": (
-        "            N - row,\n            0.0,",
-        "            BLOCK_SIZE_M,\n            0.0,",
+        "        N - row,\n        0.0,",
+        "        BLOCK_SIZE_M,\n        0.0,",
     ),
     "rowwise: the last block of rows left out": ('-(-N // config["BLOCK_SIZE"])', '(N // config["BLOCK_SIZE"])'),
     "rowwise: rows that are taken for aligned": (

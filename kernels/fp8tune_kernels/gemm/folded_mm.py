@@ -6,7 +6,7 @@ once w is folded into it: grad = Gq / r * w. All scales are powers of two. So
     out    = A @ B_t          = (Aq @ Bq_t) / s / w                      as by default, to the same bytes
     grad_A = grad @ B         = (Gq @ Bq) / r                            Bq: the codes of B_t, transposed
     grad_B = grad.t() @ A     = w * sum over rows of Gq.t() Aq / (r s)
-                              = w / least * (Gq * shift).t() @ Aq        shift = least / (r s): see quantize/row_shifts.py
+                              = w / least * (Gq * shift).t() @ Aq        shift = least / (r s): quantize/row_shifts.py
 
 The last operands are transposed codes; those of Gq with rows shifted to one scale a group. A shift changes the exponent
 of a code and nothing else, until it becomes subnormal: in rows that weigh 2**-15 of the heaviest and less.

@@ -49,6 +49,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_K": (64, 128, 256),
     "PACK": (1, 2, 4),
     "num_warps": (1, 2, 4, 8),
+    "num_stages": (1,),
 }
 
 
@@ -178,12 +179,13 @@ def reference(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) 
 
 
 def random_codes(problem: Problem, rows: int, columns: int, device: str) -> torch.Tensor:
-    """Every code of the problem's input dtype, as likely as any other."""
+    """Every finite code of the problem's input dtype, zero the likeliest."""
     dtype = dtype_named(problem.in_dtype)
     if torch.device(device).type == "meta":
         return torch.empty(rows, columns, dtype=dtype, device=device)
     generator = torch.Generator(device).manual_seed(problem.seed)
     codes = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device=device, generator=generator)
+    codes[codes.view(dtype).isnan()] = 0
     return codes.view(dtype)
 
 
@@ -230,7 +232,7 @@ def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> st
 SPEC = KernelSpec(
     name="transposed-codes",
     axes=AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, PACK=4, num_warps=4),
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, PACK=4, num_warps=4, num_stages=1),
     key=colwise.SPEC.key,
     problems=problems,
     inputs=inputs,
