@@ -11,12 +11,13 @@
     row_weights  (M,), or None: a router's weights
     out          (M, K), bfloat16; zeros in rows past ``offs[-1]``
 
-Every operand is cast once, by rows, in a kernel that reads it once. What a GEMM contracts over rows, and the weights for
-the input gradients, are these codes, transposed as bytes. As scales are powers of two, those that a sum cannot have
-are factors of the gradients' casts, or exponents of the codes that are transposed (:mod:`.folded_mm`). No h and no
-gradient of y is written in bfloat16. Bytes that move for an element, beside what GEMMs read and write:
+Every operand is cast once, by rows, in a kernel that reads it once. What a GEMM contracts over rows, and the weights
+for the input gradients, are these codes, transposed as bytes. As scales are powers of two, those that a sum cannot
+have are factors of the gradients' casts, or exponents of the codes that are transposed (:mod:`.folded_mm`). No h and
+no gradient of y is written in bfloat16. Bytes that move for an element, beside what GEMMs read and write:
 
     x                  3 rowwise-2d, 2 transposed-codes
+    weights            3 colwise-3d, 2 transposed-codes-3d
     y                  7 for gate and up: swiglu-rowwise reads both, writes codes of h and of both
     h                  2 transposed-codes
     out's gradient     3 rowwise-factored, 2 transposed-codes
@@ -49,12 +50,13 @@ from fp8tune_kernels.gemm.operands import are_multiples
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
 from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
+from fp8tune_kernels.quantize.row_shifts import shifts_of_rows
 from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
 from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
 from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
 from fp8tune_kernels.quantize.transposed_codes import transpose_codes
-from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
+from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
 
@@ -219,8 +221,8 @@ class _Fp8MoeMLP(torch.autograd.Function):
         is_again = recompute == "gate-up" and (needs_h or needs_y)
         keeps_y = recompute != "gate-up" and (needs_y or (needs_h and recompute == "h"))
         of_x = quantize_rowwise_2d(x, float8_dtype=dtype)
-        of_13 = codes[:codes_of_w13] or _weights(w13, dtype, transposed=wanted.x and options.keeps_weights)
-        of_2 = codes[codes_of_w13:] or _weights(w2, dtype, transposed=needs_y and options.keeps_weights)
+        of_13 = codes[:codes_of_w13] or _weights(w13, dtype)
+        of_2 = codes[codes_of_w13:] or _weights(w2, dtype)
         y = _multiply(of_x, of_13, offs, dtype)
         q_h, scales_h, q_y, scales_y = quantize_swiglu_rowwise(
             y,
@@ -237,7 +239,9 @@ class _Fp8MoeMLP(torch.autograd.Function):
         out = _multiply((q_h, scales_h), of_2, offs, dtype)
         if b2 is not None:
             out = torch.addmm(out, _rows_of_groups(offs, len(x), row_weights), b2.to(torch.bfloat16))
-        is_w13_given, is_w2_given = codes_of_w13 > 0, len(codes) > codes_of_w13
+        # of weights the transposed codes, if they are given; else what those are made of
+        keeps, is_13_given, is_2_given = options.keeps_weights, codes_of_w13 > 0, len(codes) > codes_of_w13
+        reads_13 = is_again or (wanted.x and not is_13_given)
         ctx.save_for_backward(
             offs,
             of_x[0] if is_again or wanted.w13 else None,
@@ -246,13 +250,14 @@ class _Fp8MoeMLP(torch.autograd.Function):
             scales_y if keeps_y else None,
             q_h if needs_h and recompute == "none" else None,
             scales_h,
-            of_13[0] if is_again and (is_w13_given or options.keeps_weights) else None,
+            of_13[0] if reads_13 and (keeps or is_13_given) else None,
             of_13[1],
-            of_13[2] if wanted.x and len(of_13) > 2 else None,
+            of_13[2] if wanted.x and is_13_given else None,
+            of_2[0] if needs_y and keeps and not is_2_given else None,
             of_2[1],
-            of_2[2] if needs_y and len(of_2) > 2 else None,
-            w13 if (is_again or wanted.x) and not (is_w13_given or options.keeps_weights) else None,
-            w2 if needs_y and not (is_w2_given or options.keeps_weights) else None,
+            of_2[2] if needs_y and is_2_given else None,
+            w13 if reads_13 and not (keeps or is_13_given) else None,
+            w2 if needs_y and not (keeps or is_2_given) else None,
             b13,
             b2,
             row_weights,
@@ -275,6 +280,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
             q_13,
             scales_13,
             transposed_13,
+            q_2,
             scales_2,
             transposed_2,
             w13,
@@ -291,7 +297,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if b2 is not None:
             _through_bias(grad, b2, offs, row_weights, wanted, grads)
         if w13 is not None:
-            q_13, _, transposed_13 = _weights(w13, dtype, transposed=True)
+            q_13, _ = _weights(w13, dtype)
         y, bias = q_y, None
         if options.recompute == "gate-up":
             y, bias = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype), _as(b13, torch.bfloat16)
@@ -299,13 +305,15 @@ class _Fp8MoeMLP(torch.autograd.Function):
         names = {"activation": options.activation, "layout": options.layout, "float8_dtype": dtype}
         if wanted.w2 and q_h is None:
             q_h, scales_h, _, _ = quantize_swiglu_rowwise(y, offs, scales_y, bias, weights, **names)
-        q, scales, _ = quantize_rowwise_factored(grad, offs, scales_2, torch.ones_like(scales_h), float8_dtype=dtype)
+        q, scales = quantize_rowwise_factored(grad, offs, scales_2, float8_dtype=dtype)
         dh = None
         if wanted.through_h():
             if w2 is not None:
-                _, _, transposed_2 = _weights(w2, dtype, transposed=True)
+                q_2, _ = _weights(w2, dtype)
+            if transposed_2 is None:
+                transposed_2 = transpose_codes_3d(q_2)
             dh = _input_gradient(q, scales, transposed_2, ones[: E * N].view(E, 1, N), offs, dtype)
-            transposed_2 = None
+            del q_2, transposed_2
         if wanted.w2:
             found = _weight_gradient(q, scales, scales_2, q_h, scales_h, ones[: E * N], offs, dtype)
             grads["w2"] = found.to(ctx.dtypes[2])
@@ -317,6 +325,8 @@ class _Fp8MoeMLP(torch.autograd.Function):
             del dh, y, q_y
             if wanted.x:
                 of_K = ones[: E * K].view(E, 1, K)
+                if transposed_13 is None:
+                    transposed_13 = transpose_codes_3d(q_13)
                 grads["x"] = _input_gradient(q, scales, transposed_13, of_K, offs, dtype).to(ctx.dtypes[0])
             if wanted.w13:
                 found = _weight_gradient(q, scales, scales_13, q_x, scales_x, ones[: E * K], offs, dtype)
@@ -332,16 +342,14 @@ class _Fp8MoeMLP(torch.autograd.Function):
 _apply: Callable[..., Tensor] = _Fp8MoeMLP.apply
 
 Codes = tuple[Tensor, ...]
-"""Codes, scales and, if they are there, transposed codes."""
+"""Codes, scales and, of weights that were quantized before, transposed codes."""
 
 
 def _as(given: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if given is None else given.to(dtype).contiguous()
 
 
-def _weights(w: Tensor, dtype: torch.dtype | None, *, transposed: bool) -> Codes:
-    if transposed:
-        return quantize_weights_transposed(w.transpose(1, 2), float8_dtype=dtype)
+def _weights(w: Tensor, dtype: torch.dtype | None) -> Codes:
     return quantize_colwise_3d(w.transpose(1, 2), float8_dtype=dtype)
 
 
@@ -372,8 +380,9 @@ def _weight_gradient(
     dtype: torch.dtype | None,
 ) -> Tensor:
     """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
-    columns, column_scales = transpose_codes(q, offs, scales, scales_rows, factors)
-    rows, _ = transpose_codes(q_rows, offs)
+    shifts, least = shifts_of_rows(scales, scales_rows, offs)
+    columns, rows = transpose_codes(q, offs, shifts), transpose_codes(q_rows, offs)
+    column_scales = (least[:, None] / factors.view(len(offs), -1)).view(-1)
     found: Tensor = torch.ops.fp8tune.grouped_mm_weight_gradient(
         q, None, offs, dtype, FP8_ONLY, columns, column_scales, rows, ones
     )

@@ -45,6 +45,7 @@ from fp8tune_kernels.quantize.aligned_blocks import (
     scale_of_bits,
 )
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast
+from fp8tune_kernels.quantize.factors import factor_of, random_powers, reference_factor
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
 from fp8tune_kernels.quantize.limits import wrong_tile
 from fp8tune_kernels.quantize.swiglu_rowwise import (
@@ -61,7 +62,6 @@ from fp8tune_kernels.quantize.swiglu_rowwise import (
     tile_of,
     values_of,
 )
-from fp8tune_kernels.quantize.transposed_codes import powers_of_two, restore_powers_of_two
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -175,7 +175,7 @@ def _factors(
     inside = (columns < N) & (group < G)
     at = factors_ptr + group.to(tl.int64) * (2 * N)
     gate, up = tl.load(at + of_gate, mask=inside, other=1.0), tl.load(at + of_up, mask=inside, other=1.0)
-    return inverse_of(gate)[None, :], inverse_of(up)[None, :]
+    return factor_of(gate)[None, :], factor_of(up)[None, :]
 
 
 @triton.jit
@@ -286,7 +286,7 @@ def reference(
     factors = factors.view(G, C)
     bounds = list(zip([0, *offs.tolist()[:-1]], offs.tolist(), strict=True))
     for group, (start, end) in enumerate(bounds):
-        d[start:end] *= factors[group].reciprocal()
+        d[start:end] *= reference_factor(factors[group])
     d[bounds[-1][1] :] = 0
     scales.copy_(scale_of_rows(d, float8_dtype))
     q.copy_(reference_cast(d, scales, float8_dtype))
@@ -307,7 +307,7 @@ def inputs(problem: Problem, device: str) -> Inputs:
         x,
         dh,
         offsets(problem, device),
-        powers_of_two(problem, G, 2 * N, device, 5),
+        random_powers(problem, (G, 2 * N), device, -6, 6),
         x_scales,
         bias if problem.shape.get("bias") else None,
         weights.view(M) if problem.shape.get("weights") else None,
@@ -315,11 +315,6 @@ def inputs(problem: Problem, device: str) -> Inputs:
         False,
         dtype_named(problem.fp8_dtype),
     )
-
-
-def constrain(inputs: Inputs) -> None:
-    """Make powers of two of scales, whatever they are."""
-    restore_powers_of_two(inputs[3], inputs[4])
 
 
 def outputs(x: torch.Tensor, dh: torch.Tensor, offs: torch.Tensor, *rest: Any) -> Tensors:
@@ -386,7 +381,6 @@ SPEC = KernelSpec(
     outputs=outputs,
     launch=launch,
     reference=reference,
-    constrain=constrain,
     interpreted=swiglu_rowwise.SPEC.interpreted,
     invalid=invalid,
     edges=declared(
