@@ -102,7 +102,7 @@ class Server:
 
     @contextlib.contextmanager
     def schema(self) -> Iterator[str]:
-        """The URL of a new, empty schema, gone at the end. It costs less than a database; all have one lock."""
+        """The URL of a new, empty schema, gone at the end: less work than a database, but one lock for all."""
         name = f"s{uuid.uuid4().hex[:12]}"
         self.execute(f"CREATE SCHEMA {name}")
         yield f"{self.root_url}/postgres?options=-csearch_path%3D{name}"

@@ -107,7 +107,7 @@ def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
 
 def experts(names: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    return names["GroupedExperts"](32, 48, 3)
+    return names["GroupedExperts"](32, 48, 3).bfloat16()  # the function mode sees a cast of the weights
 
 
 def step(model: Any) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ def step(model: Any) -> list[torch.Tensor]:
 
 
 def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode, keeping, _ = code_blocks()
+    stand_in, switch, mode, keeping, *_ = code_blocks()
     names: dict[str, Any] = {}
     exec(stand_in, names)
     in_bf16 = step(experts(names))
@@ -138,8 +138,9 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
 
 def test_micro_batches_share_quantized_weights() -> None:
     names: dict[str, Any] = {}
-    *_, switch, _, _, once = code_blocks()
-    exec(switch, names)
+    _, _, mode, _, once, _ = code_blocks()
+    exec("import torch", names)
+    exec(mode, names)
     exec(once, names)
     w = torch.nn.Parameter(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0)))
     alone = torch.nn.Parameter(w.detach().clone())
@@ -154,6 +155,45 @@ def test_micro_batches_share_quantized_weights() -> None:
         optimizer = torch.optim.SGD([weights], lr=0.1)
         step(batches, weights, optimizer) if step else optimizer.step()
     assert torch.equal(w, alone)
+
+
+def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.real.transformers_steps import made
+
+    names: dict[str, Any] = {}
+    for block in code_blocks("howto/transformers.md"):
+        exec(block, names)
+    ids = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(0))
+    model = made("olmoe", "cpu", small=True)
+    in_bfloat16 = model(input_ids=ids, labels=ids).loss.item()
+    loss = names["in_fp8"](model)(input_ids=ids, labels=ids).loss.item()
+    assert loss != in_bfloat16
+    assert loss == pytest.approx(in_bfloat16, abs=0.02)
+    names["compiled"](model)
+    assert model.config._experts_implementation == "fp8tune-once"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        names["shard"](model, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        assert model(input_ids=ids, labels=ids).loss.item() == loss
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:
+    """On one rank, a process group of its own: the tests of several ranks are in tests/distributed."""
+    stand_in, switch, *_, under_fsdp = code_blocks()
+    names: dict[str, Any] = {}
+    for text in (stand_in, switch, under_fsdp):
+        exec(text, names)
+    alone, sharded = experts(names), experts(names)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        names["shard"](sharded, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in step(sharded)]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(torch.equal(a, b) for a, b in zip(found, step(alone), strict=True))
 
 
 def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:

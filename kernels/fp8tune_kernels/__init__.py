@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_rows import multiply_rows
+    from fp8tune_kernels.gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
     from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
+    from fp8tune_kernels.quantize.colwise_factored import quantize_colwise_factored
     from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
     from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
     from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
@@ -25,18 +27,27 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise import quantize_rowwise
     from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
     from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
+    from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
+    from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
+    from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
+    from fp8tune_kernels.quantize.swiglu_rowwise_transposed import quantize_swiglu_rowwise_transposed
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
+    from fp8tune_kernels.quantize.transposed_codes import transpose_codes
+    from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
 
 __all__ = [
+    "ComposedActivationWarning",
     "QuantizedWeights",
     "contract_rows",
     "fp8_grouped_mm",
+    "fp8_moe_mlp",
     "multiply_rows",
     "mxfp8_grouped_mm",
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
+    "quantize_colwise_factored",
     "quantize_colwise_transpose_3d",
     "quantize_mxfp8_dim0",
     "quantize_mxfp8_dim1",
@@ -45,19 +56,28 @@ __all__ = [
     "quantize_rowwise",
     "quantize_rowwise_2d",
     "quantize_rowwise_colwise",
+    "quantize_rowwise_factored",
+    "quantize_rowwise_transposed",
+    "quantize_swiglu_gradient",
+    "quantize_swiglu_rowwise_transposed",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
+    "quantize_weights_transposed",
+    "transpose_codes",
 ]
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    "ComposedActivationWarning": "gemm.moe_mlp",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
+    "fp8_moe_mlp": "gemm.moe_mlp",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
     "QuantizedWeights": "gemm.quantized_weights",
     "quantize_weights": "gemm.quantized_weights",
+    "transpose_codes": "quantize.transposed_codes",
 }
 
 

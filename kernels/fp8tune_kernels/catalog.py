@@ -20,10 +20,17 @@ _SPAN_OF: dict[str, Span | None] = {
     "transpose-3d-atomic": None,
     "transpose-3d-reduction": Span("BLOCK_SIZE_N", "N"),
     "colwise-transpose-3d": None,
+    "rowwise-transposed": None,
+    "weights-transposed": None,
+    "rowwise-factored": None,
+    "colwise-factored": None,
     "mxfp8-dim0": None,
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,
     "mxfp8-dim1-3d-via-2d": None,
+    "swiglu-rowwise-transposed": None,
+    "swiglu-gradient": None,
+    "transposed-codes": None,
 }
 """The ``span`` of each quantizing kernel's spec: ``export`` judges lookups by it and imports no kernel."""
 

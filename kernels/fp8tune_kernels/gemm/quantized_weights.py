@@ -30,36 +30,51 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.gemm.operands import check_multiples
+from fp8tune_kernels.quantize import colwise_transpose_3d, weights_transposed
 from fp8tune_kernels.quantize import weights as expert_weights
-from fp8tune_kernels.quantize.colwise_transpose_3d import SPEC
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.runtime.ops import define
+from fp8tune_kernels.spec import KernelSpec
 
 __all__ = ["QuantizedWeights", "quantize_weights"]
 
 Codes = tuple[Tensor, Tensor]
 """Codes and scales."""
 
+SPECS = {"default": colwise_transpose_3d.SPEC, "folded": weights_transposed.SPEC}
+"""Recipe -> the kernel that makes the codes of both passes. The folded one gives them one set of scales."""
+
 AGAIN = "call quantize_weights again after each step of the optimizer, or requantize()"
 
 
 @_disable_dynamo  # versions and addresses are read here
-def quantize_weights(w: Tensor, *, float8_dtype: torch.dtype | None = None) -> QuantizedWeights:
+def quantize_weights(
+    w: Tensor, *, float8_dtype: torch.dtype | None = None, recipe: str = "default", layout: str = "ENK"
+) -> QuantizedWeights:
     """Quantize expert weights for ``fp8_grouped_mm``, which takes the result in place of ``B_t`` until ``w`` changes.
 
     ``w``: the parameter, (E, N, K), row-major, or its view (E, K, N), strides (K*N, 1, K); bfloat16, float16 or
     float32. Gradients reach it. Under autocast it is cast first, as ``fp8_grouped_mm`` would.
-    ``float8_dtype`` None is the format of the running arch.
+    ``layout``: ``"EKN"`` for a row-major parameter (E, K, N), which is ``B_t`` itself, as gpt-oss keeps it.
+    ``float8_dtype`` None is the format of the running arch. ``recipe``: the one of ``fp8_grouped_mm`` that multiplies.
 
-    Raises ValueError, naming the argument: a wrong dtype, rank or stride; N or K that is no multiple of 16; a tensor
-    made in inference mode, which has no version; a subclass such as DTensor. Not inside ``torch.compile``: give the
-    result to what is compiled.
+    Raises ValueError, naming the argument: a wrong dtype, rank or stride; another recipe; N or K that is no multiple of
+    16; a tensor made in inference mode, which has no version; a subclass such as DTensor. Not inside ``torch.compile``:
+    give the result to what is compiled.
     """
     if float8_dtype not in (None, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
+    if recipe not in SPECS:
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, SPECS))}")
+    if layout not in ("ENK", "EKN"):
+        raise ValueError(f"layout is {layout!r}, wanted 'ENK' or 'EKN'")
+    if layout == "EKN" and recipe == "folded":
+        raise ValueError("recipe is 'folded', wanted 'default' for layout 'EKN': no kernel folds their scales")
+    if layout == "EKN" and w.dim() == 3 and not w.is_contiguous():
+        raise ValueError(f"w has strides {w.stride()}, wanted row-major for layout 'EKN'")
     w = _as_stored(w)
-    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype))
+    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout)
 
 
 class QuantizedWeights:
@@ -70,6 +85,8 @@ class QuantizedWeights:
 
     float8_dtype: torch.dtype
     """Of the codes."""
+    recipe: str
+    """Of ``fp8_grouped_mm``, that they were quantized for."""
     dtype: torch.dtype
     """What they were quantized from: that of the weights, or of the autocast region."""
     version: int
@@ -77,13 +94,19 @@ class QuantizedWeights:
     nbytes: int
     """Of all codes and scales: about 2 an element."""
 
-    def __init__(self, w: Tensor, float8_dtype: torch.dtype) -> None:
-        self.float8_dtype, self._w = float8_dtype, w
+    layout: str
+    """``ENK``, or ``EKN`` where the weights lie as (E, K, N)."""
+
+    def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str = "default", layout: str = "ENK") -> None:
+        self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
         with torch.inference_mode(False):  # autograd saves the codes
-            tensors = SPEC.outputs(self._view().detach(), float8_dtype, True)
+            tensors = SPECS[recipe].outputs(self._view().detach(), float8_dtype, True)
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        self._tensors = tensors
         self._forward: Codes = tensors[:2]
-        self._transposed: Codes = tensors[2:]
+        self._transposed: Codes = tensors[2], tensors[1 if recipe == "folded" else 3]
+        if layout == "EKN":  # see row_major
+            self._forward, self._transposed = self._transposed, self._forward
         for tensor in tensors:  # else mode="reduce-overhead" copies them at each call, and reads versions of the copies
             torch._dynamo.mark_static_address(tensor)
         _watch_optimizers()
@@ -94,7 +117,7 @@ class QuantizedWeights:
     @property
     def weights(self) -> Tensor:
         """``B_t``, (E, K, N): a view of the weights, through which gradients reach them."""
-        return self._view()
+        return self._view() if self.layout == "ENK" else self._w
 
     @property
     def forward(self) -> Codes:
@@ -103,13 +126,32 @@ class QuantizedWeights:
 
     @property
     def transposed(self) -> Codes:
-        """Codes (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them. Checked."""
+        """Codes (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them. Checked.
+
+        Of the folded recipe, those of ``weights-transposed``: the scales (E, 1, N) are the forward pass's.
+        """
         return self._checked(*self._transposed)
 
     @property
-    def codes(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Both, by one check."""
-        return (*self.forward, *self._transposed)
+    def codes(self) -> tuple[Tensor, ...]:
+        """Codes and scales of both passes, by one check; of the folded recipe the scales once."""
+        both = (*self.forward, *self._transposed)
+        return both[:3] if self.recipe == "folded" else both
+
+    @property
+    def is_current(self) -> bool:
+        """Whether :meth:`check` passes: ``fp8_grouped_mm`` would take them here. Not in ``torch.compile``."""
+        return _cast_dtype(self._w) == self.dtype and self._change() is None
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether an optimizer has changed the weights since."""
+        return self._is_stepped
+
+    def is_of(self, w: Tensor) -> bool:
+        """Whether they stand for this parameter, and have its shape and device: :meth:`requantize` would do."""
+        read, codes = self._view(), self._tensors[0]
+        return w is self._w and read.shape == codes.shape and read.device == codes.device
 
     def check(self) -> None:
         """Raise RuntimeError if the weights have changed, or are cast to another dtype here than was quantized.
@@ -125,7 +167,7 @@ class QuantizedWeights:
     @_disable_dynamo
     def requantize(self) -> None:
         """Quantize the weights as they are now into the same memory: a CUDA graph reads the new codes."""
-        codes = (*self._forward, *self._transposed)
+        codes = self._tensors
         w = self._view().detach()
         if w.shape != codes[0].shape or w.device != codes[0].device:
             had = f"{tuple(w.shape)} on {w.device}, and its codes {tuple(codes[0].shape)} on {codes[0].device}"
@@ -134,10 +176,11 @@ class QuantizedWeights:
         self.version, self._address, self._is_stepped = self._w._version, _address(self._w), False
         self._storage = self._w.untyped_storage()  # held, so that no other weights come to lie there
         with torch.no_grad(), torch.inference_mode(False):
-            _requantize(w.to(self.dtype), *codes)
+            _requantize[self.recipe](w.to(self.dtype), *codes)
             increment_version(codes)  # a backward pass that saved the old codes raises
 
     def _view(self) -> Tensor:
+        """What the kernel reads: of weights that lie as (E, X, Y) the view (E, Y, X)."""
         return self._w.transpose(1, 2) if self._w.is_contiguous() else self._w
 
     def _checked(self, codes: Tensor, scales: Tensor) -> Codes:
@@ -147,15 +190,21 @@ class QuantizedWeights:
         return codes, scales
 
     def _check_weights(self) -> None:
+        if change := self._change():
+            raise RuntimeError(f"B_t was quantized before {change}: {AGAIN}")
+
+    def _change(self) -> str | None:
+        """What has happened to the weights since."""
         if self._is_stepped:
-            raise RuntimeError(f"B_t was quantized before a step of the optimizer changed its weights: {AGAIN}")
+            return "a step of the optimizer changed its weights"
         if self._w._version != self.version:
-            raise RuntimeError(f"B_t was quantized before its weights changed in place: {AGAIN}")
+            return "its weights changed in place"
         if _address(self._w) != self._address:
-            raise RuntimeError(f"B_t was quantized before its weights moved to other memory: {AGAIN}")
+            return "its weights moved to other memory"
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (QuantizedWeights, (self._w, self.float8_dtype))
+        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout))
 
     def __repr__(self) -> str:
         return f"QuantizedWeights({tuple(self._forward[0].shape)}, {self.float8_dtype}, version={self.version})"
@@ -213,17 +262,22 @@ def _address(w: Tensor) -> tuple[int, int]:
     return w.data_ptr(), 0 if base is None else base.data_ptr()
 
 
-def _launch(w: Tensor, *outputs: Tensor) -> None:
-    inputs = expert_weights.arguments(w, outputs[0].dtype, True)
-    SPEC.launch(config_for(SPEC, expert_weights.key(*inputs), w.device), inputs, outputs)
+def _define_requantize(name: str, spec: KernelSpec, outputs: str) -> Callable[..., None]:
+    """The operator that quantizes weights into memory that is there."""
 
+    def launch(w: Tensor, *outputs: Tensor) -> None:
+        inputs = expert_weights.arguments(w, outputs[0].dtype, True)
+        spec.launch(config_for(spec, expert_weights.key(*inputs), w.device), inputs, outputs)
 
-def _on_cpu(w: Tensor, *outputs: Tensor) -> None:
-    if interpreter.INTERPRETED:
-        _launch(w, *outputs)
-        return
-    for output, made in zip(outputs, SPEC.reference(w, outputs[0].dtype, True), strict=True):
-        output.copy_(made)
+    def on_cpu(w: Tensor, *outputs: Tensor) -> None:
+        if interpreter.INTERPRETED:
+            launch(w, *outputs)
+            return
+        for output, made in zip(outputs, spec.reference(w, outputs[0].dtype, True), strict=True):
+            output.copy_(made)
+
+    operator: Callable[..., None] = define(f"{name}(Tensor w, {outputs}) -> ()", launch, on_cpu, lambda *_: None)
+    return operator
 
 
 def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -239,13 +293,18 @@ def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     return scales.clone()
 
 
-_requantize: Callable[..., None] = define(
-    "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
-    "Tensor(d!) scales_transposed) -> ()",
-    _launch,
-    _on_cpu,
-    lambda *_: None,
-)
+_requantize = {
+    "default": _define_requantize(
+        "requantize_weights",
+        SPECS["default"],
+        "Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, Tensor(d!) scales_transposed",
+    ),
+    "folded": _define_requantize(
+        "requantize_folded_weights",
+        SPECS["folded"],
+        "Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed",
+    ),
+}
 _checked_scales: Callable[..., Tensor] = define(
     "checked_scales(Tensor w, Tensor codes, Tensor scales) -> Tensor",
     _check_codes,
