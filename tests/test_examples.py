@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import shutil
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from command_line import environment, fp8tune
 from places import ROOT
 
 from fp8tune.records import Status
 from fp8tune.store.results import Store
+from fp8tune.store.units import UnitState
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
 
@@ -59,22 +65,40 @@ def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.count(" over the last 4 steps\n") == 3
 
 
-@pytest.mark.skipif(shutil.which("taskset") is None, reason="the example gives each GPU its cores by taskset")
-def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    few = ["--timer", "simulated:1", "--quick", "--grid", "num_warps=4", "--grid", "num_stages=1"]
-    wish = ["--kernel", "rowwise-2d", "--kernel", "mxfp8-dim0", "--shapes", "tiny", "--folder", str(tmp_path)]
-    database = str(tmp_path / "all.db")
-    sweeps = example("sweep_every_gpu")
-    assert sweeps.main(["--gpus", "0,1", *wish, "--db", database, "--", *few]) == 0
-    said = capfd.readouterr().out
-    assert [said.count(f"{kernel} over tiny, ") for kernel in ("rowwise-2d", "mxfp8-dim0")] == [1, 1]
-    with Store.open(database, writable=False) as store:
-        assert {row.problem.kernel for row in store.rows()} == {"rowwise-2d", "mxfp8-dim0"}
-    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--time-budget", "1", "--", *few]) == 0
-    assert "left out: rowwise-2d over tiny\nleft out: mxfp8-dim0 over tiny\n" in capfd.readouterr().out
-    wish[wish.index("tiny")] = "no-such-set"
-    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--", *few]) == 2  # though the import goes well
-    assert capfd.readouterr().out.count("over no-such-set, ") == 2
+def executable(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script")
+def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
+    """With a stand-in for ``srun``, which runs what follows its options."""
+    executable(tmp_path / "srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
+    executable(tmp_path / "fp8tune", f'exec {shlex.quote(sys.executable)} -m fp8tune "$@"')
+    few = ("--quick", "--grid", "num_warps=4", "--grid", "num_stages=1", "--shapes", "tiny")
+    database, script = tmp_path / "results.db", DOCS / "examples" / "worker_array.sbatch"
+    assert (
+        fp8tune("sweep", "--on", "queue", "--kernel", "rowwise-2d", *few, "--timer", "simulated:1", "--db", database)[0]
+        == 0
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+
+    def task(number: int, **named: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            "PATH": path,
+            "SLURM_ARRAY_TASK_ID": str(number),
+            "FP8TUNE_WORKER": f"--timer simulated:1,gpu={number}",
+        }
+        return subprocess.run(["bash", script], env={**environment(), **given, **named}, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda number: task(number, FP8TUNE_DB=str(database)), (1, 2)):
+            assert done.returncode == 0, done.stderr
+    with Store.open(str(database), writable=False) as store:
+        found = store.queue()
+    assert found.counts.keys() == {UnitState.DONE}
+    lost = task(3, FP8TUNE_DB="")
+    assert (lost.returncode, "set it to the database" in lost.stderr) == (1, True)
 
 
 def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:

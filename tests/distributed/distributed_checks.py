@@ -220,9 +220,25 @@ def refusals(mesh: Any, device: torch.device) -> dict[str, Any]:
     return found
 
 
+def compiled(mesh: Any, device: torch.device) -> dict[str, Any]:
+    """torch.compile traces the whole, and gives the bytes of the eager call."""
+    A, w, offs, grad = layer(device, **SMALL, whole=True)
+    spread = distribute_tensor(A, mesh, [Replicate()]), distribute_tensor(w, mesh, [Shard(0)])
+    upstream = distribute_tensor(grad, mesh, [Replicate()])
+    found = []
+    for multiply in (fp8_grouped_mm, torch.compile(fp8_grouped_mm, backend="aot_eager", fullgraph=True, dynamic=False)):
+        A, w = (each.detach().requires_grad_() for each in spread)
+        out = multiply(A, w.transpose(1, 2), offs)
+        out.backward(upstream)
+        assert A.grad is not None
+        assert w.grad is not None
+        found.append([each.full_tensor() for each in (out, A.grad, w.grad)])
+    return {name: are_bytes(*both) for name, both in zip(NAMES, zip(*found, strict=True), strict=True)}
+
+
 def shards(mesh: Any, device: torch.device) -> dict[str, Any]:
     """All of those: ranks take seconds to start."""
-    return {check.__name__: check(mesh, device) for check in (placements, operators, refusals)}
+    return {check.__name__: check(mesh, device) for check in (placements, operators, refusals, compiled)}
 
 
 CHECKS: dict[str, Check] = {"shards": shards, "fsdp": fsdp}

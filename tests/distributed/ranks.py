@@ -50,11 +50,13 @@ def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> Non
         torch.distributed.destroy_process_group()
 
 
-def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool = False) -> list[dict[str, Any]]:
+def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool | None = None) -> list[dict[str, Any]]:
     """What a function of a module found on each rank. A rank's exception is raised here, with its traceback.
 
+    ``is_gpu`` None: on GPUs where there are as many.
     On a CPU ranks run the references of the kernels, whatever the tests of this process run.
     """
+    is_gpu = torch.cuda.device_count() >= ranks if is_gpu is None else is_gpu
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     try:

@@ -10,8 +10,9 @@ import torch
 from grouped_experts import GroupedExperts
 from ranks import are_bytes
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels.gemm import gathered_weights
@@ -73,8 +74,6 @@ CASES = {
 def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
     """Losses and weights beside those of one device, and how often weights were quantized."""
     GroupedExperts._grouped_mm = grouped_mm_method(recipe=options.get("recipe"))  # type: ignore[method-assign]
-    from torch.distributed.tensor import Shard
-
     experts, dtype = options.get("experts", 4), options.get("dtype")
     micro_batches, reshard = options.get("micro_batches", 1), options.get("reshard", True)
     torch.manual_seed(0)
@@ -149,6 +148,36 @@ class _Count:
         gathered_weights.requantize_into = self._kept
 
 
+def local_shards(ranks: int, device: torch.device) -> dict[str, bool]:
+    """Weights sharded on N by tensor parallelism and gathered by FSDP: ``to_local()``, as torchtitan calls, has codes.
+
+    Beside the same product and gradient of the plain shard.
+    """
+    mesh = init_device_mesh(device.type, (1, ranks), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    weights, rows = torch.randn(2, 64, DIM).to(device), torch.randn(ROWS, DIM).bfloat16().to(device)
+    experts = nn.Module()
+    experts.w = nn.Parameter(distribute_tensor(weights, mesh["tp"], [Shard(1)]))
+    shard = experts.w.to_local().detach().clone().bfloat16().requires_grad_()
+    quantize_after_all_gather(experts)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    experts.forward = lambda offs: multiply(None, A=rows, weight_EOI=experts.w.to_local(), offs=offs)  # type: ignore
+    fully_shard(experts, mesh=mesh["dp"], mp_policy=policy)
+    multiply, offs = grouped_mm_method(), torch.tensor([13, ROWS], dtype=torch.int32, device=device)
+    with (counted := _Count(is_planted=False, weights=1)):
+        out = experts(offs)
+    wanted = multiply(None, A=rows, weight_EOI=shard, offs=offs)
+    upstream = torch.ones_like(out)
+    out.backward(upstream)
+    wanted.backward(upstream)
+    grad = experts.w.grad
+    assert isinstance(grad, DTensor)
+    assert shard.grad is not None
+    are_equal = torch.equal(grad.to_local(), shard.grad.float())
+    return {"out": torch.equal(out, wanted), "grad": are_equal, "has codes": counted.times == 1}
+
+
 def fsdp(mesh: Any, device: torch.device) -> dict[str, Any]:
     """Every case."""
-    return {name: case(mesh, device, **options) for name, options in CASES.items()}
+    found: dict[str, Any] = {name: case(mesh, device, **options) for name, options in CASES.items()}
+    return {**found, "local shards": local_shards(mesh.size(), device)}

@@ -35,6 +35,7 @@ QUANTIZED = {
 @pytest.mark.slow
 def test_training_is_that_of_one_device() -> None:
     for found in on_ranks(CHECKS["fsdp"]):
+        assert found.pop("local shards") == {"out": True, "grad": True, "has codes": True}
         stale = found.pop("not requantized")
         assert not stale["losses"]  # the check sees codes that are older than the weights
         assert not stale["weights"]

@@ -198,7 +198,8 @@ class ShardedWeights(Tensor):
         data = self.data_of_shard
         if data.shape[1:] == outer_size[1:]:
             each = -(-outer_size[0] // mesh.size())
-            data = nn.functional.pad(data, (0, 0, 0, 0, 0, each - data.shape[0]))
+            if missing := each - data.shape[0]:
+                data = nn.functional.pad(data, (0, 0, 0, 0, 0, missing))
         return (data.to(mp_policy.param_dtype or data.dtype),), outer_size
 
     def fsdp_post_all_gather(
