@@ -33,7 +33,13 @@ TORCHAO = "torchao"
 TORCH_ADD = "torch.add"
 """What host times are compared with: the addition of two 64x64 matrices."""
 
-GEMM_WRAPPERS = {"grouped-rows": "multiply_rows", "grouped-contraction": "contract_rows"}
+WRAPPERS = {
+    "grouped-rows": "multiply_rows",
+    "grouped-contraction": "contract_rows",
+    "transposed-codes": "transpose_codes",
+    "transposed-codes-3d": "transpose_codes_3d",
+}
+"""The wrappers of kernels that quantize nothing: they take the inputs as they are."""
 
 HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
 COPIED_BYTES = 512 << 20
@@ -197,7 +203,7 @@ def wrapper_arguments(spec: KernelSpec, inputs: tuple[Any, ...]) -> tuple[Any, .
     """What the public wrapper is called with: a GEMM's takes all inputs, another's the tensors, and has defaults."""
     import torch
 
-    return inputs if spec.name in GEMM_WRAPPERS else tuple(x for x in inputs if isinstance(x, torch.Tensor))
+    return inputs if spec.name in WRAPPERS else tuple(x for x in inputs if isinstance(x, torch.Tensor))
 
 
 def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
@@ -205,6 +211,6 @@ def public_wrapper(spec: KernelSpec) -> Callable[..., Any]:
     lives elsewhere."""
     if spec.name not in catalog.KERNELS:
         raise UsageError(f"{spec.name} lives elsewhere: its public wrapper is not known")
-    name = GEMM_WRAPPERS.get(spec.name) or f"quantize_{spec.name.replace('-', '_')}"
+    name = WRAPPERS.get(spec.name) or f"quantize_{spec.name.replace('-', '_')}"
     wrapper: Callable[..., Any] = getattr(fp8tune_kernels, name)
     return wrapper

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
-    from fp8tune_kernels.quantize.colwise_factored import quantize_colwise_factored
     from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
     from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
     from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
@@ -28,13 +27,12 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
     from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
     from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
-    from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
     from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-    from fp8tune_kernels.quantize.swiglu_rowwise_transposed import quantize_swiglu_rowwise_transposed
+    from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
     from fp8tune_kernels.quantize.transposed_codes import transpose_codes
-    from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
+    from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
 
 __all__ = [
     "ComposedActivationWarning",
@@ -47,7 +45,6 @@ __all__ = [
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
-    "quantize_colwise_factored",
     "quantize_colwise_transpose_3d",
     "quantize_mxfp8_dim0",
     "quantize_mxfp8_dim1",
@@ -57,14 +54,13 @@ __all__ = [
     "quantize_rowwise_2d",
     "quantize_rowwise_colwise",
     "quantize_rowwise_factored",
-    "quantize_rowwise_transposed",
     "quantize_swiglu_gradient",
-    "quantize_swiglu_rowwise_transposed",
+    "quantize_swiglu_rowwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
-    "quantize_weights_transposed",
     "transpose_codes",
+    "transpose_codes_3d",
 ]
 
 _MODULES = {
@@ -78,6 +74,7 @@ _MODULES = {
     "QuantizedWeights": "gemm.quantized_weights",
     "quantize_weights": "gemm.quantized_weights",
     "transpose_codes": "quantize.transposed_codes",
+    "transpose_codes_3d": "quantize.transposed_codes_3d",
 }
 
 

@@ -20,27 +20,26 @@ _SPAN_OF: dict[str, Span | None] = {
     "transpose-3d-atomic": None,
     "transpose-3d-reduction": Span("BLOCK_SIZE_N", "N"),
     "colwise-transpose-3d": None,
-    "rowwise-transposed": None,
-    "weights-transposed": None,
-    "rowwise-factored": None,
-    "colwise-factored": None,
+    "rowwise-factored": Span("BLOCK_SIZE_ITER", "K"),
     "mxfp8-dim0": None,
     "mxfp8-dim1": None,
     "mxfp8-dim1-3d": None,
     "mxfp8-dim1-3d-via-2d": None,
-    "swiglu-rowwise-transposed": None,
+    "swiglu-rowwise": None,
     "swiglu-gradient": None,
-    "transposed-codes": None,
 }
 """The ``span`` of each quantizing kernel's spec: ``export`` judges lookups by it and imports no kernel."""
 
 QUANTIZERS = tuple(_SPAN_OF)
 """What casts to FP8."""
 
+TRANSPOSERS = ("transposed-codes", "transposed-codes-3d")
+"""What copies codes of these to where another GEMM reads them."""
+
 GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-KERNELS = (*QUANTIZERS, *GEMMS)
+KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GEMMS)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
 
 PASSES = ("grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient")
@@ -56,12 +55,15 @@ METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, ou
 PRECISIONS = ("fp8", "auto", "auto, weights once")
 """The names of the precisions of a pass (:mod:`fp8tune_kernels.gemm.methods`)."""
 
+RECIPES = ("default", "folded")
+"""The names of the recipes of ``fp8_grouped_mm`` (:mod:`fp8tune_kernels.gemm.folded_mm`)."""
+
 SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
 
 
 def module_name(kernel: str) -> str:
     """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
-    folder = "quantize" if kernel in _SPAN_OF else "gemm"
+    folder = "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS) else "gemm"
     return f"fp8tune_kernels.{folder}.{kernel.replace('-', '_')}"
 
 

@@ -23,8 +23,8 @@ ROWS = {
 }
 """Rows of a shape set; kernels scale them down to what the interpreter can run."""
 
-QUANTIZING = tuple(kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None)
-"""All kernels but the GEMMs, whose sums need values of their own."""
+QUANTIZING = catalog.QUANTIZERS
+"""All kernels but the GEMMs, whose sums need values of their own, and those that move codes."""
 
 CONTENTS = (*DECLARED_CONTENTS, "zero slices")
 
@@ -114,15 +114,18 @@ CUT = {
     "rowwise": {"N": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "rowwise-2d": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "rowwise-colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
+    "rowwise-factored": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "transpose-3d-atomic": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
     "transpose-3d-reduction": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
+    "transposed-codes": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},
+    "transposed-codes-3d": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_M"},
 }
 """Kernel -> the dims of its problems that an axis cuts into blocks."""
 
 
 def round_shape(kernel: str, config: NamedInts) -> NamedInts:
     """A shape as a sweep times them, but small: two of each block, nothing left over of any."""
-    dims = next(catalog.load(kernel).problems({"M": 1, "K": 1, "N": 1, "E": 1}))
+    dims = next(catalog.load(kernel).problems({"M": 16, "K": 16, "N": 16, "E": 1}))
     return NamedInts([(dim, 2 * config[CUT[kernel][dim]] if dim in CUT[kernel] else 2) for dim in dims])
 
 
@@ -144,6 +147,8 @@ def inputs_of(spec: KernelSpec, one: Problem, content: str, device: str) -> tupl
                 tensor[..., ::3, :] = 0
             else:
                 fill(tensor, content)
+    if spec.constrain is not None:
+        spec.constrain(inputs)
     return inputs
 
 

@@ -109,7 +109,13 @@ OF_BLOCKS_OF_ROWS: dict[str, Fault] = {
 EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"{modules}, arithmetic: {what}": fault
-        for modules in ("rowwise", *(each for each in PANELS if each != "rowwise, panels"), *BOTH_WAYS, *WHOLE_ROWS)
+        for modules in (
+            "rowwise",
+            *(each for each in PANELS if each != "rowwise, panels"),
+            *BOTH_WAYS,
+            *WHOLE_ROWS,
+            "rowwise-factored",
+        )
         for what, fault in OF_SCALES.items()
     },
     **{
@@ -123,6 +129,49 @@ EDGE_FAULTS: dict[str, Fault] = {
     **{f"{modules}: {what}": fault for modules in WHOLE_ROWS for what, fault in OF_WHOLE_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS for what, fault in OF_BLOCKS_OF_ROWS.items()},
     **{f"{modules}: {what}": fault for modules in BLOCKS_OF_ROWS[:2] for what, fault in OF_PARTIAL_BLOCKS.items()},
+    **{
+        f"rowwise-factored: {what}": fault
+        for what, fault in {
+            "the last block of rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
+            "codes past the last row": (
+                "in_rows = (rows < M)[",
+                "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE) * BLOCK_SIZE)[",
+            ),
+            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
+            "an unaligned address taken for an aligned one": (
+                "_divided(x_ptr + places",
+                f"_divided({aligned('x_ptr')} + places",
+            ),
+        }.items()
+    },
+    **{
+        f"transposed-codes: {what}": fault
+        for what, fault in {
+            "no zeros after a group": (
+                "            BLOCK_SIZE_M,\n            FP8_MAX,",
+                "            left,\n            FP8_MAX,",
+            ),
+            "an empty group without zeros": (
+                "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
+                "tl.cdiv(ends - starts, 128)",
+            ),
+        }.items()
+    },
+    **{
+        f"{modules}: {what}": fault
+        for modules in ("transposed-codes", "transposed-codes-3d, transposed_codes")
+        for what, fault in {
+            "an unaligned address taken for an aligned one": (
+                "from_ptr = tile.q_ptr.to(",
+                f"from_ptr = {aligned('tile.q_ptr')}.to(",
+            ),
+            "codes past the last column": ("exist = (columns < tile.K)", "exist = (columns < tile.K + 1)"),
+        }.items()
+    },
+    "transposed-codes-3d: rows of the next expert": (
+        "        N - row,\n        0.0,",
+        "        BLOCK_SIZE_M,\n        0.0,",
+    ),
     "rowwise: the last block of rows left out": ('-(-N // config["BLOCK_SIZE"])', '(N // config["BLOCK_SIZE"])'),
     "rowwise: rows that are taken for aligned": (
         "shared = (M % 16 != 0) | (start % 16 != 0)",

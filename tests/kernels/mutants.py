@@ -198,6 +198,51 @@ FAULTS = {
         "scales_transposed_ptr, E * N,",
         "scales_transposed_ptr, E * N - 1,",
     ),
+    **{
+        f"rowwise-factored: {what}": change
+        for what, change in {
+            "the column scales of another group": (
+                "column_scales_ptr + groups.to(tl.int64)[:, None] * K",
+                "column_scales_ptr + groups.to(tl.int64)[:, None] * 0",
+            ),
+            "a row in the group before": ("(ends[None, :] <= rows[:, None])", "(ends[None, :] < rows[:, None])"),
+            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
+            "a dropped tail": ("tiles = tl.cdiv(K, BLOCK_SIZE_ITER)", "tiles = K // BLOCK_SIZE_ITER"),
+            "the first tile's maxima alone": (
+                "largest = tl.maximum(largest, tl.max(",
+                "largest = tl.minimum(largest, tl.max(",
+            ),
+            "a mask without the last rows": ("in_rows = (rows < M)", "in_rows = (rows < M - 1)"),
+            "scales unwritten": ("tl.store(scales_ptr + rows, scale, mask=rows < M)", "rows += 0"),
+            "the last rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
+        }.items()
+    },
+    "rowwise-factored, factors: a factor half as large": ("254 - exponent, 0", "253 - exponent, 0"),
+    **{
+        f"transposed-codes: {what}": change
+        for what, change in {
+            "an empty group without zeros": (
+                "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
+                "tl.cdiv(ends - starts, 128)",
+            ),
+            "rows of the next group": ("inside = rows < tile.left", "inside = rows <= tile.left"),
+            "the last blocks left out": ("programs := blocks *", "programs := blocks // 3 *"),
+            "codes of PACK rows in another order": ("(8 * number)", "(8 * (PACK - 1 - number))"),
+            "shifts of another block": ("shifts_ptr + first", "shifts_ptr + 0"),
+            "a column too far": (
+                "columns.to(tl.int64)[None, :] * (tile",
+                "(columns + 1).to(tl.int64)[None, :] * (tile",
+            ),
+            "a group that begins too early": ("row = start + place - begin", "row = start"),
+        }.items()
+    },
+    "transposed-codes, tiles: columns that are too near": (
+        "tl.cdiv(M + G * ALIGNMENT, ALIGNMENT) * ALIGNMENT",
+        "tl.cdiv(M, ALIGNMENT) * ALIGNMENT",
+    ),
+    "transposed-codes-3d: codes of another expert": ("expert * N * K + row", "expert * N + row"),
+    "transposed-codes-3d: rows of another tile": ("(expert * N + row) * K", "expert * N * K"),
+    "transposed-codes-3d: the last expert left out": ("programs := E *", "programs := (E - 1) *"),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
         "inside = in_rows & (columns < 2 * K)",

@@ -36,8 +36,11 @@ BLOCKS = {
     "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 256},
     "rowwise-2d": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
     "rowwise-colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
+    "rowwise-factored": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
     "transpose-3d-atomic": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
     "transpose-3d-reduction": {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 32},
+    "transposed-codes": {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64},
+    "transposed-codes-3d": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64},
 }
 """Of the one config that is checked."""
 
@@ -54,7 +57,8 @@ def checked(planted: Planted, layout: str, device: str) -> Outcome:
     routing = "balanced" if spec.routed else "none"
     config = NamedInts({**spec.default, **BLOCKS[planted.kernel], **leads(spec)[0]})
     shape = round_shape(planted.kernel, config)
-    problem = Problem(planted.name, shape, routing, layout, scale_mode=spec.scale_modes[0])
+    mode = (*spec.scale_modes, "")[0]
+    problem = Problem(planted.name, shape, routing, layout, in_dtype=spec.in_dtypes[0], scale_mode=mode)
     return checked_block(KernelArm(planted.edges_alone, problem, config), device, 0, times=False)
 
 
@@ -68,7 +72,7 @@ def test_a_fault_that_a_round_problem_hides_is_found_on_an_edge(title: str, tmp_
     assert " on the edge '" in outcome.reason  # what is timed comes first, and is right
 
 
-@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
+@pytest.mark.parametrize("kernel", [*catalog.QUANTIZERS, *catalog.TRANSPOSERS])
 def test_a_copy_without_a_fault_is_right_on_all_edges(kernel: str, tmp_path: Path, device: str) -> None:
     planted = plant_foreign(kernel, ("", ""), tmp_path)
     for layout in catalog.load(kernel).input_layouts:
@@ -77,8 +81,9 @@ def test_a_copy_without_a_fault_is_right_on_all_edges(kernel: str, tmp_path: Pat
 
 def test_every_kernel_has_six_faults_of_edges_and_more() -> None:
     found = Counter(title.partition(":")[0].split(", ")[0] for title in FAULTS_OF_EDGES)
-    assert set(found) == set(catalog.QUANTIZERS)
-    assert min(found.values()) >= 6, found
+    assert set(found) == {*catalog.QUANTIZERS, *catalog.TRANSPOSERS}
+    assert min(count for kernel, count in found.items() if kernel in catalog.QUANTIZERS) >= 6, found
+    assert min(count for kernel, count in found.items() if kernel in catalog.TRANSPOSERS) >= 3, found
 
 
 @pytest.fixture(params=catalog.QUANTIZERS)

@@ -30,10 +30,15 @@ SHAPES = {
     "rowwise": NamedInts(N=70, M=1301, G=4),
     "rowwise-2d": NamedInts(M=5, K=9001),
     "rowwise-colwise": NamedInts(M=309, K=134, G=3),
+    "rowwise-factored": NamedInts(M=61, K=9001, G=3),
     "transpose-3d-atomic": NamedInts(E=2, N=677, K=70),
     "transpose-3d-reduction": NamedInts(E=2, N=677, K=70),
+    "transposed-codes": NamedInts(M=309, K=134, G=3),
+    "transposed-codes-3d": NamedInts(E=2, N=176, K=134),
 }
 """No block divides a dim, and every kernel's default takes more than one tile or block."""
+
+CHECKED = (*catalog.QUANTIZERS, *catalog.TRANSPOSERS)
 
 PADDING = 23
 """Rows past the last group: a whole chunk of 16 among them."""
@@ -64,7 +69,8 @@ def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
 def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, device: str) -> str | None:
     """On ragged groups the first of which is empty, with padding rows."""
     routing = "ragged" if spec.routed else "none"
-    problem = Problem(kernel, SHAPES[kernel], routing, layout, scale_mode=spec.scale_modes[-1])
+    mode = ("", *spec.scale_modes)[-1]
+    problem = Problem(kernel, SHAPES[kernel], routing, layout, in_dtype=spec.in_dtypes[0], scale_mode=mode)
     inputs = spec.inputs(problem, "cpu")  # the same values on every device: some faults are right on others
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
@@ -85,7 +91,7 @@ def _guarded(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-@pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
+@pytest.mark.parametrize("kernel", CHECKED)
 def test_a_copy_without_a_fault_passes(kernel: str, tmp_path: Path, device: str) -> None:
     assert check(planted(kernel, tmp_path), kernel, device) is None
 
@@ -99,4 +105,4 @@ def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, device: str) -> N
 
 
 def test_every_kernel_has_faults_of_its_own() -> None:
-    assert {fault.partition(":")[0].split(", ")[0] for fault in FAULTS} == set(catalog.QUANTIZERS)
+    assert {fault.partition(":")[0].split(", ")[0] for fault in FAULTS} == set(CHECKED)

@@ -78,7 +78,7 @@ def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
     wrapper = public_wrapper(spec)
     arguments = (*tensors, None, inputs[-1]) if spec.name in catalog.QUANTIZERS else inputs  # how scales are rounded
     expected = (
-        nullcontext() if right else pytest.raises(Exception, match=r"power of 2|at \d+:\d+")
+        nullcontext() if right else pytest.raises(Exception, match=r"power of 2|at \d+:\d+|arange")
     )  # interpreted, compiled
     try:
         with expected:
@@ -124,15 +124,15 @@ def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec) -> None:
     assert all(spec.scaled_down(one) == one for one in small)
 
 
-BYTES_PER_ELEMENT = {"rowwise-colwise": 4, "colwise-transpose-3d": 4}
+BYTES_PER_ELEMENT = {"rowwise-colwise": 4, "colwise-transpose-3d": 4, **dict.fromkeys(catalog.TRANSPOSERS, 2)}
 
 
 def test_bytes_moved_are_those_of_inputs_and_outputs(spec: KernelSpec, problem: Problem) -> None:
     """Two for an element of bfloat16, and one for each of its codes; of MXFP8 an E8M0 scale for every 32."""
     if spec.name in catalog.GEMMS:
         pytest.skip("tests/kernels/test_gemm_specs.py counts them")
-    matrices = [x for x in spec.inputs(problem, "meta") if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    elements = sum(matrix.numel() for matrix in matrices)
+    given = [x for x in spec.inputs(problem, "meta") if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    elements = sum(matrix.numel() for matrix in given if matrix.dtype != torch.float32)  # scales
     scales = elements // 32 if spec.name.startswith("mxfp8") else 0
     assert spec.bytes_moved(problem.shape) == BYTES_PER_ELEMENT.get(spec.name, 3) * elements + scales
 
@@ -155,7 +155,7 @@ def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
 
 def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> None:
     shapes = spec.problems({name: size for name, size in ROW.items() if name != "N"})
-    if "N" not in next(spec.problems(ROW)):
+    if "N" not in next(spec.problems(ROW)) and spec.name != "rowwise-factored":  # of the output's gradient alone
         assert next(shapes)["K"] == ROW["K"]
     with pytest.raises(KeyError, match="N"):
         next(shapes)

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
+from fp8tune_kernels.catalog import RECIPES
 from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.gemm.quantized_weights import SPECS
+from fp8tune_kernels.gemm.quantized_weights import outputs_for
 from fp8tune_kernels.runtime.checks import IN_DTYPES, fp8_dtype_for
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
@@ -38,8 +39,8 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
     """
     from torch.distributed.tensor import DTensor
 
-    if recipe not in SPECS:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, SPECS))}")
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
 
     found = []
     for prefix, owner in module.named_modules():
@@ -90,7 +91,7 @@ class Made:
 
     def __init__(self, weights: Tensor, recipe: str) -> None:
         self.recipe = recipe
-        self.codes = SPECS[recipe].outputs(weights.transpose(1, 2), fp8_dtype_for(weights.device, None), True)
+        self.codes = outputs_for(recipe, weights.transpose(1, 2), fp8_dtype_for(weights.device, None))
         self.requantize(weights)
 
     @torch.no_grad()

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fp8tune_kernels.catalog import RECIPES
 from fp8tune_kernels.gemm import passes, row_major
 from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
@@ -61,9 +62,6 @@ GEMM_MULTIPLE = 16
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 PRECISIONS = ("fp8", "auto")
-
-RECIPES = ("default", "folded")
-"""Which slices share a scale: see :mod:`.folded_mm`."""
 
 Quantized = tuple[Tensor | None, ...]
 """Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""

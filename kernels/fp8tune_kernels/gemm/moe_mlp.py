@@ -11,20 +11,23 @@
     row_weights  (M,), or None: a router's weights
     out          (M, K), bfloat16; zeros in rows past ``offs[-1]``
 
-By the folded recipe (:mod:`.folded_mm`): x, h and the weights are cast once, and transposed as bytes; their scales are
-factors of the gradients' casts. No h and no gradient of y is written in bfloat16. Bytes that move for an element,
-beside what GEMMs read and write:
+Every operand is cast once, by rows, in a kernel that reads it once. What a GEMM contracts over rows, and the weights
+for the input gradients, are these codes, transposed as bytes. As scales are powers of two, those that a sum cannot
+have are factors of the gradients' casts, or exponents of the codes that are transposed (:mod:`.folded_mm`). No h and
+no gradient of y is written in bfloat16. Bytes that move for an element, beside what GEMMs read and write:
 
-    x, weights   4 rowwise-transposed, weights-transposed
-    y            8 for gate and up: swiglu-rowwise-transposed reads both, writes codes of h both ways, and codes of y
-    out's gradient     3 rowwise-factored + 3 colwise-factored
-    y's gradient       10 for gate and up: swiglu-gradient reads codes of both and h's gradient, writes codes both ways
+    x                  3 rowwise-2d, 2 transposed-codes
+    weights            3 colwise-3d, 2 transposed-codes-3d
+    y                  7 for gate and up: swiglu-rowwise reads both, writes codes of h and of both
+    h                  2 transposed-codes
+    out's gradient     3 rowwise-factored, 2 transposed-codes
+    y's gradient       6 for gate and up: swiglu-gradient reads codes of both and h's gradient, writes codes of both
+                       4 transposed-codes
 
 What is held between the passes, in bytes of a row (bfloat16 with a compiled activation holds 2K + 6N):
 
     ``recompute``   of x     of y    of h
-    "none"          K        2N      N        as the backward pass reads them: transposed, and 128 rows more a group
-    "transposes"    K        2N      N        codes of rows, which are transposed again: 1 byte more to move
+    "none"          K        2N      N
     "h"             K        2N               h is made again, of the codes of y
     "gate-up"       K                         y is multiplied again, to the same bytes, and h made of it
 
@@ -42,26 +45,24 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import grouped_mm
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import FP8_ONLY
 from fp8tune_kernels.gemm.operands import are_multiples
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
 from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
-from fp8tune_kernels.quantize.colwise_factored import quantize_colwise_factored
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
+from fp8tune_kernels.quantize.row_shifts import shifts_of_rows
 from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
 from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
-from fp8tune_kernels.quantize.rowwise_transposed import quantize_rowwise_transposed
 from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-from fp8tune_kernels.quantize.swiglu_rowwise_transposed import quantize_swiglu_rowwise_transposed
+from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
 from fp8tune_kernels.quantize.transposed_codes import transpose_codes
-from fp8tune_kernels.quantize.weights_transposed import quantize_weights_transposed
+from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
 
 __all__ = ["RECOMPUTE", "ComposedActivationWarning", "fp8_moe_mlp"]
 
-RECOMPUTE = ("none", "transposes", "h", "gate-up")
+RECOMPUTE = ("none", "h", "gate-up")
 """What is not held between the passes: see the module."""
 
 COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -115,7 +116,7 @@ def fp8_moe_mlp(
     row_weights: Tensor | None = None,
     activation: str | Callable[[Tensor], Tensor] = "swiglu",
     layout: str = "halves",
-    recompute: str = "transposes",
+    recompute: str = "none",
     keep_weights: bool = True,
     float8_dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -126,7 +127,7 @@ def fp8_moe_mlp(
     :class:`ComposedActivationWarning`; ``recompute`` and ``keep_weights`` have no effect there.
     ``layout`` of y, that is of the rows of ``w13``: ``"halves"``, all of the gate and then all of up, or
     ``"interleaved"``, in turn, as gpt-oss has them.
-    ``recompute``: ``"none"``, ``"transposes"``, ``"h"`` or ``"gate-up"``; ``keep_weights``: see the module.
+    ``recompute``: ``"none"``, ``"h"`` or ``"gate-up"``; ``keep_weights``: see the module.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride, size or device; N or K that
@@ -219,11 +220,11 @@ class _Fp8MoeMLP(torch.autograd.Function):
         needs_h, needs_y = wanted.w2, wanted.through_h()
         is_again = recompute == "gate-up" and (needs_h or needs_y)
         keeps_y = recompute != "gate-up" and (needs_y or (needs_h and recompute == "h"))
-        of_x = _rows(x, offs, dtype, transposed=wanted.w13 and recompute == "none")
-        of_13 = codes[:codes_of_w13] or _weights(w13, dtype, transposed=wanted.x and options.keeps_weights)
-        of_2 = codes[codes_of_w13:] or _weights(w2, dtype, transposed=needs_y and options.keeps_weights)
+        of_x = quantize_rowwise_2d(x, float8_dtype=dtype)
+        of_13 = codes[:codes_of_w13] or _weights(w13, dtype)
+        of_2 = codes[codes_of_w13:] or _weights(w2, dtype)
         y = _multiply(of_x, of_13, offs, dtype)
-        q_h, scales_h, transposed_h, q_y, scales_y = quantize_swiglu_rowwise_transposed(
+        q_h, scales_h, q_y, scales_y = quantize_swiglu_rowwise(
             y,
             offs,
             None,
@@ -232,31 +233,31 @@ class _Fp8MoeMLP(torch.autograd.Function):
             activation=options.activation,
             layout=options.layout,
             keep=keeps_y,
-            transpose=needs_h and recompute == "none",
             float8_dtype=dtype,
         )
         del y
         out = _multiply((q_h, scales_h), of_2, offs, dtype)
         if b2 is not None:
             out = torch.addmm(out, _rows_of_groups(offs, len(x), row_weights), b2.to(torch.bfloat16))
-        is_w13_given, is_w2_given = codes_of_w13 > 0, len(codes) > codes_of_w13
+        # of weights the transposed codes, if they are given; else what those are made of
+        keeps, is_13_given, is_2_given = options.keeps_weights, codes_of_w13 > 0, len(codes) > codes_of_w13
+        reads_13 = is_again or (wanted.x and not is_13_given)
         ctx.save_for_backward(
             offs,
-            of_x[0] if is_again or (wanted.w13 and recompute != "none") else None,
+            of_x[0] if is_again or wanted.w13 else None,
             of_x[1],
-            of_x[2] if wanted.w13 and recompute == "none" else None,
             q_y if keeps_y else None,
             scales_y if keeps_y else None,
-            q_h if needs_h and recompute == "transposes" else None,
+            q_h if needs_h and recompute == "none" else None,
             scales_h,
-            transposed_h if needs_h and recompute == "none" else None,
-            of_13[0] if is_again and (is_w13_given or options.keeps_weights) else None,
+            of_13[0] if reads_13 and (keeps or is_13_given) else None,
             of_13[1],
-            of_13[2] if wanted.x and len(of_13) > 2 else None,
+            of_13[2] if wanted.x and is_13_given else None,
+            of_2[0] if needs_y and keeps and not is_2_given else None,
             of_2[1],
-            of_2[2] if needs_y and len(of_2) > 2 else None,
-            w13 if (is_again or wanted.x) and not (is_w13_given or options.keeps_weights) else None,
-            w2 if needs_y and not (is_w2_given or options.keeps_weights) else None,
+            of_2[2] if needs_y and is_2_given else None,
+            w13 if reads_13 and not (keeps or is_13_given) else None,
+            w2 if needs_y and not (keeps or is_2_given) else None,
             b13,
             b2,
             row_weights,
@@ -272,15 +273,14 @@ class _Fp8MoeMLP(torch.autograd.Function):
             offs,
             q_x,
             scales_x,
-            transposed_x,
             q_y,
             scales_y,
             q_h,
             scales_h,
-            transposed_h,
             q_13,
             scales_13,
             transposed_13,
+            q_2,
             scales_2,
             transposed_2,
             w13,
@@ -297,68 +297,59 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if b2 is not None:
             _through_bias(grad, b2, offs, row_weights, wanted, grads)
         if w13 is not None:
-            q_13, _, transposed_13 = _weights(w13, dtype, transposed=True)
+            q_13, _ = _weights(w13, dtype)
         y, bias = q_y, None
         if options.recompute == "gate-up":
             y, bias = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype), _as(b13, torch.bfloat16)
         weights = _as(row_weights, torch.float32)
         names = {"activation": options.activation, "layout": options.layout, "float8_dtype": dtype}
-        if q_h is not None:
-            transposed_h = transpose_codes(q_h, offs)
-        elif wanted.w2 and transposed_h is None:
-            _, scales_h, transposed_h, _, _ = quantize_swiglu_rowwise_transposed(
-                y, offs, scales_y, bias, weights, **names
-            )
-        q, scales, amax = quantize_rowwise_factored(grad, offs, scales_2, scales_h, float8_dtype=dtype)
+        if wanted.w2 and q_h is None:
+            q_h, scales_h, _, _ = quantize_swiglu_rowwise(y, offs, scales_y, bias, weights, **names)
+        q, scales = quantize_rowwise_factored(grad, offs, scales_2, float8_dtype=dtype)
         dh = None
         if wanted.through_h():
             if w2 is not None:
-                _, _, transposed_2 = _weights(w2, dtype, transposed=True)
+                q_2, _ = _weights(w2, dtype)
+            if transposed_2 is None:
+                transposed_2 = transpose_codes_3d(q_2)
             dh = _input_gradient(q, scales, transposed_2, ones[: E * N].view(E, 1, N), offs, dtype)
-            transposed_2 = None
+            del q_2, transposed_2
         if wanted.w2:
-            columns = quantize_colwise_factored(grad, offs, scales_h, amax, float8_dtype=dtype, alignment=ALIGNMENT)
-            grads["w2"] = _weight_gradient(q, columns, transposed_h, ones[: E * N], offs, dtype).to(ctx.dtypes[2])
-        del q, transposed_h
+            found = _weight_gradient(q, scales, scales_2, q_h, scales_h, ones[: E * N], offs, dtype)
+            grads["w2"] = found.to(ctx.dtypes[2])
+        del q, q_h
         if dh is not None:
-            q, scales, q_columns, column_scales, d_weights, d_bias = quantize_swiglu_gradient(
-                y, dh, offs, scales_13, scales_x, scales_y, bias, weights, bias_gradient=wanted.b13, **names
+            q, scales, d_weights, d_bias = quantize_swiglu_gradient(
+                y, dh, offs, scales_13, scales_y, bias, weights, bias_gradient=wanted.b13, **names
             )
             del dh, y, q_y
             if wanted.x:
                 of_K = ones[: E * K].view(E, 1, K)
+                if transposed_13 is None:
+                    transposed_13 = transpose_codes_3d(q_13)
                 grads["x"] = _input_gradient(q, scales, transposed_13, of_K, offs, dtype).to(ctx.dtypes[0])
             if wanted.w13:
-                pair = q_columns, column_scales
-                transposed_x = transpose_codes(q_x, offs) if transposed_x is None else transposed_x
-                grads["w13"] = _weight_gradient(q, pair, transposed_x, ones[: E * K], offs, dtype).to(ctx.dtypes[1])
+                found = _weight_gradient(q, scales, scales_13, q_x, scales_x, ones[: E * K], offs, dtype)
+                grads["w13"] = found.to(ctx.dtypes[1])
             if wanted.b13:
                 grads["b13"] = d_bias.to(b13.dtype)
             if wanted.row_weights:
                 grads["row_weights"] = (grads.get("row_weights", 0) + d_weights).to(row_weights.dtype)
-        found = (grads.get(name) for name in _Wanted._fields)
-        return *found, *(None for _ in ctx.needs_input_grad[len(_Wanted._fields) :])
+        results = (grads.get(name) for name in _Wanted._fields)
+        return *results, *(None for _ in ctx.needs_input_grad[len(_Wanted._fields) :])
 
 
 _apply: Callable[..., Tensor] = _Fp8MoeMLP.apply
 
 Codes = tuple[Tensor, ...]
-"""Codes, scales and, if they are there, transposed codes."""
+"""Codes, scales and, of weights that were quantized before, transposed codes."""
 
 
 def _as(given: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if given is None else given.to(dtype).contiguous()
 
 
-def _rows(x: Tensor, offs: Tensor, dtype: torch.dtype | None, *, transposed: bool) -> Codes:
-    if transposed:
-        return quantize_rowwise_transposed(x, offs, float8_dtype=dtype, alignment=ALIGNMENT)
-    return quantize_rowwise_2d(x, float8_dtype=dtype)
-
-
-def _weights(w: Tensor, dtype: torch.dtype | None, *, transposed: bool) -> Codes:
-    if transposed:
-        return quantize_weights_transposed(w.transpose(1, 2), float8_dtype=dtype)
+def _weights(w: Tensor, dtype: torch.dtype | None) -> Codes:
     return quantize_colwise_3d(w.transpose(1, 2), float8_dtype=dtype)
 
 
@@ -379,11 +370,21 @@ def _input_gradient(
 
 
 def _weight_gradient(
-    rows: Tensor, columns: Codes, transposed: Tensor, ones: Tensor, offs: Tensor, dtype: torch.dtype | None
+    q: Tensor,
+    scales: Tensor,
+    factors: Tensor,
+    q_rows: Tensor,
+    scales_rows: Tensor,
+    ones: Tensor,
+    offs: Tensor,
+    dtype: torch.dtype | None,
 ) -> Tensor:
-    """``rows``: any with as many rows as the operands have without those between groups."""
+    """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
+    shifts, least = shifts_of_rows(scales, scales_rows, offs)
+    columns, rows = transpose_codes(q, offs, shifts), transpose_codes(q_rows, offs)
+    column_scales = (least[:, None] / factors.view(len(offs), -1)).view(-1)
     found: Tensor = torch.ops.fp8tune.grouped_mm_weight_gradient(
-        rows, None, offs, dtype, FP8_ONLY, columns[0], columns[1], transposed, ones
+        q, None, offs, dtype, FP8_ONLY, columns, column_scales, rows, ones
     )
     return found
 

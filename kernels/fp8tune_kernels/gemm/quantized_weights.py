@@ -29,8 +29,9 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.catalog import RECIPES
 from fp8tune_kernels.gemm.operands import check_multiples
-from fp8tune_kernels.quantize import colwise_transpose_3d, weights_transposed
+from fp8tune_kernels.quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
 from fp8tune_kernels.quantize import weights as expert_weights
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.lookup import config_for
@@ -41,9 +42,6 @@ __all__ = ["QuantizedWeights", "quantize_weights"]
 
 Codes = tuple[Tensor, Tensor]
 """Codes and scales."""
-
-SPECS = {"default": colwise_transpose_3d.SPEC, "folded": weights_transposed.SPEC}
-"""Recipe -> the kernel that makes the codes of both passes. The folded one gives them one set of scales."""
 
 AGAIN = "call quantize_weights again after each step of the optimizer, or requantize()"
 
@@ -65,8 +63,8 @@ def quantize_weights(
     """
     if float8_dtype not in (None, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
-    if recipe not in SPECS:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, SPECS))}")
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
     if layout not in ("ENK", "EKN"):
         raise ValueError(f"layout is {layout!r}, wanted 'ENK' or 'EKN'")
     if layout == "EKN" and recipe == "folded":
@@ -100,10 +98,10 @@ class QuantizedWeights:
     def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str = "default", layout: str = "ENK") -> None:
         self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
         with torch.inference_mode(False):  # autograd saves the codes
-            tensors = SPECS[recipe].outputs(self._view().detach(), float8_dtype, True)
+            tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self._tensors = tensors
-        self._forward: Codes = tensors[:2]
+        self._forward: Codes = tensors[0], tensors[1]
         self._transposed: Codes = tensors[2], tensors[1 if recipe == "folded" else 3]
         if layout == "EKN":  # see row_major
             self._forward, self._transposed = self._transposed, self._forward
@@ -128,7 +126,7 @@ class QuantizedWeights:
     def transposed(self) -> Codes:
         """Codes (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them. Checked.
 
-        Of the folded recipe, those of ``weights-transposed``: the scales (E, 1, N) are the forward pass's.
+        Of the folded recipe, the forward pass's, transposed, and its scales (E, 1, N).
         """
         return self._checked(*self._transposed)
 
@@ -262,22 +260,32 @@ def _address(w: Tensor) -> tuple[int, int]:
     return w.data_ptr(), 0 if base is None else base.data_ptr()
 
 
-def _define_requantize(name: str, spec: KernelSpec, outputs: str) -> Callable[..., None]:
-    """The operator that quantizes weights into memory that is there."""
+def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Uninitialised codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
+    if recipe == "default":
+        return colwise_transpose_3d.outputs(w, float8_dtype, True)
+    q, scales = colwise_3d.outputs(w, float8_dtype, True)
+    return q, scales, *transposed_codes_3d.outputs(q)
 
-    def launch(w: Tensor, *outputs: Tensor) -> None:
-        inputs = expert_weights.arguments(w, outputs[0].dtype, True)
-        spec.launch(config_for(spec, expert_weights.key(*inputs), w.device), inputs, outputs)
 
-    def on_cpu(w: Tensor, *outputs: Tensor) -> None:
-        if interpreter.INTERPRETED:
-            launch(w, *outputs)
-            return
-        for output, made in zip(outputs, spec.reference(w, outputs[0].dtype, True), strict=True):
-            output.copy_(made)
+def _quantize(w: Tensor, *outputs: Tensor) -> None:
+    _run(colwise_transpose_3d.SPEC, expert_weights.arguments(w, outputs[0].dtype, True), outputs)
 
-    operator: Callable[..., None] = define(f"{name}(Tensor w, {outputs}) -> ()", launch, on_cpu, lambda *_: None)
-    return operator
+
+def _quantize_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
+    _run(colwise_3d.SPEC, expert_weights.arguments(w, q.dtype, True), (q, scales))
+    _run(transposed_codes_3d.SPEC, (q,), (transposed,))
+
+
+def _run(spec: KernelSpec, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    """A kernel into memory that is there."""
+    w = inputs[0]
+    if not w.is_cpu or interpreter.INTERPRETED:
+        E, K, N = w.shape
+        spec.launch(config_for(spec, (E, K, N), w.device), inputs, outputs)
+        return
+    for output, made in zip(outputs, spec.reference(*inputs), strict=True):
+        output.copy_(made)
 
 
 def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -293,16 +301,19 @@ def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     return scales.clone()
 
 
-_requantize = {
-    "default": _define_requantize(
-        "requantize_weights",
-        SPECS["default"],
-        "Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, Tensor(d!) scales_transposed",
+_requantize: dict[str, Callable[..., None]] = {
+    "default": define(
+        "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
+        "Tensor(d!) scales_transposed) -> ()",
+        _quantize,
+        _quantize,
+        lambda *_: None,
     ),
-    "folded": _define_requantize(
-        "requantize_folded_weights",
-        SPECS["folded"],
-        "Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed",
+    "folded": define(
+        "requantize_folded_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed) -> ()",
+        _quantize_folded,
+        _quantize_folded,
+        lambda *_: None,
     ),
 }
 _checked_scales: Callable[..., Tensor] = define(

@@ -1,11 +1,8 @@
-"""Blocks of rows whose codes are written twice: by rows, and transposed in groups that begin at multiples of 128 rows.
+"""Blocks of rows of one group each, and the maxima of rows that lie in registers whole.
 
-A program casts the rows of one block, a few at a time, each whole row in registers, and writes their codes by rows.
-Then it reads these bytes again, which its caches hold, and writes them transposed. So nothing of an input is read
-twice, and no program waits for another.
-
-A *place* is a row of the transposed codes. Blocks are of places: one has rows of one group alone, as the alignment is a
-multiple of its size. Places of the rows of no group follow those of the last group, and have no transposed codes.
+A *place* is a row of a matrix in which each group begins at a multiple of 128 rows and has at least as many. Blocks are
+of places, and a block's size divides 128: so it has rows of one group alone, and what a group has of its own is read
+once a block. Places of the rows of no group follow those of the last group.
 """
 
 from __future__ import annotations
@@ -17,10 +14,18 @@ import triton.language as tl
 
 from fp8tune_kernels.quantize.arithmetic import scale_of
 
-__all__ = ["ALIGNMENT", "Block", "block_at", "bytes_of", "largest_of_rows", "scale_of_bits", "transpose_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "Block",
+    "block_at",
+    "inverse_of",
+    "largest_of_rows",
+    "load_codes",
+    "scale_of_bits",
+]
 
 ALIGNMENT = 128
-"""Of the groups in transposed codes: what ``grouped-contraction`` reads without masks."""
+"""Of the places at which groups begin."""
 
 
 class Block(NamedTuple):
@@ -36,18 +41,20 @@ class Block(NamedTuple):
 @triton.jit
 def block_at(offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, place: tl.tensor, BLOCK_SIZE_M: tl.constexpr) -> Block:
     """The block of BLOCK_SIZE_M places from ``place`` on, a multiple of it."""
-    group, start, begin, total = 0, 0, 0, 0
+    group, begin, total = 0, 0, 0
     for first in range(0, G, 128):
         groups = first + tl.arange(0, 128)
         ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
         starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0)
-        places = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1) * 128, 0)
-        place_ends = total + tl.cumsum(places, 0)
-        is_before = (groups < G) & (place_ends <= place)
-        group += tl.sum(is_before.to(tl.int32), 0)
-        start = tl.maximum(start, tl.max(tl.where(is_before, ends, 0), 0))
-        begin = tl.maximum(begin, tl.max(tl.where(is_before, place_ends, 0), 0))
-        total += tl.sum(places, 0)
+        units = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1), 0)
+        is_before = (groups < G) & ((total + tl.cumsum(units, 0)) * 128 <= place)
+        # how many groups are before, and their units, by one reduction: each meets all threads
+        both = tl.sum(tl.where(is_before, (1 << 32) + units.to(tl.int64), 0), 0)
+        group += (both >> 32).to(tl.int32)
+        begin += (both & 0xFFFFFFFF).to(tl.int32) * 128
+        if first + 128 < G:
+            total += tl.sum(units, 0)
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
     end = tl.load(offs_ptr + group, mask=group < G, other=M)
     row = start + place - begin
     rows = tl.minimum(tl.maximum(end - row, 0), BLOCK_SIZE_M)
@@ -67,45 +74,15 @@ def scale_of_bits(bits: tl.tensor, FP8_MAX: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def bytes_of(ptr: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
-    """A pointer to codes as one to unsigned integers of WIDTH bytes."""
-    if WIDTH == 4:
-        return ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
-    elif WIDTH == 2:  # noqa: RET505 - Triton drops a branch only where all are written
-        return ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
-    else:
-        return ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+def inverse_of(factors: tl.tensor) -> tl.tensor:
+    """1 / factors, rounded to nearest: exact of powers of two."""
+    return tl.div_rn(tl.full(factors.shape, 1.0, tl.float32), factors)
 
 
 @triton.jit
-def transpose_bytes(
-    q_ptr: tl.tensor,
-    transposed_ptr: tl.tensor,
-    stride: tl.tensor,
-    C: tl.tensor,
-    columns_start: tl.tensor,
-    columns_end: tl.tensor,
-    block: Block,
-    PACK: tl.constexpr,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-) -> None:
-    """Some columns of a block's codes, of (M, C) row-major, to their place in (P, C), strides (1, P).
-
-    Zeros into the places that have no row. PACK codes of a column are put together before they change threads: bytes
-    would move through shared memory one by one. ``stride``: P // PACK.
-    """
-    words = tl.arange(0, BLOCK_SIZE_M // PACK)
-    from_ptr = bytes_of(q_ptr, 1) + block.first.to(tl.int64) * C
-    to_ptr = bytes_of(transposed_ptr, PACK) + block.place // PACK
-    for column in tl.range(columns_start, columns_end, BLOCK_SIZE_N, num_stages=1):
-        columns = column + tl.arange(0, BLOCK_SIZE_N)
-        inside = (columns < columns_end)[None, :]
-        packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_N), tl.uint32)
-        for number in tl.static_range(PACK):
-            rows = words * PACK + number
-            at = from_ptr + (rows[:, None] * C + columns[None, :])
-            codes = tl.load(at, mask=(rows < block.rows)[:, None] & inside, other=0)
-            packed = packed | (codes.to(tl.uint32) << (8 * number))
-        at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * stride
-        tl.store(at, packed.to(to_ptr.dtype.element_ty), mask=inside & (words >= 0)[:, None])
+def load_codes(q_ptr: tl.tensor, C: tl.tensor, block: Block, rows: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """Codes of a block's rows, of (M, C) row-major, as float32; zeros outside."""
+    inside = (rows < block.rows)[:, None] & (columns < C)[None, :]
+    from_ptr = q_ptr.to(tl.pointer_type(tl.uint8), bitcast=True) + block.first.to(tl.int64) * C
+    codes = tl.load(from_ptr + (rows[:, None] * C + columns[None, :]), mask=inside, other=0)
+    return codes.to(q_ptr.dtype.element_ty, bitcast=True).to(tl.float32)

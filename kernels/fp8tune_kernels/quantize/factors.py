@@ -1,9 +1,9 @@
-"""Scales of one operand that are folded into the cast of the other: they divide its values before these have a scale.
+"""Scales of codes that are folded into another operand: the factor that values are multiplied by.
 
-    y = float32(x) * float32(1 / scale)          both rounded to nearest
+    factor(scale) = 2 ** -floor(log2(scale));  2 ** 127 of 0 and of what is subnormal;  0 of an infinity and of NaN
 
-Exact where scales are powers of two and y is in the range of float32: else it is infinite, subnormal or zero. A scale
-of 0, which an infinity has, divides into infinities, and into NaN where x is 0; that of a NaN is NaN.
+The reciprocal by the exponent alone: exact of a power of two, which folded scales are. A scale is 0 where its slice has
+an infinity, and NaN where it has a NaN: its codes then have a NaN of their own, and so has each sum that they enter.
 """
 
 from __future__ import annotations
@@ -11,42 +11,38 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fp8tune_kernels.spec import Problem
 
-__all__ = ["check_factors", "divided", "random_factors", "reciprocal", "restore_factors"]
+__all__ = ["check_scales", "factor_of", "random_powers", "reference_factor"]
 
 
 @triton.jit
-def reciprocal(scale: tl.tensor) -> tl.tensor:
-    """1 / scale, rounded to nearest: Triton's ``/`` may be two units in the last place off."""
-    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+def factor_of(scale: tl.tensor) -> tl.tensor:
+    """The factor of a scale, float32 -> float32."""
+    exponent = (scale.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    return (tl.maximum(254 - exponent, 0) << 23).to(tl.float32, bitcast=True)
 
 
-def divided(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """y in torch; ``scale`` broadcasts against ``x``."""
-    return x.float() * scale.reciprocal()
+def reference_factor(scale: Tensor) -> Tensor:
+    """:func:`factor_of` in torch."""
+    exponent = (scale.view(torch.int32) >> 23) & 0xFF
+    return ((254 - exponent).clamp(min=0) << 23).view(torch.float32)
 
 
-def check_factors(name: str, scales: torch.Tensor, count: int, device: torch.device) -> None:
+def check_scales(name: str, scales: Tensor, count: int, device: torch.device) -> None:
     """Raise ValueError unless ``scales`` are so many contiguous values of float32 on a device."""
     if scales.dtype != torch.float32 or scales.numel() != count or not scales.is_contiguous():
         given = f"{scales.dtype} of shape {tuple(scales.shape)} and strides {scales.stride()}"
         raise ValueError(f"{name} is {given}, wanted {count} contiguous values of torch.float32")
     if scales.device != device:
-        raise ValueError(f"{name} is on {scales.device}, wanted {device} as x")
+        raise ValueError(f"{name} is on {scales.device}, wanted {device}")
 
 
-def random_factors(problem: Problem, shape: tuple[int, ...], device: str, number: int) -> torch.Tensor:
-    """Powers of two from 1/64 to 64, float32; ``number``: which of a problem's."""
+def random_powers(problem: Problem, shape: tuple[int, ...], device: str, least: int, most: int) -> Tensor:
+    """Powers of two, float32, with exponents from ``least`` to ``most``."""
     if torch.device(device).type == "meta":
         return torch.empty(shape, device=device)
-    generator = torch.Generator(device).manual_seed(problem.seed + number)
-    return torch.exp2(torch.randint(-6, 7, shape, device=device, generator=generator).float())
-
-
-def restore_factors(*factors: torch.Tensor) -> None:
-    """Write ones in place of zeros, negative values, infinities and NaN, which spread: what else was written is then
-    seen in the codes. Their own effect is tested apart."""
-    for each in factors:
-        each[~(each.isfinite() & (each > 0))] = 1.0
+    generator = torch.Generator(device).manual_seed(problem.seed + 1)
+    return torch.exp2(torch.randint(least, most + 1, shape, device=device, generator=generator).float())

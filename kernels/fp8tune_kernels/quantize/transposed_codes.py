@@ -1,120 +1,238 @@
-"""``transposed-codes``: copy codes of rows to where a GEMM that contracts over rows reads them.
+"""``transposed-codes``: copy codes of rows to where a GEMM that contracts over rows reads them, each row shifted.
 
-    q_transposed[place[g] + m - start[g], k] = q[m, k]                  for m in group g
+    q_transposed[place[g] + m - start[g], k] = q[m, k]                       for m in group g; without shifts
+    q_transposed[place[g] + m - start[g], k] = fp8(float32(q[m, k]) * shifts[m])
 
     q             (M, K), row-major, FP8: the left operand of a grouped GEMM that contracts over K
     offs          (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
+    shifts        M contiguous values of float32, at most 1, or None: see :mod:`.row_shifts`
     q_transposed  (P, K), strides (1, P), P = padded_rows(M, G, 128): the layout of ``colwise``'s codes
                   place[g + 1] = place[g] + max(1, ceil(size[g] / 128)) * 128
 
-Zeros follow a group's codes up to the next multiple of 128; what lies past the last group's is not written. It is the
-half of ``rowwise-transposed`` that can be made later, where codes of rows alone were kept.
+Zeros follow a group's codes up to the next multiple of 128; what lies past the last group's is not written. Of rows of
+no group nothing is read. Rounded to nearest even; a NaN becomes the one code of :mod:`.arithmetic`, where there are
+shifts.
+
+A program copies a tile: the codes of PACK rows are put together before they change threads, as bytes would move through
+shared memory one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
+from fp8tune_kernels.groups import padded_rows, taken_rows
+from fp8tune_kernels.inputs import dtype_named, offsets
 from fp8tune_kernels.quantize import colwise
-from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, transpose_bytes
-from fp8tune_kernels.quantize.swiglu_rowwise_transposed import write_transposed
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast
+from fp8tune_kernels.quantize.factors import check_scales, random_powers
+from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
 from fp8tune_kernels.quantize.tiles import stride_of_columns
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
-__all__ = ["SPEC", "transpose_codes"]
+__all__ = ["ALIGNMENT", "AXES", "SPEC", "Tile", "invalid", "random_codes", "transpose_codes", "transpose_tile"]
+
+ALIGNMENT = 128
+"""Of the groups in transposed codes: what ``grouped-contraction`` reads without masks."""
+
+AXES: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (32, 64, 128),
+    "BLOCK_SIZE_K": (64, 128, 256),
+    "PACK": (1, 2, 4),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1,),
+}
+
+
+class Tile(NamedTuple):
+    """BLOCK_SIZE_M rows of one group and BLOCK_SIZE_K columns."""
+
+    q_ptr: tl.tensor  # of its first row
+    transposed_ptr: tl.tensor  # of its first row in column 0
+    shifts_ptr: tl.tensor  # of its first row, or None
+    left: tl.tensor  # rows that there are; zeros follow
+    column: tl.tensor
+    K: tl.tensor
+    stride: tl.tensor  # from a column of the transposed codes to the next: a multiple of 16
+
+
+@triton.jit
+def transpose_tile(
+    tile: Tile,
+    room: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    PACK: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+) -> None:
+    """Codes of PACK rows become one word, and words change places. ``room``: rows to write, a multiple of 16."""
+    words = tl.arange(0, BLOCK_SIZE_M // PACK)
+    columns = tile.column + tl.arange(0, BLOCK_SIZE_K)
+    exist = (columns < tile.K)[None, :]
+    dtype: tl.constexpr = tile.q_ptr.dtype.element_ty
+    word: tl.constexpr = tl.uint8 if PACK == 1 else (tl.uint16 if PACK == 2 else tl.uint32)
+    from_ptr = tile.q_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+    packed = tl.zeros((BLOCK_SIZE_M // PACK, BLOCK_SIZE_K), word)
+    for number in tl.static_range(PACK):
+        rows = words * PACK + number
+        inside = rows < tile.left
+        at = from_ptr + (rows[:, None] * tile.K + columns[None, :])
+        codes = tl.load(at, mask=inside[:, None] & exist, other=0, eviction_policy="evict_first")
+        if tile.shifts_ptr is not None:
+            shift = tl.load(tile.shifts_ptr + rows, mask=inside, other=1.0)
+            shifted = quantize(codes.to(dtype, bitcast=True), shift[:, None], dtype, FP8_MAX)
+            codes = shifted.to(tl.uint8, bitcast=True)
+        packed = packed | (codes.to(word) << (8 * number))
+    to_ptr = tile.transposed_ptr.to(tl.pointer_type(word), bitcast=True)
+    at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * (tile.stride // 16 * (16 // PACK))
+    whole = words // (16 // PACK) * 16 < room  # constant over 16 bytes, which are then one store
+    tl.store(at, packed, mask=whole[:, None] & exist, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def transposed_codes_kernel(
     q_ptr: tl.tensor,  # (M, K), row-major
     offs_ptr: tl.tensor,  # (G,)
+    shifts_ptr: tl.tensor,  # (M,), or None
     transposed_ptr: tl.tensor,  # (P, K), strides (1, P)
     M: tl.tensor,
     K: tl.tensor,
     G: tl.tensor,
-    BLOCK_SIZE_M: tl.constexpr,  # places of a program
-    BLOCK_SIZE_N: tl.constexpr,  # columns of a program
+    FP8_MAX: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
     PACK: tl.constexpr,
 ) -> None:
-    """One program: a tile of a block (:mod:`.aligned_blocks`)."""
-    across = tl.cdiv(K, BLOCK_SIZE_N)
-    block = block_at(offs_ptr, M, G, tl.program_id(0) // across * BLOCK_SIZE_M, BLOCK_SIZE_M)
-    column = tl.program_id(0) % across * BLOCK_SIZE_N
-    end = tl.where(block.group < G, tl.minimum(column + BLOCK_SIZE_N, K), 0)
-    stride = stride_of_columns(M, G, 128) // PACK
-    transpose_bytes(q_ptr, transposed_ptr, stride, K, column, end, block, PACK, BLOCK_SIZE_M, BLOCK_SIZE_N)
+    """One program: a tile, those of the same rows side by side. No tile has rows of two groups, as the alignment is a
+    multiple of its size."""
+    across = tl.cdiv(K, BLOCK_SIZE_K)
+    place = tl.program_id(0) // across * BLOCK_SIZE_M
+    group, first, left = _rows_at(offs_ptr, G, place)
+    if group < G:
+        transpose_tile(
+            Tile(
+                q_ptr + first.to(tl.int64) * K,
+                transposed_ptr + place,
+                None if shifts_ptr is None else shifts_ptr + first,
+                left,
+                tl.program_id(0) % across * BLOCK_SIZE_K,
+                K,
+                stride_of_columns(M, G, 128),
+            ),
+            BLOCK_SIZE_M,
+            FP8_MAX,
+            PACK,
+            BLOCK_SIZE_M,
+            BLOCK_SIZE_K,
+        )
 
 
-def transpose_codes(q: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Returns ``q_transposed`` as the module says."""
-    return _operator(q, offs)
+@triton.jit
+def _rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Of a row of the transposed codes: its group, the row that it is a copy of, and how many rows are left there."""
+    group, start, begin, total = 0, 0, 0, 0
+    for first in range(0, G, 128):
+        groups = first + tl.arange(0, 128)
+        ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
+        starts = tl.load(offs_ptr + groups - 1, mask=(groups > 0) & (groups < G), other=0)
+        taken = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1) * 128, 0)
+        taken_ends = total + tl.cumsum(taken, 0)
+        is_before = (groups < G) & (taken_ends <= place)
+        group += tl.sum(is_before.to(tl.int32), 0)
+        start = tl.maximum(start, tl.max(tl.where(is_before, ends, 0), 0))
+        begin = tl.maximum(begin, tl.max(tl.where(is_before, taken_ends, 0), 0))
+        total += tl.sum(taken, 0)
+    end = tl.load(offs_ptr + group, mask=group < G, other=0)
+    row = start + place - begin
+    return group, row, end - row
 
 
-def reference(q: torch.Tensor, offs: torch.Tensor) -> Tensors:
+def transpose_codes(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns ``q_transposed`` as the module says.
+
+    Raises ValueError, before any launch, for what is no row-major FP8, and for other offs or shifts.
+    """
+    return _operator(q, offs, shifts)
+
+
+def reference(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host. Zeros where a launch writes nothing."""
-    (transposed,) = outputs(q, offs)
-    write_transposed(transposed, q, offs)
+    (transposed,) = outputs(q, offs, shifts)
+    transposed.view(torch.uint8).zero_()
+    start, place = 0, 0
+    for end in offs.tolist():
+        codes = q[start:end]
+        if shifts is not None:
+            codes = reference_cast(codes, shifts.reshape(-1, 1)[start:end], q.dtype)
+        transposed.view(torch.uint8)[place : place + end - start] = codes.view(torch.uint8)
+        start, place = end, place + taken_rows(end - start, ALIGNMENT)
     return (transposed,)
 
 
+def random_codes(problem: Problem, rows: int, columns: int, device: str) -> torch.Tensor:
+    """Every finite code of the problem's input dtype, zero the likeliest."""
+    dtype = dtype_named(problem.in_dtype)
+    if torch.device(device).type == "meta":
+        return torch.empty(rows, columns, dtype=dtype, device=device)
+    generator = torch.Generator(device).manual_seed(problem.seed)
+    codes = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device=device, generator=generator)
+    codes[codes.view(dtype).isnan()] = 0
+    return codes.view(dtype)
+
+
 def inputs(problem: Problem, device: str) -> Inputs:
-    """``(q, offs)`` of a problem."""
-    values = random_matrix(replace(problem, in_dtype="bfloat16"), problem.shape["M"], problem.shape["K"], device)
-    return values.to(dtype_named(problem.in_dtype)), offsets(problem, device)
+    """``(q, offs, shifts)`` of a problem."""
+    M, K = problem.shape["M"], problem.shape["K"]
+    return random_codes(problem, M, K, device), offsets(problem, device), random_powers(problem, (M,), device, -12, 0)
 
 
-def outputs(q: torch.Tensor, offs: torch.Tensor) -> Tensors:
+def outputs(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
     """Uninitialised ``q_transposed``."""
     P = padded_rows(q.shape[0], offs.shape[0], ALIGNMENT)
     return (torch.empty_strided((P, q.shape[1]), (1, P), dtype=q.dtype, device=q.device),)
 
 
 def unwritten(inputs: Inputs, outputs: Tensors) -> None:
-    """Write zeros past the last group's multiple of the alignment."""
+    """Write zeros past the last group's multiple of 128."""
     colwise.clear_past_the_groups(outputs[0], inputs[1], ALIGNMENT)
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch: a program a tile."""
-    (q, offs), (transposed,) = inputs, outputs
+    (q, offs, shifts), (transposed,) = inputs, outputs
     (M, K), blocks = q.shape, transposed.shape[0] // config["BLOCK_SIZE_M"]
-    if programs := blocks * -(-K // config["BLOCK_SIZE_N"]):
-        launch_kernel(transposed_codes_kernel, programs, (q, offs, transposed), (M, K, offs.shape[0]), (), config)
+    if programs := blocks * -(-K // config["BLOCK_SIZE_K"]):
+        tensors, constants = (q, offs, shifts, transposed), (FP8_MAX[q.dtype],)
+        launch_kernel(transposed_codes_kernel, programs, tensors, (M, K, offs.shape[0]), constants, config)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The rows that a GEMM reads."""
+    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``; ``G = E``."""
     yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
+    yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    values = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] // (config["num_warps"] * limits.warp_size)
-    if not 16 <= values <= 128:
-        return f"{values} codes a thread: wanted 16 to 128"
-    return None
+def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay on so many columns, or None."""
+    tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
+    return wrong_tile(config, tile, limits, least=32, too_few="too few loads under way") or idle_columns(
+        config["BLOCK_SIZE_K"], columns
+    )
 
 
 SPEC = KernelSpec(
     name="transposed-codes",
-    axes={
-        "BLOCK_SIZE_M": (64, 128),
-        "BLOCK_SIZE_N": (64, 128, 256),
-        "PACK": (1, 4),
-        "num_warps": (2, 4, 8),
-    },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_N=128, PACK=4, num_warps=4),
+    axes=AXES,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, PACK=4, num_warps=4, num_stages=1),
     key=colwise.SPEC.key,
     problems=problems,
     inputs=inputs,
@@ -122,30 +240,40 @@ SPEC = KernelSpec(
     launch=launch,
     reference=reference,
     unwritten=unwritten,
-    interpreted={"M": 157, "K": 301, "G": 3},
-    invalid=invalid,
+    interpreted={"M": 157, "K": 101, "G": 3},  # no block divides either; several groups stay several
+    invalid=lambda config, shape, limits: invalid(config, shape["K"], limits),
+    bytes_moved=lambda shape: 2 * shape["M"] * shape["K"],  # rows between groups are this layout's, no group needs them
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block and one more", routing="balanced", M=513, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, K=48, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, K=48, G=3),
         edge("empty groups, zeros", "zeros", routing="empty", M=37, K=48, G=3),
-        edge("one column", routing="ragged", M=67, K=1, G=2),
+        edge("one column, tiny values", "tiny", routing="ragged", M=67, K=1, G=2),
         edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, K=129, G=2),
     ),
     routed=True,
-    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
 
-def _arguments(q: torch.Tensor, offs: torch.Tensor) -> Inputs:
+def check_codes(q: torch.Tensor) -> None:
+    """Raise ValueError unless ``q`` is a row-major matrix of FP8."""
     if q.dim() != 2 or q.dtype not in FP8_DTYPES or not q.is_contiguous():
-        raise ValueError(f"q is {q.dtype} of shape {tuple(q.shape)}, strides {q.stride()}, wanted row-major FP8 codes")
+        given = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
+        raise ValueError(f"q is {given}, wanted row-major FP8 codes (M, K)")
+
+
+def arguments(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
+    check_codes(q)
     check_offsets(offs, q.device, "q")
-    return q, offs
+    if shifts is not None:
+        check_scales("shifts", shifts, q.shape[0], q.device)
+    return q, offs, shifts
 
 
-def _key(q: torch.Tensor, offs: torch.Tensor) -> tuple[int, ...]:
+def key(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> tuple[int, ...]:
     return bucket(q.shape[0]), q.shape[1], offs.shape[0]
 
 
-_operator = register(SPEC, transpose_codes, _arguments, _key)
+_operator = register(SPEC, transpose_codes, arguments, key)

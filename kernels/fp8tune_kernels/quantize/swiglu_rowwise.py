@@ -1,9 +1,8 @@
-"""``swiglu-rowwise-transposed``: the gated activation of an expert MLP, quantized by rows and written transposed too.
+"""``swiglu-rowwise``: the gated activation of an expert MLP, quantized row by row. The activation is never written.
 
-    h[m, n]   = gated(gate[m, n], up[m, n]) * weights[m]                see :mod:`.gated`; never written
+    h[m, n]   = gated(gate[m, n], up[m, n]) * weights[m]                see :mod:`.gated`
     scales[m] = scale of the maximum over n of |h[m, n]|                see :mod:`.arithmetic`
     q[m, n]   = fp8(h[m, n] * scales[m])
-    q_transposed[place[g] + m - start[g], n] = q[m, n]                  for m in group g
 
     x             (M, 2N), row-major: gate and up in the ``layout`` halves or interleaved; bfloat16, or FP8 codes
     offs          (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
@@ -11,13 +10,11 @@
     bias          (G, 2N), bfloat16, added to x of bfloat16 and rounded; or None
     weights       (M,), float32: a factor a row; or None
     q             (M, N), row-major: the left operand of the GEMM down. Zeros in rows of no group
-    scales        (M, 1), float32; a GEMM is given the reciprocals
-    q_transposed  (P, N), strides (1, P), P = padded_rows(M, G, 128): the layout of ``colwise``'s codes
-                  place[g + 1] = place[g] + max(1, ceil(size[g] / 128)) * 128
+    scales        (M, 1), float32, powers of two; a GEMM is given the reciprocals
     q_x, scales_x (M, 2N) and (M, 1), if they are kept: codes of x, bias included, as ``rowwise-2d`` makes them
 
-Zeros follow a group's codes up to the next multiple of 128; what lies past the last group's is not written. The GEMM
-that contracts over rows reads ``q_transposed`` without scales: those of the rows are factors of its other operand.
+A program has whole rows in registers, a few at a time: nothing is read twice. The GEMM that contracts over rows reads
+``q`` as :mod:`.transposed_codes` lays it out.
 """
 
 from __future__ import annotations
@@ -31,26 +28,18 @@ import triton
 import triton.language as tl
 
 from fp8tune_kernels.edges import declared, edge, past_half
-from fp8tune_kernels.groups import padded_rows, taken_rows
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import colwise
-from fp8tune_kernels.quantize.aligned_blocks import (
-    ALIGNMENT,
-    block_at,
-    largest_of_rows,
-    scale_of_bits,
-    transpose_bytes,
-)
+from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_rows, scale_of_bits
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast, reference_scale
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS, gated, reference_gated
 from fp8tune_kernels.quantize.limits import wrong_tile
-from fp8tune_kernels.quantize.tiles import stride_of_columns
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
-__all__ = ["SPEC", "load_gate_and_up", "quantize_swiglu_rowwise_transposed", "store_gate_and_up"]
+__all__ = ["SPEC", "load_gate_and_up", "quantize_swiglu_rowwise", "store_gate_and_up"]
 
 
 @triton.jit
@@ -102,6 +91,8 @@ def store_gate_and_up(
     q_ptr: tl.tensor,
     gate: tl.tensor,
     up: tl.tensor,
+    scale: tl.tensor,
+    FP8_MAX: tl.constexpr,
     N: tl.tensor,
     row: tl.tensor,
     in_rows: tl.tensor,
@@ -109,8 +100,10 @@ def store_gate_and_up(
     columns: tl.tensor,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Store codes of both where :func:`load_gate_and_up` found them."""
+    """Store codes of both, with a scale a row, where :func:`load_gate_and_up` found them."""
     q_rows = q_ptr + row.to(tl.int64) * (2 * N) + lanes[:, None] * (2 * N)
+    gate = quantize(gate, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+    up = quantize(up, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
     if INTERLEAVED:
         WIDTH: tl.constexpr = columns.shape[0]
         both = tl.min(columns, 0) * 2 + tl.arange(0, 2 * WIDTH)
@@ -123,7 +116,7 @@ def store_gate_and_up(
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
-def swiglu_rowwise_transposed_kernel(
+def swiglu_rowwise_kernel(
     x_ptr: tl.tensor,  # (M, 2N), row-major
     offs_ptr: tl.tensor,  # (G,)
     x_scales_ptr: tl.tensor,  # (M,); None beside bfloat16
@@ -131,7 +124,6 @@ def swiglu_rowwise_transposed_kernel(
     weights_ptr: tl.tensor,  # (M,) or None
     q_ptr: tl.tensor,  # (M, N), row-major
     scales_ptr: tl.tensor,  # (M,)
-    transposed_ptr: tl.tensor,  # (P, N), strides (1, P), or None
     kept_ptr: tl.tensor,  # (M, 2N), row-major, or None
     kept_scales_ptr: tl.tensor,  # (M,) or None
     M: tl.tensor,
@@ -140,46 +132,60 @@ def swiglu_rowwise_transposed_kernel(
     FP8_MAX: tl.constexpr,
     ACTIVATION: tl.constexpr,  # a place in ACTIVATIONS
     INTERLEAVED: tl.constexpr,
-    WIDTH: tl.constexpr,  # a power of two from N on
+    WIDTH: tl.constexpr,  # columns of the first tile; a second of half as many may follow
+    HAS_REST: tl.constexpr,
     ROWS: tl.constexpr,  # that are cast at a time
-    BLOCK_SIZE_M: tl.constexpr,  # places of a program
-    BLOCK_SIZE_N: tl.constexpr,  # columns that are transposed at a time
-    PACK: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,  # of a program
     num_stages: tl.constexpr,
 ) -> None:
-    """One program: a block (:mod:`.aligned_blocks`)."""
-    block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
-    lanes, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    """One program: BLOCK_SIZE_M rows; with a bias a block of one group (:mod:`.aligned_blocks`)."""
+    first = tl.program_id(0) * BLOCK_SIZE_M
+    group, block_rows, last = 0, tl.minimum(BLOCK_SIZE_M, M - first), tl.load(offs_ptr + G - 1)
+    if bias_ptr is not None:
+        block = block_at(offs_ptr, M, G, first, BLOCK_SIZE_M)
+        group, first, block_rows = block.group, block.first, block.rows
+    lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
-    for number in tl.range(0, tl.cdiv(block.rows, ROWS), num_stages=num_stages):
-        row = block.first + number * ROWS
-        in_rows = number * ROWS + lanes < block.rows
-        is_read = in_rows & (block.group < G)  # rows of no group become zeros
-        gate, up = load_gate_and_up(
-            x_ptr, x_scales_ptr, bias_ptr, block.group, N, row, is_read, lanes, columns, INTERLEAVED
-        )
-        if kept_ptr is not None:
-            scale = scale_of_bits(tl.maximum(largest_of_rows(gate), largest_of_rows(up)), FP8_MAX)
-            tl.store(kept_scales_ptr + row + lanes, scale, mask=in_rows)
-            codes_of_gate = quantize(gate, scale[:, None], dtype, FP8_MAX)
-            codes_of_up = quantize(up, scale[:, None], dtype, FP8_MAX)
-            store_gate_and_up(kept_ptr, codes_of_gate, codes_of_up, N, row, in_rows, lanes, columns, INTERLEAVED)
-        h = gated(gate, up, ACTIVATION)
+    for number in tl.range(0, tl.cdiv(block_rows, ROWS), num_stages=num_stages):
+        row = first + number * ROWS
+        in_rows = number * ROWS + lanes < block_rows
+        is_read = in_rows & (row + lanes < last)  # rows of no group become zeros
+        weights = 1.0
         if weights_ptr is not None:
-            h = h * tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
-        scale = scale_of_bits(largest_of_rows(h), FP8_MAX)
+            weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
+        gate, up = load_gate_and_up(x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, columns, INTERLEAVED)
+        h = gated(gate, up, ACTIVATION) * weights if weights_ptr is not None else gated(gate, up, ACTIVATION)
+        largest = largest_of_rows(h)
+        if HAS_REST:
+            gate_rest, up_rest = load_gate_and_up(
+                x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, others, INTERLEAVED
+            )
+            h_rest = gated(gate_rest, up_rest, ACTIVATION)
+            if weights_ptr is not None:
+                h_rest = h_rest * weights
+            largest = tl.maximum(largest, largest_of_rows(h_rest))
+        if kept_ptr is not None:
+            of_x = tl.maximum(largest_of_rows(gate), largest_of_rows(up))
+            if HAS_REST:
+                of_x = tl.maximum(of_x, tl.maximum(largest_of_rows(gate_rest), largest_of_rows(up_rest)))
+            scale = scale_of_bits(of_x, FP8_MAX)
+            tl.store(kept_scales_ptr + row + lanes, scale, mask=in_rows)
+            store_gate_and_up(kept_ptr, gate, up, scale, FP8_MAX, N, row, in_rows, lanes, columns, INTERLEAVED)
+            if HAS_REST:
+                store_gate_and_up(
+                    kept_ptr, gate_rest, up_rest, scale, FP8_MAX, N, row, in_rows, lanes, others, INTERLEAVED
+                )
+        scale = scale_of_bits(largest, FP8_MAX)
         tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
         q_rows = q_ptr + row.to(tl.int64) * N + lanes[:, None] * N
         q = quantize(h, scale[:, None], dtype, FP8_MAX)
         tl.store(q_rows + columns[None, :], q, mask=in_rows[:, None] & (columns < N)[None, :])
-    if transposed_ptr is not None:
-        tl.debug_barrier()  # all threads' codes before they are read
-        stride = stride_of_columns(M, G, 128) // PACK
-        columns_end = tl.where(block.group < G, N, 0)
-        transpose_bytes(q_ptr, transposed_ptr, stride, N, 0, columns_end, block, PACK, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        if HAS_REST:
+            q = quantize(h_rest, scale[:, None], dtype, FP8_MAX)
+            tl.store(q_rows + others[None, :], q, mask=in_rows[:, None] & (others < N)[None, :])
 
 
-def quantize_swiglu_rowwise_transposed(
+def quantize_swiglu_rowwise(
     x: torch.Tensor,
     offs: torch.Tensor,
     x_scales: torch.Tensor | None = None,
@@ -189,16 +195,14 @@ def quantize_swiglu_rowwise_transposed(
     activation: str = "swiglu",
     layout: str = "halves",
     keep: bool = False,
-    transpose: bool = True,
     float8_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns ``(q, scales, q_transposed, q_x, scales_x)`` as the module and the package say.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns ``(q, scales, q_x, scales_x)`` as the module and the package say.
 
     ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout``: ``"halves"`` or ``"interleaved"``. ``keep``: whether x is
-    quantized too; else ``q_x`` and ``scales_x`` have no element. ``transpose``: whether ``q_transposed`` is wanted;
-    else it has no element. Scales are powers of two.
+    quantized too; else ``q_x`` and ``scales_x`` have no element.
     """
-    return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype)
+    return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
 
 
 def reference(
@@ -210,13 +214,10 @@ def reference(
     activation: str,
     layout: str,
     keep: bool,
-    transpose: bool,
     float8_dtype: torch.dtype,
 ) -> Tensors:
-    """The same in plain torch; reads ``offs`` on the host. Zeros where a launch writes nothing."""
-    q, scales, transposed, q_x, scales_x = outputs(
-        x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype
-    )
+    """The same in plain torch; reads ``offs`` on the host."""
+    q, scales, q_x, scales_x = outputs(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
     values = values_of(x, offs, x_scales, bias)
     h = reference_gated(*split(values, layout), ACTIVATIONS.index(activation))
     last = int(offs[-1])
@@ -225,12 +226,10 @@ def reference(
     h[last:] = 0
     scales.copy_(scale_of_rows(h, float8_dtype))
     q.copy_(reference_cast(h, scales, float8_dtype))
-    if transpose:
-        write_transposed(transposed, q, offs)
     if keep:
         scales_x.copy_(scale_of_rows(values, float8_dtype))
         q_x.copy_(reference_cast(values, scales_x, float8_dtype))
-    return q, scales, transposed, q_x, scales_x
+    return q, scales, q_x, scales_x
 
 
 def values_of(
@@ -263,20 +262,11 @@ def scale_of_rows(values: torch.Tensor, float8_dtype: torch.dtype) -> torch.Tens
     return reference_scale(amax, float8_dtype, power_of_two=True)
 
 
-def write_transposed(transposed: torch.Tensor, q: torch.Tensor, offs: torch.Tensor) -> None:
-    """Codes of rows to their place, zeros to all others."""
-    transposed.zero_()
-    start, place = 0, 0
-    for end in offs.tolist():
-        transposed[place : place + end - start] = q[start:end]
-        start, place = end, place + taken_rows(end - start, ALIGNMENT)
-
-
 def inputs(problem: Problem, device: str) -> Inputs:
     """All of :func:`reference`'s arguments.
 
     A problem's shape may say more: ``activation`` and ``layout``, places in their lists, and 1 or 0 for ``bias``,
-    ``weights``, ``keep`` and ``transpose``.
+    ``weights`` and ``keep``.
     """
     M, N, G = (problem.shape[dim] for dim in "MNG")
     x, x_scales = random_gate_and_up(problem, M, N, device)
@@ -290,7 +280,6 @@ def inputs(problem: Problem, device: str) -> Inputs:
         weights.view(M) if problem.shape.get("weights") else None,
         *options_of(problem),
         bool(problem.shape.get("keep")),
-        bool(problem.shape.get("transpose", 1)),
         dtype_named(problem.fp8_dtype),
     )
 
@@ -321,46 +310,39 @@ def outputs(
     activation: str,
     layout: str,
     keep: bool,
-    transpose: bool,
     float8_dtype: torch.dtype,
 ) -> Tensors:
-    """Uninitialised ``q``, ``scales``, ``q_transposed``, ``q_x`` and ``scales_x``."""
+    """Uninitialised ``q``, ``scales``, ``q_x`` and ``scales_x``."""
     M, N = x.shape[0], x.shape[1] // 2
-    P = padded_rows(M, offs.shape[0], ALIGNMENT) if transpose else 0
     return (
         x.new_empty(M, N, dtype=float8_dtype),
         x.new_empty(M, 1, dtype=torch.float32),
-        torch.empty_strided((P, N), (1, P), dtype=float8_dtype, device=x.device),
         x.new_empty((M, 2 * N) if keep else (0,), dtype=float8_dtype),
         x.new_empty((M, 1) if keep else (0,), dtype=torch.float32),
     )
 
 
-def unwritten(inputs: Inputs, outputs: Tensors) -> None:
-    """Write zeros past the last group's multiple of the alignment."""
-    if len(outputs[2]):
-        colwise.clear_past_the_groups(outputs[2], inputs[1], ALIGNMENT)
-
-
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program a block of places."""
-    x, offs, x_scales, bias, weights, activation, layout, keep, transpose, float8_dtype = inputs
-    q, scales, transposed, q_x, scales_x = outputs
+    """One launch."""
+    x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype = inputs
+    q, scales, q_x, scales_x = outputs
     M, N = q.shape
     kept = (q_x, scales_x) if keep else (None, None)
-    tensors = (x, offs, x_scales, bias, weights, q, scales, transposed if transpose else None, *kept)
-    width, rows = tile_of(config, N)
-    constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", width, rows)
-    if N:
-        programs = padded_rows(M, offs.shape[0], ALIGNMENT) // config["BLOCK_SIZE_M"]
+    tensors = (x, offs, x_scales, bias, weights, q, scales, *kept)
+    constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", *tile_of(config, N))
+    if M * N:
+        rows = M if bias is None else padded_rows(M, offs.shape[0], ALIGNMENT)
+        programs = -(-rows // config["BLOCK_SIZE_M"])
         options = {name: value for name, value in config.items() if name != "TILE"}
-        launch_kernel(swiglu_rowwise_transposed_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
+        launch_kernel(swiglu_rowwise_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
 
 
-def tile_of(config: Mapping[str, int], N: int) -> tuple[int, int]:
-    """Columns and rows that a program casts at a time: whole rows, as many as TILE elements hold."""
-    width = max(1 << max(N - 1, 0).bit_length(), 16)
-    return width, min(max(config["TILE"] // width, 1), config["BLOCK_SIZE_M"])
+def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
+    """What a program casts at a time, whole rows: columns of the first tile, whether half as many follow, and rows, as
+    many as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
+    power = max(1 << max(N - 1, 0).bit_length(), 32)
+    has_rest = power >= max(4 * N / 3, 64)
+    return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -371,33 +353,27 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None."""
-    width, rows = tile_of(config, shape["N"])
-    if (least := min(SPEC.axes["TILE"])) < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[1]:
+    width, _, rows = tile_of(config, shape["N"])
+    if (least := min(SPEC.axes["TILE"])) < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
         return f"same binary as TILE={least}: one row at a time"
-    tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] // config["PACK"]
-    if tile < config["num_warps"] * limits.warp_size:
-        return "half of the threads idle when codes are transposed"
     return wrong_tile(config, width * rows, limits, least=4, too_few="too few loads under way", held="gate and up do")
 
 
 SPEC = KernelSpec(
-    name="swiglu-rowwise-transposed",
+    name="swiglu-rowwise",
     axes={
-        "BLOCK_SIZE_M": (32, 64, 128),
-        "BLOCK_SIZE_N": (64, 128, 256),
-        "TILE": (2048, 4096, 8192, 16384),
-        "PACK": (1, 4),
+        "BLOCK_SIZE_M": (8, 16, 32, 64),
+        "TILE": (1024, 2048, 4096, 8192, 16384),
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2),
     },
-    default=NamedInts(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, TILE=4096, PACK=4, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=4, num_stages=1),
     key=("M_bucket", "N", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    unwritten=unwritten,
     interpreted={"M": 157, "N": 83, "G": 3},
     invalid=invalid,
     edges=declared(
@@ -411,7 +387,6 @@ SPEC = KernelSpec(
         edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
         edge("codes kept, NaN", "nan", routing="ragged", M=277, N=48, G=4, keep=1),
         edge("interleaved, gpt-oss, bias", routing="empty", M=277, N=80, G=4, layout=1, activation=1, bias=1, keep=1),
-        edge("rows alone, NaN", "nan", routing="empty", M=131, N=48, G=3, transpose=0),
         edge("weights, interleaved", "infinite", routing="ragged", M=131, N=48, G=3, layout=1, weights=1),
     ),
     routed=True,
@@ -430,11 +405,10 @@ def _arguments(
     activation: str,
     layout: str,
     keep: bool,
-    transpose: bool,
     float8_dtype: torch.dtype | None,
 ) -> Inputs:
     check_gate_and_up(x, offs, x_scales, bias, weights, activation, layout)
-    return x, offs, x_scales, bias, weights, activation, layout, keep, transpose, fp8_dtype_for(x.device, float8_dtype)
+    return x, offs, x_scales, bias, weights, activation, layout, keep, fp8_dtype_for(x.device, float8_dtype)
 
 
 def check_gate_and_up(
@@ -481,4 +455,4 @@ def key(x: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
     return bucket(x.shape[0]), x.shape[1] // 2, offs.shape[0], dtype
 
 
-_operator = register(SPEC, quantize_swiglu_rowwise_transposed, _arguments, key)
+_operator = register(SPEC, quantize_swiglu_rowwise, _arguments, key)

@@ -1,0 +1,113 @@
+"""Shifts of rows: what brings codes of rows with scales of their own to one scale of their group.
+
+With ``product[m] = scales[m] * other_scales[m]``, in float32, for a row m of group g:
+
+    least[g] = min over rows m of group g of product[m], of those that are positive and finite; 1 if none is
+    shift[m] = least[g] / product[m], rounded to nearest; 1 in rows of no group
+
+So no shift is above 1 but where a product is 0, and then the row has codes that are NaN. Codes that are multiplied by
+their shift never overflow. They lose bits where they become subnormal: in rows that weigh as little in a sum over the
+group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fp8tune_kernels import interpreter
+from fp8tune_kernels.quantize.factors import check_scales
+from fp8tune_kernels.runtime.checks import check_ends, check_offsets
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import define
+
+__all__ = ["reference_shifts", "shifts_of_rows"]
+
+CONFIG = {"BLOCK_SIZE": 4096, "num_warps": 8}
+"""Rows that a program looks at together: 131,072 of one group are 32 times."""
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+def shifts_kernel(
+    scales_ptr: tl.tensor,  # (M,)
+    other_ptr: tl.tensor,  # (M,)
+    offs_ptr: tl.tensor,  # (G,)
+    shifts_ptr: tl.tensor,  # (M,)
+    least_ptr: tl.tensor,  # (G,)
+    M: tl.tensor,
+    G: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """One program: a group, or the rows of none."""
+    group = tl.program_id(0)
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
+    end = tl.load(offs_ptr + group, mask=group < G, other=M)
+    lanes = tl.arange(0, BLOCK_SIZE)
+    least = tl.full((BLOCK_SIZE,), float("inf"), tl.float32)
+    for row in tl.range(start, tl.where(group < G, end, start), BLOCK_SIZE, num_stages=1):
+        product = _product(scales_ptr, other_ptr, row + lanes, end)
+        least = tl.where((product > 0) & (product < least), product, least)
+    smallest = tl.min(least, 0)
+    smallest = tl.where(smallest < float("inf"), smallest, 1.0)
+    tl.store(least_ptr + group, smallest, mask=group < G)
+    for row in tl.range(start, end, BLOCK_SIZE, num_stages=1):
+        product = _product(scales_ptr, other_ptr, row + lanes, end)
+        shift = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, product)
+        shift = tl.where(group < G, shift, 1.0)
+        tl.store(shifts_ptr + row + lanes, shift, mask=row + lanes < end)
+
+
+@triton.jit
+def _product(scales_ptr: tl.tensor, other_ptr: tl.tensor, rows: tl.tensor, end: tl.tensor) -> tl.tensor:
+    inside = rows < end
+    return tl.load(scales_ptr + rows, mask=inside, other=0.0) * tl.load(other_ptr + rows, mask=inside, other=0.0)
+
+
+def shifts_of_rows(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
+    """``(shifts, least)``, (M,) and (G,), float32; ``scales`` and ``other_scales`` have M contiguous values each."""
+    return _operator(scales, other_scales, offs)
+
+
+def _outputs(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
+    M = scales.numel()
+    check_offsets(offs, scales.device, "scales")
+    check_scales("scales", scales, M, scales.device)
+    check_scales("other_scales", other_scales, M, scales.device)
+    return scales.new_empty(M), scales.new_empty(offs.shape[0])
+
+
+def _launch(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
+    shifts, least = _outputs(scales, other_scales, offs)
+    if offs.is_cpu:
+        check_ends(offs, scales.numel())
+    tensors = (scales, other_scales, offs, shifts, least)
+    launch_kernel(shifts_kernel, offs.shape[0] + 1, tensors, (scales.numel(), offs.shape[0]), (), CONFIG)
+    return shifts, least
+
+
+def reference_shifts(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`shifts_of_rows` in plain torch; reads ``offs`` on the host."""
+    shifts, least = _outputs(scales, other_scales, offs)
+    check_ends(offs, scales.numel())
+    product = scales.reshape(-1) * other_scales.reshape(-1)
+    shifts.fill_(1.0)
+    start = 0
+    for group, end in enumerate(offs.tolist()):
+        rows = product[start:end]
+        usable = rows[(rows > 0) & rows.isfinite()]
+        least[group] = usable.min() if usable.numel() else 1.0
+        shifts[start:end] = least[group].expand(len(rows)) / rows
+        start = end
+    return shifts, least
+
+
+_operator: Callable[..., tuple[Tensor, Tensor]] = define(
+    "shifts_of_rows(Tensor scales, Tensor other_scales, Tensor offs) -> (Tensor, Tensor)",
+    _launch,
+    _launch if interpreter.INTERPRETED else reference_shifts,
+    _outputs,
+    makes_codes=True,
+)

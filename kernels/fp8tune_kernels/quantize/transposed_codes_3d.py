@@ -1,0 +1,138 @@
+"""``transposed-codes-3d``: copy codes of expert weights to where the input gradient's GEMM reads them.
+
+    q_transposed[e, n, k] = q[e, k, n]
+
+    q             (E, K, N), strides (K*N, 1, K), FP8: the right operand of the forward's grouped GEMM
+    q_transposed  (E, N, K), strides (N*K, 1, N): the layout of ``transpose-3d``'s codes
+
+N is a multiple of 16. In memory each expert's row-major (N, K) codes become (K, N); nothing is cast, and scales of q
+stay those of its columns: they are folded into the other operand (:mod:`.rowwise_factored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.quantize import transposed_codes, weights
+from fp8tune_kernels.quantize.transposed_codes import Tile, random_codes, transpose_tile
+from fp8tune_kernels.runtime.checks import FP8_DTYPES
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+
+__all__ = ["SPEC", "transpose_codes_3d"]
+
+
+@triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
+def transposed_codes_3d_kernel(
+    q_ptr: tl.tensor,  # (E, K, N), strides (K*N, 1, K)
+    transposed_ptr: tl.tensor,  # (E, N, K), strides (N*K, 1, N)
+    E: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    BLOCK_SIZE_M: tl.constexpr,  # of N
+    BLOCK_SIZE_K: tl.constexpr,
+    PACK: tl.constexpr,
+) -> None:
+    """One program: a tile of an expert, those of the same rows side by side."""
+    across, down = tl.cdiv(K, BLOCK_SIZE_K), tl.cdiv(N, BLOCK_SIZE_M)
+    expert = (tl.program_id(0) // (across * down)).to(tl.int64)
+    row = tl.program_id(0) // across % down * BLOCK_SIZE_M
+    transpose_tile(
+        Tile(
+            q_ptr + (expert * N + row) * K,
+            transposed_ptr + (expert * N * K + row),
+            None,
+            N - row,
+            tl.program_id(0) % across * BLOCK_SIZE_K,
+            K,
+            N,
+        ),
+        N - row,
+        0.0,
+        PACK,
+        BLOCK_SIZE_M,
+        BLOCK_SIZE_K,
+    )
+
+
+def transpose_codes_3d(q: torch.Tensor) -> torch.Tensor:
+    """Returns ``q_transposed`` as the module says.
+
+    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
+    """
+    return _operator(q)
+
+
+def reference(q: torch.Tensor) -> Tensors:
+    """The same in plain torch."""
+    (transposed,) = outputs(q)
+    transposed.view(torch.uint8).copy_(q.mT.view(torch.uint8))
+    return (transposed,)
+
+
+def inputs(problem: Problem, device: str) -> Inputs:
+    """``(q,)`` of a problem: the ``(E, K, N)`` view."""
+    E, N, K = (problem.shape[dim] for dim in "ENK")
+    return (random_codes(problem, E * N, K, device).view(E, N, K).transpose(1, 2),)
+
+
+def outputs(q: torch.Tensor) -> Tensors:
+    """Uninitialised ``q_transposed``."""
+    E, K, N = q.shape
+    return (torch.empty_strided((E, N, K), (N * K, 1, N), dtype=q.dtype, device=q.device),)
+
+
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+    """One launch: a program a tile."""
+    (q,) = inputs
+    E, K, N = q.shape
+    if programs := E * -(-N // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"]):
+        launch_kernel(transposed_codes_3d_kernel, programs, (q, *outputs), (E, N, K), (), config)
+
+
+SPEC = KernelSpec(
+    name="transposed-codes-3d",
+    axes=transposed_codes.AXES,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, PACK=4, num_warps=4, num_stages=1),
+    key=weights.KEY,
+    problems=lambda row: (shape for shape in weights.problems(row) if shape["N"] % 16 == 0),
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    interpreted={"E": 2, "N": 144, "K": 101},  # no block divides either; an expert has several tiles
+    invalid=lambda config, shape, limits: transposed_codes.invalid(config, shape["K"], limits),
+    edges=declared(
+        edge("a block and 16 more, NaN", "nan", E=2, N=272, K=80),
+        edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
+        edge("zeros", "zeros", E=1, N=16, K=48),
+        edge("the least rows, huge values", "huge", E=3, N=16, K=37),
+        edge("one column, tiny values", "tiny", E=2, N=272, K=1),
+        edge("a block and one more past an aligned address", offset=1, E=2, N=144, K=65),
+    ),
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
+)
+
+
+def arguments(q: torch.Tensor) -> Inputs:
+    if q.dim() != 3 or q.dtype not in FP8_DTYPES or not q.mT.is_contiguous():
+        given = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
+        raise ValueError(f"q is {given}, wanted FP8 codes (E, K, N) that lie as (E, N, K)")
+    if q.shape[2] % 16:
+        raise ValueError(f"q has N={q.shape[2]}, wanted a multiple of 16")
+    return (q,)
+
+
+def key(q: torch.Tensor) -> tuple[int, ...]:
+    """The values of ``weights.KEY``."""
+    E, K, N = q.shape
+    return E, K, N
+
+
+_operator = register(SPEC, transpose_codes_3d, arguments, key)
