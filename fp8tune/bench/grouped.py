@@ -83,7 +83,7 @@ class Row:
         """
         if contender in self.operation.once and step == BOTH:
             multiplied = self.time_us(contender, QUANTIZED)
-            quantized = self.time_us(self.operation.ours, QUANTIZE_WEIGHTS)
+            quantized = self.time_us(self.operation.once[contender], QUANTIZE_WEIGHTS)
             return None if multiplied is None or quantized is None else multiplied + quantized / MICRO_BATCHES
         timing = self.steps.get((contender, step))
         return timing.valid_us if timing else None

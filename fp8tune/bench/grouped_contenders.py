@@ -265,8 +265,7 @@ def step_call(operation: Operation, contender: str, step: str, given: Operands) 
     import torch
 
     if step == QUANTIZE_WEIGHTS:
-        assert operation.quantize_weights is not None
-        return operation.quantize_weights(given)
+        return operation.quantize_weights[contender](given)
     multiply = operation.multiplication(contender, given)
     if step == FORWARD:
         A, B_t = given.A.detach(), given.B_t.detach()

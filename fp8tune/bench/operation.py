@@ -95,10 +95,10 @@ class Operation:
     """bf16, ours, and others: timed forward and backward."""
     parts: Mapping[str, Part]
     """In the order of the step: those of the forward pass end with its GEMM."""
-    once: tuple[str, ...] = ()
-    """Contenders of ours on weights that were quantized once for :data:`MICRO_BATCHES` steps."""
-    quantize_weights: Callable[[Operands], Call] | None = None
-    """What those steps share."""
+    once: Mapping[str, str] = field(default_factory=dict)
+    """Contenders of ours on weights that were quantized once for :data:`MICRO_BATCHES` steps -> whose weights."""
+    quantize_weights: Mapping[str, Callable[[Operands], Call]] = field(default_factory=dict)
+    """Whose weights -> what quantizes them, which those steps share."""
     weight_casts: tuple[str, ...] = ()
     """The parts that they are spared."""
     other_gemms: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
@@ -113,8 +113,7 @@ class Operation:
         steps = [(name, FORWARD) for name in (BF16, self.ours)]
         names = [name for name in self.contenders if with_torchao or name != TORCHAO]
         steps += [(name, QUANTIZED if name in self.once else BOTH) for name in names]
-        if self.quantize_weights:
-            steps.append((self.ours, QUANTIZE_WEIGHTS))
+        steps += [(name, QUANTIZE_WEIGHTS) for name in self.quantize_weights]
         if with_variants:
             steps += [(self.ours, GRAPH), *((name, step) for name in self.variants for step in (BOTH, GRAPH))]
         return tuple(steps)

@@ -31,8 +31,8 @@ from fp8tune.bench.operation import (
 if TYPE_CHECKING:
     import torch
 
-AUTO = "auto"
-FP8_ONCE, AUTO_ONCE = f"{FP8}, weights once", f"{AUTO}, weights once"
+AUTO, FOLDED = "auto", "folded"
+FP8_ONCE, AUTO_ONCE, FOLDED_ONCE = (f"{who}, weights once" for who in (FP8, AUTO, FOLDED))
 MULTIPLE = 16
 
 
@@ -40,9 +40,9 @@ def _ours(given: Operands, **options: Any) -> GroupedMM:
     return partial(kernels.fp8_grouped_mm, **options)
 
 
-def _once(given: Operands, **options: Any) -> GroupedMM:
+def _once(given: Operands, recipe: str = "default", **options: Any) -> GroupedMM:
     """The step on a handle that is there already; gradients reach the weights themselves."""
-    handle = _handle(given)
+    handle = _handle(given, recipe)
 
     def multiply(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         return kernels.fp8_grouped_mm(A, handle, offs, **options)
@@ -50,10 +50,10 @@ def _once(given: Operands, **options: Any) -> GroupedMM:
     return multiply
 
 
-def _handle(given: Operands) -> Any:
+def _handle(given: Operands, recipe: str = "default") -> Any:
     from fp8tune_kernels.gemm.quantized_weights import quantize_weights
 
-    return quantize_weights(given.B_t)
+    return quantize_weights(given.B_t, recipe=recipe)
 
 
 def _torchao(given: Operands) -> GroupedMM:
@@ -144,10 +144,15 @@ FP8_GROUPED_MM = Operation(
         FP8_ONCE: _once,
         AUTO: partial(_ours, precision="auto"),
         AUTO_ONCE: partial(_once, precision="auto"),
+        FOLDED: partial(_ours, recipe="folded"),
+        FOLDED_ONCE: partial(_once, recipe="folded"),
         TORCHAO: _torchao,
     },
-    once=(FP8_ONCE, AUTO_ONCE),
-    quantize_weights=lambda given: partial(_handle, given),
+    once={FP8_ONCE: FP8, AUTO_ONCE: FP8, FOLDED_ONCE: FOLDED},
+    quantize_weights={
+        FP8: lambda given: partial(_handle, given),
+        FOLDED: lambda given: partial(_handle, given, "folded"),
+    },
     weight_casts=("colwise-3d B_t", "transpose-3d B_t"),
     # operands that are read once for both passes, and grad with A
     variants={f"{FP8} keeping {', '.join(names)}": partial(_ours, keep_fp8=names) for names in (("A",), ("A", "B_t"))},

@@ -112,7 +112,7 @@ def _steps(rows: Sequence[Row]) -> Iterator[Column[Row]]:
         yield right(f"torchao {BOTH}", lambda row: _any_time(row, TORCHAO))
         yield right("x torchao", _over_torchao)
     yield right("peak bf16", lambda row: _gib(row.peak_bytes.get(BF16)))
-    for who in (ours, *operation.once[:1]):
+    for who in (ours, *tuple(operation.once)[:1]):
         yield right(f"peak {who}", _peak(who))
     if any(row.methods for row in rows):
         yield left("auto takes", lambda row: "; ".join(map(_short, (row.methods or {}).get(AUTO, ()))))

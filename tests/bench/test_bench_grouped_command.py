@@ -15,7 +15,7 @@ from fp8tune.bench.cells import Cells, Timing
 from fp8tune.bench.grouped import Extent
 from fp8tune.bench.grouped_contenders import Step
 from fp8tune.bench.operation import BF16, BOTH, FP8, GEMMS, TORCHAO
-from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE, FP8_GROUPED_MM, FP8_ONCE
+from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE, FOLDED, FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operation_mxfp8 import MXFP8_GROUPED_MM
 from fp8tune.bench.operations import OPERATIONS
 from fp8tune.errors import UsageError
@@ -98,7 +98,7 @@ def test_the_options_name_every_operation() -> None:
     assert [str(operation) for operation in OperationName] == list(OPERATIONS)
 
 
-@pytest.mark.parametrize(("op", "means"), [("grouped-mm", 4 + 6), ("mxfp8-grouped-mm", 1)])
+@pytest.mark.parametrize(("op", "means"), [("grouped-mm", 6 + 6), ("mxfp8-grouped-mm", 1)])
 def test_the_command(op: str, means: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert command_line("--op", op, "--format", "json", "--alone", monkeypatch=monkeypatch) == 0
     found = [row["row"] for row in json.loads(capsys.readouterr().out)]
@@ -145,6 +145,6 @@ def test_what_compiles_runs_once_before_anything_is_timed() -> None:
         extent = Extent(with_torchao, with_variants=True)
         arms = bench_grouped.compiled_first([small()], extent)
         names = [arm.name if isinstance(arm, Step) else arm.part for arm in arms]
-        steps = [*([TORCHAO] if with_torchao else []), FP8, AUTO, *FP8_GROUPED_MM.variants]
+        steps = [*([TORCHAO] if with_torchao else []), FP8, AUTO, FOLDED, *FP8_GROUPED_MM.variants]
         assert names == [*steps, *(f"{gemm} (bf16, ours)" for gemm in GEMMS)]
     assert SimulatedBackend("simulated:1").run(grouped_steps.chosen_methods, small()) is None

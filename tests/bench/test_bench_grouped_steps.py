@@ -28,7 +28,7 @@ from fp8tune.bench.operation import (
     Operands,
     gemm_of,
 )
-from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE, FP8_GROUPED_MM, FP8_ONCE
+from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE, FOLDED, FOLDED_ONCE, FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operations import OPERATIONS
 from fp8tune.measure import timing, trial
 from fp8tune.measure.backends.choice import backend_for
@@ -64,7 +64,10 @@ def test_what_is_timed_of_a_step() -> None:
         (FP8_ONCE, QUANTIZED),
         (AUTO, BOTH),
         (AUTO_ONCE, QUANTIZED),
+        (FOLDED, BOTH),
+        (FOLDED_ONCE, QUANTIZED),
         (FP8, QUANTIZE_WEIGHTS),
+        (FOLDED, QUANTIZE_WEIGHTS),
     )
     assert {*FP8_GROUPED_MM.steps()} - {*steps} == {(TORCHAO, BOTH)}
     more = {who for who, _ in {*FP8_GROUPED_MM.steps(with_variants=True)} - {*FP8_GROUPED_MM.steps()}}
@@ -95,7 +98,7 @@ def test_our_step_is_near_that_of_bf16(routing: str, operation: Operation) -> No
 def test_a_variant_and_quantized_weights_give_our_step_to_the_bit(routing: str, operation: Operation) -> None:
     given = operands(small(operation, routing))
     ours = grouped_steps.step_call(operation, operation.ours, BOTH, given)()
-    for name in (*operation.variants, *operation.once[:1]):
+    for name in (*operation.variants, *tuple(operation.once)[:1]):
         for result, right in zip(grouped_steps.step_call(operation, name, BOTH, given)(), ours, strict=True):
             assert torch.equal(result, right)
 

@@ -33,14 +33,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.methods import FP8_ONLY
-from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
-from fp8tune_kernels.quantize.row_shifts import shifts_of_rows
-from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
-from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
-from fp8tune_kernels.quantize.transposed_codes import transpose_codes
-from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
+from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
+from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, rowwise_factored, transposed_codes, transposed_codes_3d
+from fp8tune_kernels.quantize.row_shifts import shifts_by_kernel
+from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
+from fp8tune_kernels.runtime.ops import define, run
+from fp8tune_kernels.spec import bucket
 
 __all__ = ["folded_grouped_mm"]
 
@@ -59,7 +59,7 @@ def folded_grouped_mm(
 
 
 class _FoldedGroupedMM(torch.autograd.Function):
-    """The three passes, by the operators of :mod:`.grouped_mm` on codes that are made here. Saves codes and scales."""
+    """Two operators. Saves codes of rows and scales; of the weights, where there are such, the transposed codes."""
 
     @staticmethod
     def forward(
@@ -72,49 +72,151 @@ class _FoldedGroupedMM(torch.autograd.Function):
         wants_B: bool,
         *codes_B: Tensor,
     ) -> Tensor:
-        q_A = scales_A = transposed_B = None
-        if wants_B:
-            q_A, scales_A = quantize_rowwise_2d(A, float8_dtype=float8_dtype)
+        q_B = transposed_B = None
         if len(codes_B):  # a compiler knows no truth of a tuple of tensors
-            q_B, scales_B, transposed_B = codes_B
+            out, q_A, scales_A = _forward(A, B_t, offs, float8_dtype, *codes_B[:2])
+            _, scales_B, transposed_B = codes_B
         else:
-            q_B, scales_B = quantize_colwise_3d(B_t, float8_dtype=float8_dtype)
-        held_B = (q_B if transposed_B is None else None) if wants_A else None
-        ctx.save_for_backward(q_A, scales_A, held_B, transposed_B if wants_A else None, scales_B, offs)
+            out, q_A, scales_A, q_B, scales_B = _forward(A, B_t, offs, float8_dtype, None, None)
+        of_A = (q_A, scales_A) if wants_B else (None, None)
+        of_B = (q_B, transposed_B) if wants_A else (None, None)
+        ctx.save_for_backward(*of_A, *of_B, scales_B, offs)
         ctx.float8_dtype, ctx.dtypes = float8_dtype, (A.dtype, B_t.dtype)
-        out: Tensor = torch.ops.fp8tune.grouped_mm_forward(
-            A, B_t, offs, float8_dtype, FP8_ONLY, q_A, scales_A, q_B, scales_B
-        )
         return out
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q_A, scales_A, q_B, transposed_B, scales_B, offs = ctx.saved_tensors
         wants_A, wants_B, *others = ctx.needs_input_grad
         dtype_A, dtype_B = ctx.dtypes
-        options = offs, ctx.float8_dtype, FP8_ONLY
-        grad = grad.contiguous()
-        q, scales = quantize_rowwise_factored(grad, offs, scales_B, float8_dtype=ctx.float8_dtype)
-        grad_A = grad_B_t = None
-        if wants_A:
-            if transposed_B is None:
-                transposed_B = transpose_codes_3d(q_B)
-            ones = scales_B.new_ones(offs.shape[0], 1, transposed_B.shape[2])  # a GEMM takes scales of both operands
-            grad_A = torch.ops.fp8tune.grouped_mm_input_gradient(
-                grad, None, *options, q, scales, transposed_B, ones
-            ).to(dtype_A)
-        del q_B, transposed_B  # what the other gradient would have beside its own
-        if wants_B:
-            shifts, least = shifts_of_rows(scales, scales_A, offs)
-            shifted, transposed_A = transpose_codes(q, offs, shifts), transpose_codes(q_A, offs)
-            of_grad = (least[:, None] / scales_B.view(offs.shape[0], -1)).view(-1)
-            ones = least.new_ones(offs.shape[0] * q_A.shape[1])
-            grad_B = torch.ops.fp8tune.grouped_mm_weight_gradient(
-                grad, None, *options, shifted, of_grad, transposed_A, ones
-            ).to(dtype_B)
-            grad_B_t = grad_B.transpose(1, 2)  # strides (K*N, 1, K), as B_t has them
+        found = _backward(grad.contiguous(), *ctx.saved_tensors, ctx.float8_dtype, wants_A, wants_B)
+        grad_A = found[0].to(dtype_A) if wants_A else None
+        # strides (K*N, 1, K), as B_t has them
+        grad_B_t = found[-1].to(dtype_B).transpose(1, 2) if wants_B else None
         return grad_A, grad_B_t, *(None for _ in others)
 
 
 _apply: Callable[..., Tensor] = _FoldedGroupedMM.apply
+
+
+def _run_forward(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    q_B: Tensor | None,
+    scales_B: Tensor | None,
+) -> list[Tensor]:
+    """The output, codes and scales of A and, unless they are given, of B_t."""
+    (M, K), (E, _, N), device = A.shape, B_t.shape, A.device
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    q_A, scales_A = run(rowwise_2d.SPEC, (bucket(M), K), (A, float8_dtype, True))
+    made: tuple[Tensor, ...] = ()
+    if q_B is None or scales_B is None:
+        made = q_B, scales_B = run(colwise_3d.SPEC, (E, K, N), (B_t, float8_dtype, True))
+    method = method_for("forward", M, N, K, E, FP8_ONLY, device)
+    out = passes.forward(A, None, offs, method, float8_dtype, (q_B, scales_B), (q_A, scales_A))
+    return [out, q_A, scales_A, *made]
+
+
+def _run_backward(
+    grad: Tensor,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+    q_B: Tensor | None,
+    transposed_B: Tensor | None,
+    scales_B: Tensor,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    wants_A: bool,
+    wants_B: bool,
+) -> list[Tensor]:
+    """The gradients that are wanted: of A, (M, K), and of the weights, (E, N, K)."""
+    (M, N), E, K, device = grad.shape, offs.shape[0], _columns(q_A, q_B, transposed_B), grad.device
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    q, scales = run(rowwise_factored.SPEC, (bucket(M), N, E), (grad, offs, scales_B, float8_dtype, True))
+    ones = torch.ones(E * K, device=device)  # a GEMM of codes takes scales of both operands
+    found = []
+    if wants_A:
+        if transposed_B is None:
+            (transposed_B,) = run(transposed_codes_3d.SPEC, (E, K, N), (q_B,))
+        method = method_for("input-gradient", M, N, K, E, FP8_ONLY, device)
+        codes = transposed_B, ones.view(E, 1, K)
+        found.append(passes.input_gradient(grad, None, offs, method, float8_dtype, codes, (q, scales)))
+        del codes, transposed_B  # what the other gradient would have beside its own
+    if wants_B:
+        assert q_A is not None
+        assert scales_A is not None
+        shifts, least = shifts_by_kernel(scales, scales_A, offs)
+        (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (q, offs, shifts))
+        (transposed_A,) = run(transposed_codes.SPEC, (bucket(M), K, E), (q_A, offs, None))
+        of_grad = (least[:, None] / scales_B.view(E, N)).view(-1)
+        method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, device)
+        of_A = transposed_A, ones
+        found.append(passes.weight_gradient(grad, None, offs, method, float8_dtype, (shifted, of_grad), of_A))
+    return found
+
+
+def _columns(q_A: Tensor | None, q_B: Tensor | None, transposed_B: Tensor | None) -> int:
+    """K, of what is there."""
+    if q_A is not None:
+        return q_A.shape[1]
+    if q_B is not None:
+        return q_B.shape[1]
+    assert transposed_B is not None
+    return transposed_B.shape[2]
+
+
+def _forward_on_cpu(A: Tensor, B_t: Tensor, offs: Tensor, *rest: Any) -> list[Tensor]:
+    check_ends(offs, A.shape[0])
+    with torch.no_grad():  # autograd would follow the references, and stumbles over their views
+        return _run_forward(A, B_t, offs, *rest)
+
+
+def _backward_on_cpu(*given: Any) -> list[Tensor]:
+    with torch.no_grad():
+        return _run_backward(*given)
+
+
+def _fake_forward(
+    A: Tensor, B_t: Tensor, offs: Tensor, float8_dtype: torch.dtype | None, q_B: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    float8_dtype = fp8_dtype_for(A.device, float8_dtype)
+    made = colwise_3d.outputs(B_t, float8_dtype, True) if q_B is None else ()
+    out = A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
+    return [out, *rowwise_2d.outputs(A, float8_dtype, True), *made]
+
+
+def _fake_backward(
+    grad: Tensor,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+    q_B: Tensor | None,
+    transposed_B: Tensor | None,
+    scales_B: Tensor,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    wants_A: bool,
+    wants_B: bool,
+) -> list[Tensor]:
+    (M, N), K = grad.shape, _columns(q_A, q_B, transposed_B)
+    shapes = [(M, K)] * wants_A + [(offs.shape[0], N, K)] * wants_B
+    return [grad.new_empty(shape, dtype=torch.bfloat16) for shape in shapes]
+
+
+_forward: Callable[..., list[Tensor]] = define(
+    "folded_grouped_mm_forward(Tensor A, Tensor B_t, Tensor offs, ScalarType? float8_dtype, Tensor? q_B, "
+    "Tensor? scales_B) -> Tensor[]",
+    _run_forward,
+    _forward_on_cpu,
+    _fake_forward,
+    makes_codes=True,
+)
+_backward: Callable[..., list[Tensor]] = define(
+    "folded_grouped_mm_backward(Tensor grad, Tensor? q_A, Tensor? scales_A, Tensor? q_B, Tensor? transposed_B, "
+    "Tensor scales_B, Tensor offs, ScalarType? float8_dtype, bool wants_A, bool wants_B) -> Tensor[]",
+    _run_backward,
+    _backward_on_cpu,
+    _fake_backward,
+    makes_codes=True,
+)

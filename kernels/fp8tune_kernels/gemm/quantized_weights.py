@@ -92,7 +92,7 @@ class QuantizedWeights:
         with torch.inference_mode(False):  # autograd saves the codes
             tensors = _outputs(recipe, self._view().detach(), float8_dtype)
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
-        self._forward: Codes = tensors[:2]
+        self._forward: Codes = tensors[0], tensors[1]
         self._transposed: Codes = tensors[2], tensors[1 if recipe == "folded" else 3]
         self._tensors = tensors
         for tensor in tensors:  # else mode="reduce-overhead" copies them at each call, and reads versions of the copies

@@ -107,7 +107,7 @@ def _groups_of_rows(offs_ptr: tl.tensor, rows: tl.tensor, G: tl.tensor) -> tl.te
 @triton.jit
 def _divided(at: tl.tensor, scales_at: tl.tensor, inside: tl.tensor, in_groups: tl.tensor) -> tl.tensor:
     """y of a tile. Rows of a program that have one group read the same factors, from the cache but once."""
-    factor = factor_of(tl.load(scales_at, mask=inside & in_groups, other=1.0))
+    factor = factor_of(tl.load(scales_at, mask=inside & in_groups, other=1.0, eviction_policy="evict_last"))
     return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32) * factor
 
 
@@ -182,7 +182,7 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 SPEC = KernelSpec(
     name="rowwise-factored",
     axes=rowwise_2d.SPEC.axes,
-    default=NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=8192, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=4, num_stages=1),
     key=colwise.SPEC.key,
     span=SPANS["rowwise-factored"],
     problems=problems,

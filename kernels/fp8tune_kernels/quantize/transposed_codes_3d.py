@@ -99,7 +99,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 SPEC = KernelSpec(
     name="transposed-codes-3d",
     axes=transposed_codes.AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, PACK=4, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=256, PACK=4, num_warps=8, num_stages=1),
     key=weights.KEY,
     problems=lambda row: (shape for shape in weights.problems(row) if shape["N"] % 16 == 0),
     inputs=inputs,
