@@ -56,6 +56,9 @@ METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, ou
 PRECISIONS = ("fp8", "auto", "auto, weights once")
 """The names of the precisions of a pass (:mod:`fp8tune_kernels.gemm.methods`)."""
 
+RECIPES = ("default", "folded")
+"""The names of the recipes of ``fp8_grouped_mm`` (:mod:`fp8tune_kernels.gemm.folded_mm`)."""
+
 SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
 
 
