@@ -164,6 +164,8 @@ def _given(
         return w, (), float8_dtype
     if w.recipe != "folded":
         raise ValueError(f"{name} was quantized for recipe {w.recipe!r}, wanted quantize_weights(w, recipe='folded')")
+    if w.layout != "ENK":
+        raise ValueError(f"{name} was quantized as {w.layout}, wanted weights that lie as (E, rows, columns)")
     if float8_dtype not in (None, w.float8_dtype):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted {w.float8_dtype}: {name} was quantized to it")
     return w.weights.transpose(1, 2), w.codes, w.float8_dtype

@@ -191,7 +191,6 @@ def quantize_swiglu_rowwise(
     x_scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
-    *,
     activation: str = "swiglu",
     layout: str = "halves",
     keep: bool = False,
@@ -352,7 +351,9 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
+    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    if config == SPEC.default:
+        return None
     width, _, rows = tile_of(config, shape["N"])
     if (least := min(SPEC.axes["TILE"])) < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
         return f"same binary as TILE={least}: one row at a time"
