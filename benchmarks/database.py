@@ -3,6 +3,7 @@
     python -m benchmarks.database
     python -m benchmarks.database --rows 100000 --runs 3 --versions 1
     python -m benchmarks.database --db million.db       # filled where it is not there yet, kept afterwards
+    python -m benchmarks.database --server postgresql://me@host/empty    # beside a server with the same rows, in turns
 
 ``benchmarks/README.md`` says what the rows are.
 """
@@ -22,7 +23,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
+from fp8tune.records import (
+    Decided,
+    Device,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Outcome,
+    Problem,
+    Row,
+    Status,
+    Subject,
+)
+from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store
 
 SIZES = (32, 64, 128, 256)
@@ -148,6 +162,37 @@ def measure(path: Path, runs: int) -> None:
         print(f"{name:22}{times}; peak memory {max(peak_mb):.0f} MB, limit {LIMIT_MB} MB", flush=True)
 
 
+def compare(path: Path, server: str, runs: int) -> None:
+    """Print the least time on the wall of each command on the file and on a server with the same rows, in turns."""
+    try:
+        with Store.open(server, writable=False) as store:
+            is_empty = not store.counts()
+    except EmptyDatabaseError:
+        is_empty = True
+    if is_empty:
+        _, wall_s, _ = run("import", path, "--db", server)
+        print(f"import into the server {wall_s:.0f} s", flush=True)
+    table = path.with_name("table.py")
+    commands = {
+        "show": ("show",),
+        "show --kernel": ("show", "--kernel", KERNELS[0]),
+        "show --format json": ("show", "--format", "json"),
+        "export": ("export", "--arch", DEVICE.arch, "--output", table),
+    }
+    for picks in ("kept", "decided anew"):
+        for db in (str(path), server):
+            if picks == "kept":
+                run("doctor", "--repair", "--db", db)
+            else:
+                with Store.open(db) as store:
+                    store.keep_picks(Decided((), ()), "", "")
+        for name, arguments in commands.items():
+            times = [(run(*arguments, "--db", path)[1], run(*arguments, "--db", server)[1]) for _ in range(runs)]
+            file_s, server_s = map(min, zip(*times, strict=True))
+            said = f"file {file_s:5.2f} s, server {server_s:5.2f} s, {server_s / file_s:.2f} times as long, limit 2"
+            print(f"{name:19} picks {picks:13}{said}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and measure in a temporary folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -155,12 +200,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--versions", type=int, default=8, help="kernel versions the rows are spread over")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--db", type=Path, help="a database to make and keep, or to measure again; default: none")
+    parser.add_argument("--server", help="a PostgreSQL database, empty or with the same rows; default: none")
     options = parser.parse_args(arguments)
     with scratch.folder("database") as folder:
         path = options.db or folder / "results.db"
         if not path.exists():
             make(path, options)
-        measure(path, options.runs)
+        if options.server:
+            compare(path, options.server, options.runs)
+        else:
+            measure(path, options.runs)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,13 @@ from fp8tune.commands import (
     forget,
     import_,
     lint,
+    queue,
     record,
     report,
     show,
     static_report,
     sweep,
+    worker,
 )
 from fp8tune.commands.options import as_command
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
@@ -68,7 +70,7 @@ def _root(
 
 
 COMMANDS = {
-    "Find the best configs": (record, sweep, bench, calibrate),
+    "Find the best configs": (record, sweep, worker, queue, bench, calibrate),
     "Look at results": (show, explain, report, static_report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, compact, forget, doctor, completion),
@@ -95,6 +97,10 @@ for _heading, _modules in COMMANDS.items():
 
 def main() -> None:
     """The console script."""
+    if any(":/" in argument for argument in sys.argv):  # a URL, which may hold a password
+        from fp8tune import process_arguments
+
+        process_arguments.hide_passwords()
     if completing.VARIABLE in os.environ:
         completing.answer_shell(typer.main.get_command(app))
     gc.set_threshold(100_000)  # at Python's own, a tenth of a short command's time is garbage collection

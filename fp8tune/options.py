@@ -183,7 +183,12 @@ InDtype = Annotated[
 Seed = Annotated[int, Option("--seed", "Seeds values and group layouts.", check=seed)]
 Timer = Annotated[
     str | None,
-    Option("--timer", "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise.", "do_bench", group=Group.WHERE),
+    Option(
+        "--timer",
+        "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise; ,gpu=NUMBER tells GPUs of one seed apart.",
+        "do_bench",
+        group=Group.WHERE,
+    ),
 ]
 TimeBudget = Annotated[
     float | None,

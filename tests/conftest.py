@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each core has a worker: threads beyon
 import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
+from servers import Server, lacking, running
 
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
@@ -57,6 +59,32 @@ def once_a_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Calla
         return file.read_text()
 
     return made
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A PostgreSQL server of this process's tests. Who kills it starts it again."""
+    if reason := lacking():
+        pytest.skip(reason)
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: Server) -> str:
+    """An empty database on it."""
+    return postgresql.database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind: a file's path, and a URL of a server."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "results.db")
+    else:
+        server: Server = request.getfixturevalue("postgresql")
+        with server.schema() as url:
+            yield url
 
 
 @pytest.fixture(autouse=True)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import shutil
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from command_line import environment, fp8tune
 from places import ROOT
 
 from fp8tune.records import Status
 from fp8tune.store.results import Store
+from fp8tune.store.units import UnitState
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
 
@@ -59,22 +65,40 @@ def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.count(" over the last 4 steps\n") == 3
 
 
-@pytest.mark.skipif(shutil.which("taskset") is None, reason="the example gives each GPU its cores by taskset")
-def test_every_gpu_takes_jobs_and_the_rows_are_merged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    few = ["--timer", "simulated:1", "--quick", "--grid", "num_warps=4", "--grid", "num_stages=1"]
-    wish = ["--kernel", "rowwise-2d", "--kernel", "mxfp8-dim0", "--shapes", "tiny", "--folder", str(tmp_path)]
-    database = str(tmp_path / "all.db")
-    sweeps = example("sweep_every_gpu")
-    assert sweeps.main(["--gpus", "0,1", *wish, "--db", database, "--", *few]) == 0
-    said = capfd.readouterr().out
-    assert [said.count(f"{kernel} over tiny, ") for kernel in ("rowwise-2d", "mxfp8-dim0")] == [1, 1]
-    with Store.open(database, writable=False) as store:
-        assert {row.problem.kernel for row in store.rows()} == {"rowwise-2d", "mxfp8-dim0"}
-    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--time-budget", "1", "--", *few]) == 0
-    assert "left out: rowwise-2d over tiny\nleft out: mxfp8-dim0 over tiny\n" in capfd.readouterr().out
-    wish[wish.index("tiny")] = "no-such-set"
-    assert sweeps.main(["--gpus", "0", *wish, "--db", database, "--", *few]) == 2  # though the import goes well
-    assert capfd.readouterr().out.count("over no-such-set, ") == 2
+def executable(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script")
+def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
+    """With a stand-in for ``srun``, which runs what follows its options."""
+    executable(tmp_path / "srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
+    executable(tmp_path / "fp8tune", f'exec {shlex.quote(sys.executable)} -m fp8tune "$@"')
+    few = ("--quick", "--grid", "num_warps=4", "--grid", "num_stages=1", "--shapes", "tiny")
+    database, script = tmp_path / "results.db", DOCS / "examples" / "worker_array.sbatch"
+    assert (
+        fp8tune("sweep", "--on", "queue", "--kernel", "rowwise-2d", *few, "--timer", "simulated:1", "--db", database)[0]
+        == 0
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+
+    def task(number: int, **named: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            "PATH": path,
+            "SLURM_ARRAY_TASK_ID": str(number),
+            "FP8TUNE_WORKER": f"--timer simulated:1,gpu={number}",
+        }
+        return subprocess.run(["bash", script], env={**environment(), **given, **named}, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda number: task(number, FP8TUNE_DB=str(database)), (1, 2)):
+            assert done.returncode == 0, done.stderr
+    with Store.open(str(database), writable=False) as store:
+        found = store.queue()
+    assert found.counts.keys() == {UnitState.DONE}
+    lost = task(3, FP8TUNE_DB="")
+    assert (lost.returncode, "set it to the database" in lost.stderr) == (1, True)
 
 
 def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
@@ -83,7 +107,7 @@ def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
 
 def experts(names: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    return names["GroupedExperts"](32, 48, 3)
+    return names["GroupedExperts"](32, 48, 3).bfloat16()  # the function mode sees a cast of the weights
 
 
 def step(model: Any) -> list[torch.Tensor]:
@@ -94,7 +118,7 @@ def step(model: Any) -> list[torch.Tensor]:
 
 
 def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode, keeping, _ = code_blocks()
+    stand_in, switch, mode, keeping, *_ = code_blocks()
     names: dict[str, Any] = {}
     exec(stand_in, names)
     in_bf16 = step(experts(names))
@@ -114,8 +138,9 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
 
 def test_micro_batches_share_quantized_weights() -> None:
     names: dict[str, Any] = {}
-    *_, switch, _, _, once = code_blocks()
-    exec(switch, names)
+    _, _, mode, _, once, _ = code_blocks()
+    exec("import torch", names)
+    exec(mode, names)
     exec(once, names)
     w = torch.nn.Parameter(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0)))
     alone = torch.nn.Parameter(w.detach().clone())
@@ -130,6 +155,45 @@ def test_micro_batches_share_quantized_weights() -> None:
         optimizer = torch.optim.SGD([weights], lr=0.1)
         step(batches, weights, optimizer) if step else optimizer.step()
     assert torch.equal(w, alone)
+
+
+def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.real.transformers_steps import made
+
+    names: dict[str, Any] = {}
+    for block in code_blocks("howto/transformers.md"):
+        exec(block, names)
+    ids = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(0))
+    model = made("olmoe", "cpu", small=True)
+    in_bfloat16 = model(input_ids=ids, labels=ids).loss.item()
+    loss = names["in_fp8"](model)(input_ids=ids, labels=ids).loss.item()
+    assert loss != in_bfloat16
+    assert loss == pytest.approx(in_bfloat16, abs=0.02)
+    names["compiled"](model)
+    assert model.config._experts_implementation == "fp8tune-once"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        names["shard"](model, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        assert model(input_ids=ids, labels=ids).loss.item() == loss
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:
+    """On one rank, a process group of its own: the tests of several ranks are in tests/distributed."""
+    stand_in, switch, *_, under_fsdp = code_blocks()
+    names: dict[str, Any] = {}
+    for text in (stand_in, switch, under_fsdp):
+        exec(text, names)
+    alone, sharded = experts(names), experts(names)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        names["shard"](sharded, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in step(sharded)]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(torch.equal(a, b) for a, b in zip(found, step(alone), strict=True))
 
 
 def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:

@@ -3,9 +3,9 @@
     python docs/examples/moe_training.py                      # 300 steps; the loss curves go to moe_training.png
     python docs/examples/moe_training.py --steps 5 --tokens 64 --dim 32 --hidden 48 --experts 4
 
-The runs differ in one function: ``torch._grouped_mm``, or ``fp8tune_kernels.fp8_grouped_mm`` in either recipe. On a CPU FP8 is a
-reference that gives the same numbers and no speed. The plot needs matplotlib (extra ``examples``); without it the
-losses are printed all the same.
+The runs differ in one function: ``torch._grouped_mm``, or ``fp8tune_kernels.fp8_grouped_mm`` in either recipe. On a
+CPU FP8 is a reference that gives the same numbers and no speed. The plot needs matplotlib (extra ``examples``); without
+it the losses are printed all the same.
 """
 
 from __future__ import annotations

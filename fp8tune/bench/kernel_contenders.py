@@ -38,8 +38,10 @@ WRAPPERS = {
     "grouped-contraction": "contract_rows",
     "transposed-codes": "transpose_codes",
     "transposed-codes-3d": "transpose_codes_3d",
+    "swiglu-rowwise": "quantize_swiglu_rowwise",
+    "swiglu-gradient": "quantize_swiglu_gradient",
 }
-"""The wrappers of kernels that quantize nothing: they take the inputs as they are."""
+"""The wrappers that take the inputs of a kernel as they are."""
 
 HOST_ROW = NamedInts(M=64, K=64, N=64, E=1)
 COPIED_BYTES = 512 << 20

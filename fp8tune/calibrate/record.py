@@ -6,19 +6,30 @@ without the process's level and the config's own: what stays while a process liv
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, TICK_US, measuring_plan_of
+from fp8tune.choose.calibration import (
+    BLOCK_SD,
+    COUNTED,
+    FEWEST,
+    FULL,
+    PROCESS_SD,
+    REFERENCE_US,
+    TICK_US,
+    measuring_plan_of,
+)
 from fp8tune.choose.decision import Block, MeasuringPlan, process_values
 from fp8tune.errors import MachineError
 from fp8tune.measure import device, trial
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
-from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
+from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure, never
 from fp8tune.measure.host import host_us
 from fp8tune.plan import problems as plan
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Progress, Status
@@ -26,7 +37,7 @@ from fp8tune.revisions.loading import load_spec
 from fp8tune.stats import block_value
 from fp8tune.store.results import Store
 
-PROCESSES = 20
+PROCESSES = FULL
 ROUNDS = 6
 KERNEL = "colwise"
 SHAPE = NamedInts(M=16640, K=2048, G=4)
@@ -93,29 +104,49 @@ def arms_of(backend: Backend) -> list[KernelArm]:
 
 
 def calibrate(
-    store: Store, backend: Backend, *, command: str = "", commit: str = ""
+    store: Store,
+    backend: Backend,
+    *,
+    command: str = "",
+    commit: str = "",
+    processes: int = PROCESSES,
+    is_over: Callable[[], bool] = never,
 ) -> Iterator[Progress | Calibration]:
-    """Measure and store; the last event is the result. Raises MachineError where nothing can be timed here."""
+    """Measure and store; the last event is the result. Raises MachineError where nothing can be timed here.
+
+    ``is_over`` is asked before each process. If it stops them before :data:`FEWEST` nothing is stored, and there is no
+    result.
+    """
     if not backend.times:
         raise MachineError("there is no GPU here to calibrate; --timer simulated:SEED calibrates a fake one")
     arms = arms_of(backend)
     values = _idle(backend.worker(), arms[0])
     blocks: list[Block] = []
     ticks_us: list[float] = []
-    for turn in measure(backend, [Group(None, arms)], Schedule(range(1, PROCESSES + 1), ROUNDS, _order)):
+    schedule = Schedule(range(1, processes + 1), ROUNDS, _order, is_over=is_over)
+    for turn in measure(backend, [Group(None, arms)], schedule):
         for arm, outcome in ((failed.arm, failed.outcome) for failed in turn.failed):
             raise MachineError(f"{KERNEL} {arm.config} cannot be timed: {outcome.status}, {outcome.reason}")
         for block in turn.blocks:
             blocks.append(Block(f"{turn.process:02d}", block.place.round, block.arm.config, _time_us(block.outcome)))
             ticks_us += [] if block.outcome.tick_us is None else [block.outcome.tick_us]
-        yield Progress(turn.process, PROCESSES, 0.0)
+        yield Progress(turn.process, processes, 0.0)
+    counted = len({block.process for block in blocks})
+    if counted < min(FEWEST, processes):
+        return
     values |= {TICK_US: min(ticks_us)} if ticks_us else {}
     values |= spreads(blocks)
+    values |= {REFERENCE_US: reference_us(blocks, arms[0].config), COUNTED: float(counted)}
     sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
     for name, value in values.items():
         store.record_calibration(sweep, backend.device, name, value)
     store.finish_sweep(sweep)
     yield Calibration(backend.device, values, measuring_plan_of(values))
+
+
+def reference_us(blocks: Sequence[Block], config: NamedInts) -> float:
+    """A config's time: the geometric mean over processes."""
+    return math.exp(fmean(process_values(blocks)[config].values()))
 
 
 def _idle(worker: Worker, arm: KernelArm) -> dict[str, float]:

@@ -16,8 +16,9 @@ from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.redaction import redacted
 from fp8tune.revisions import source
 from fp8tune.store import database, location
-from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
+from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store, Versions
+from fp8tune.store.sqlite import ForeignLogError
 from fp8tune_kernels.catalog import NAMES
 
 
@@ -71,7 +72,7 @@ def check_own(own: str) -> list[Finding]:
         if not database.exists(own):
             return [_not_there(own)]
         with Store.open(own, writable=False) as store:
-            findings = stored.check(own, store)
+            findings = [*stored.check(own, store), *stored.check_devices(store)]
             timed = store.timed_sources()
     except DatabaseError as error:
         return [_failed(own, error)]
@@ -97,6 +98,7 @@ def check_database(db: str) -> list[Finding]:
             findings = stored.check(db, store)
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
+            findings += stored.check_devices(store)
             findings += check_picks(db, store)
             findings += tables.check_tables(store)
             timed = store.timed_sources()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fp8tune.check.finding import Finding, Level
-from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
+from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.revisions import git
 from fp8tune.store import database, logs
 from fp8tune.store.results import Store
@@ -30,11 +30,11 @@ _DEAD_MAN_SWITCH = 128  # the byte of ``-shm`` that each process locks that has 
 def repair(db: str) -> list[Finding]:
     """Take in or set aside what was left beside a database, and say what was done.
 
-    Raises UsageError for a server, DatabaseError where the log is in use or the file cannot be written.
+    Raises DatabaseError where the log is in use or the database cannot be written.
     """
     path = database.path_of(db)
     if path is None:
-        raise UsageError("--repair is for SQLite files: restore a server's database from its backup")
+        return [Finding(Level.OK, f"{database.label(db)}: a server needs no repair of its log"), *_decide(db)]
     if logs.foreign(path) is not None:
         return _part_from(path)
     if logs.unmerged(path) is None:
@@ -52,7 +52,7 @@ def _decide(db: str) -> list[Finding]:
             return []
     with Store.open(db) as store:
         picks.refresh_picks(store)
-    return [Finding(Level.OK, f"{db}: its picks were decided anew")]
+    return [Finding(Level.OK, f"{database.label(db)}: its picks were decided anew")]
 
 
 def _part_from(path: Path) -> list[Finding]:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.stats import t_quantile
+from fp8tune.records import Device
+from fp8tune.stats import median, t_quantile
 
 PROCESS_SD = "process_sd"
 BLOCK_SD = "block_sd"
 TICK_US = "timer_tick_us"
 HOST_US = "host_enqueue_us"
 FLUSH_US = "cache_flush_us"
+REFERENCE_US = "reference_launch_us"
+COUNTED = "calibration_processes"
 
 MEASURED: Mapping[str, str] = {
     TICK_US: "smallest step between two samples of the timer",
@@ -25,6 +30,8 @@ MEASURED: Mapping[str, str] = {
     "copy_ceiling_gb_per_s": "device-to-device copy of 512 MiB, read plus written",
     PROCESS_SD: "spread of a config from process to process",
     BLOCK_SD: "spread of a config from block to block in one process",
+    REFERENCE_US: "colwise's default at M=16640 K=2048: tells GPUs of one name apart",
+    COUNTED: "fresh processes that measured both spreads",
 }
 """Name -> what it is."""
 
@@ -40,9 +47,88 @@ MORE = (2, 4, 8)
 ROUNDS = (4, 6)
 
 
+FULL = 20
+"""Fresh processes of a calibration. With the spread of four configs over them a standard deviation is known to 10 %."""
+
+FEWEST = 8
+"""Of one that a time budget shortens: to 15 %. With fewer the protocol would hang on luck."""
+
+START_S, PROCESS_S = 6.0, 1.9
+"""What a calibration takes: seconds before its first process and for each. 44 s in all on an H200 that had not run
+fp8tune before; half a minute where Triton's cache has the kernels."""
+
+
 def is_calibrated(measured: Mapping[str, float]) -> bool:
     """Whether the values are a calibration's: a sweep alone measures the copy ceiling."""
     return PROCESS_SD in measured and BLOCK_SD in measured
+
+
+class Origin(StrEnum):
+    """Whose calibration a device goes by."""
+
+    OWN = "own"
+    """Its own, under the driver that it has now."""
+    MATES = "mates"
+    """That of devices of the same name, driver and versions."""
+    NONE = "none"
+    """Nobody's."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a device's noise."""
+
+    values: Mapping[str, float]
+    """By the names of :data:`MEASURED`; without a calibration perhaps a copy ceiling alone."""
+    origin: Origin
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the device's own and no time budget shortened it."""
+        return self.origin is Origin.OWN and self.values.get(COUNTED, FULL) >= FULL
+
+
+def known_of(device: Device, measured: Mapping[Device, Mapping[str, float]]) -> Known:
+    """What a device goes by, of everything that was ``measured`` of devices of its name, the newest last.
+
+    1. Its own calibration: first with the very versions that it has, else the newest with another torch or Triton.
+       Noise is the hardware's and the driver's. A device without a UUID is known by its versions alone.
+    2. That of its mates: devices of one arch, name, driver, runtime, torch and Triton. Of several the largest spread
+       and tick, which ask for more rather than for less, and the median of the rest. Never what tells devices apart:
+       the copy ceiling and the reference launch.
+    """
+    own = dict(measured.get(device, {}))
+    if is_calibrated(own):
+        return Known(own, Origin.OWN)
+    before = [values for of, values in measured.items() if _is_same_gpu(of, device) and is_calibrated(values)]
+    if before:
+        return Known({**before[-1], **own}, Origin.OWN)
+    mates = [values for of, values in measured.items() if _are_mates(of, device) and is_calibrated(values)]
+    if not mates:
+        return Known(own, Origin.NONE)
+    shared = {name: [values[name] for values in mates if name in values] for name in MEASURED if name not in _APART}
+    taken = {name: max(values) if name in _CAUTIOUS else median(values) for name, values in shared.items() if values}
+    return Known({**taken, **own}, Origin.MATES)
+
+
+_APART = ("copy_ceiling_gb_per_s", REFERENCE_US, COUNTED)
+_CAUTIOUS = (PROCESS_SD, BLOCK_SD, TICK_US)
+
+
+def _is_same_gpu(one: Device, other: Device) -> bool:
+    same = (one.arch, one.name, one.uuid_hash, one.driver) == (other.arch, other.name, other.uuid_hash, other.driver)
+    return same and bool(one.uuid_hash)
+
+
+def _are_mates(one: Device, other: Device) -> bool:
+    """Of all that names a device only the UUID differs."""
+    return replace(one, uuid_hash="") == replace(other, uuid_hash="") and one.uuid_hash != other.uuid_hash
+
+
+def processes_within(seconds: float) -> int:
+    """How many processes a calibration may have so that it takes so long: all, fewer, or 0 where too few would fit."""
+    fit = FULL if seconds == math.inf else int((seconds - START_S) / PROCESS_S)
+    return min(fit, FULL) if fit >= FEWEST else 0
 
 
 def measuring_plan_of(measured: Mapping[str, float], standard: MeasuringPlan = MeasuringPlan()) -> MeasuringPlan:

@@ -34,19 +34,19 @@ def compact(
     The trials of each problem that was swept to its end are packed into one row. All that commands say stays the same.
     Only the samples of screens are left out; fp8tune import reads them back from an archive into another database.
 
-    A new file replaces the old one whole or not at all. A later sweep goes on as before.
+    A new file replaces the old one whole or not at all. A later sweep goes on as before. Of a server, -o writes a file.
     """
     from fp8tune.render import contracts
     from fp8tune.render.progress import Display
     from fp8tune.store import database
     from fp8tune.store.compacting import compact as made_compact
+    from fp8tune.store.compacting import file_of
     from fp8tune.sweep.picks import keep_current
 
     db = database_to_write(db, create=False)
-    path = database.path_of(db)
-    if path is None:
-        raise UsageError("compact is for SQLite files: a server looks after its own space")
-    with Display() as display:
+    if database.path_of(db) is None and output is None:
+        raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")
+    with Display() as display, file_of(db) as path:
         done = made_compact(
             path, output, archive, lambda done, total: display.update("problems read", done, total), keep_current
         )

@@ -7,6 +7,7 @@ from typing import Annotated
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
 from fp8tune.options import Argument, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
+from fp8tune.redaction import redacted
 from fp8tune.render.terminal import notice, print_json
 
 
@@ -45,4 +46,4 @@ def forget(
     for (table, id), reason in found.items():
         notice(f"{table}:{id}" + (f": {reason}" if reason else ""))
     gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)
-    print(f"{db}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")
+    print(f"{redacted(db)}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")

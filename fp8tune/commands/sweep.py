@@ -46,6 +46,13 @@ def sweep(options: Options) -> None:
     plan = planning.planned(replace(options, command=command))
     where: list[str] = []  # said once nothing is wrong with the options
     db = database_to_write(options.db, where.append)
+    if options.on is not None:
+        from fp8tune.commands import sharing
+
+        plan = planning.expanded(plan)
+        notice(*where, *plan.notices)
+        sharing.shared_out(plan, db, begun)
+        return
     stored = session.is_stored(db, plan)
     if stored and not options.json:
         notice(*where)

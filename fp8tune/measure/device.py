@@ -109,6 +109,11 @@ def other_processes() -> int | None:
     return None if running is None else sum(process.pid != os.getpid() for process in running)
 
 
+def nvidia_handle(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml) -> Any | None:
+    """NVML's handle of the first GPU that is visible; None where there is none."""
+    return _nvidia_handle(environment, nvml)
+
+
 def hash_uuid(uuid: str) -> str:
     """Tells devices apart without naming them. NVML says ``GPU-1234...``, torch ``1234...``: the same device."""
     return hashlib.sha256(uuid.removeprefix("GPU-").lower().encode()).hexdigest()[:16]

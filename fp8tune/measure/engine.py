@@ -123,6 +123,12 @@ class Backend(Protocol):
         """
         ...
 
+    def copy_gb_per_s(self) -> float | None:
+        """What a copy reaches on the device now, read plus written; None where nothing is timed.
+
+        Raises MachineError where the device cannot even copy."""
+        ...
+
     def close(self) -> None:
         """End all processes and drop what is queued. The next call starts them again."""
         ...

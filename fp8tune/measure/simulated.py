@@ -36,6 +36,10 @@ BYTES_PER_US = 3e6
 LAUNCH_US = 5.0
 """The true time without slowdown: 5 us and the bytes at 3 TB/s."""
 
+COPY_GB_PER_S = BYTES_PER_US / 1e3
+COPY_SD = 0.001
+"""The copy ceiling, and how much GPUs of one name scatter around it: a guess."""
+
 KINSHIP = 0.7
 """Correlation of a config's rank on two keys: what is good on one shape is mostly good on the next."""
 
@@ -149,10 +153,10 @@ def near_share(uniform: float) -> float:
 
 
 class SimulatedClock:
-    """Draws the blocks of a simulated GPU."""
+    """Draws the blocks of a simulated GPU. ``level``: all of its times over those of the other GPUs of its seed."""
 
-    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0, level: float = 1.0) -> None:
+        self.seed, self.level = seed, level
         self.noise = noise
         self._gpu_seed = str(seed)
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
@@ -172,10 +176,18 @@ class SimulatedClock:
     def block(self, work: Work, place: Place) -> Samples:
         """The samples of one block: the same for the same seed, work and place."""
         true_us, in_process = self._constants(work, place.process)
-        block_us = true_us * math.exp(in_process + self._in_block(work, place))
+        block_us = self.level * true_us * math.exp(in_process + self._in_block(work, place))
         tries = itertools.count()
         samples_us, stalled = first_steady(lambda: self._samples_us(work, place, block_us, next(tries)))
         return Samples(samples_us, self.noise.tick_us, stalled)
+
+    def copy_gb_per_s(self, gpu: str) -> float:
+        """What a copy reaches on one GPU of the seed: the launch time is small beside 512 MiB."""
+        return COPY_GB_PER_S / self.level * math.exp(COPY_SD * self._scattered("copy", gpu).standard_normal())
+
+    def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
+        """Whether a GPU that is wrong in a share of the configs is so in this one."""
+        return share > 0 and _uniform(self._gpu_seed, "wrong", gpu, work.identity) < share
 
     def _samples_us(self, work: Work, place: Place, block_us: float, number: int) -> tuple[float, ...]:
         """What a block's try gives, counted from 0."""

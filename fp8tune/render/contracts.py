@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.export.merging import Merged
+    from fp8tune.fleet.events import OwnEvent
     from fp8tune.store.compacting import Compacted
     from fp8tune.store.results import Tally
+    from fp8tune.store.units import Queue, Unit, UnitStatus
 
 Object = Mapping[str, object]
 
@@ -476,4 +478,42 @@ def compared(row: ComparedRow) -> Object:
         "throttled_blocks": row.throttled,
         "throttle_reasons": list(row.slowdowns),
         **_fields(row, "before_config", "after_config"),
+    }
+
+
+# Workers and their queue
+
+
+def worker_event(event: OwnEvent) -> Object:
+    """``worker``: what became of one unit, or of the worker; what does not apply is null."""
+    from fp8tune.fleet.events import NAMES
+
+    unit: Unit | None = getattr(event, "unit", None)
+    number = ("attempt", "seconds", "trials", "done", "failed", "running", "waiting", "left_s")
+    return {
+        "event": NAMES[type(event)],
+        "worker": getattr(event, "worker", None),
+        "unit": unit and unit.key,
+        "sweep": unit.sweep_key if unit else getattr(event, "sweep_key", None),
+        "kernel": unit and unit.kernel,
+        "shapes": unit and list(unit.shapes),
+        "reason": redacted(getattr(event, "reason", "") or getattr(event, "text", "")),
+        **{name: getattr(event, name, None) for name in number},
+    }
+
+
+def queued_unit(of: UnitStatus, queue: Queue) -> Object:
+    """``queue``: one unit of work, and what has become of it. ``worker`` has it now or had it last."""
+    unit = of.unit
+    sweep = next(sweep for sweep in queue.sweeps if sweep.key == unit.sweep_key)
+    return {
+        "sweep": sweep.key,
+        "command": redacted(sweep.command),
+        "device": sweep.device,
+        "unit": unit.key,
+        "kernel": unit.kernel,
+        "shapes": list(unit.shapes),
+        "state": str(of.state),
+        **_fields(of, "worker", "attempts", "since_s", "seconds", "lease_left_s", "reason"),
+        **_fields(unit, "worth", "expected_s"),
     }

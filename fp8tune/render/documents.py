@@ -29,6 +29,7 @@ CONFIG = field("config", INTS, "the launch config")
 TIME = field("time_us", "number or null", "the time; null unless right and timed")
 REASON = field("reason", "text", "why it is not `ok`, or what was noted; empty otherwise")
 STATUS = field("status", "text", "`ok`, `wrong`, `compile_error`, `out_of_resources` and so on")
+UNIT_SHAPES = field("shapes", "list of text or null", "the sizes of its problems")
 SUBJECT = (KERNEL, ARCH, DEVICE, KIND, SHAPE, ROUTING, LAYOUT)
 DTYPES = (IN_DTYPE, FP8_DTYPE, SCALE_MODE)
 VERSIONS = (field("torch", "text", "torch's version"), field("triton", "text", "Triton's version"))
@@ -247,6 +248,53 @@ DOCUMENTS: Mapping[str, Document] = {
             REASON,
             field("stage", "text", "`screen`, `final`, or `duplicate`: the default under its second name"),
             field("round", "integer", "counted from 0 within a process"),
+        ),
+    ),
+    "worker_event": Document(
+        "worker",
+        "What became of a unit of work or of the worker, on one line; what does not apply is null.",
+        (
+            field(
+                "event",
+                "text",
+                "`started`, `preparing`, `notice`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or "
+                "`ended`",
+            ),
+            field("worker", "text or null", "host, process and the GPU's first digits"),
+            field("unit", "text or null", "the unit's key"),
+            field("sweep", "text or null", "the key of the sweep it is of"),
+            replace(KERNEL, type="text or null"),
+            UNIT_SHAPES,
+            field("reason", "text", "why it failed, went back or ended, or a notice; empty otherwise"),
+            field("attempt", "integer or null", "counted from 1"),
+            field("seconds", "number or null", "that the unit took", "s"),
+            field("trials", "integer or null", "of the unit, stored by this worker"),
+            field("done", "integer or null", "units that this worker did"),
+            field("failed", "integer or null", "units that failed here"),
+            field("running", "integer or null", "units that other workers have"),
+            field("waiting", "integer or null", "units that wait for this device name"),
+            field("left_s", "number or null", "about what these take on one device"),
+        ),
+    ),
+    "queued_unit": Document(
+        "queue",
+        "One unit of work.",
+        (
+            field("sweep", "text", "the key of the sweep it is of"),
+            field("command", "text", "what queued it, without passwords"),
+            replace(DEVICE, meaning="the device name that it is for"),
+            field("unit", "text", "the unit's key"),
+            KERNEL,
+            replace(UNIT_SHAPES, type="list of text"),
+            field("state", "text", "`waiting`, `running`, `done` or `failed`"),
+            field("worker", "text", "who has it or had it last: host, process and the GPU's first digits"),
+            field("attempts", "integer", "how often it was taken, but for those that gave it back in order"),
+            field("since_s", "number or null", "since it was taken; null while it waits"),
+            field("seconds", "number or null", "that it took; null unless done", "s"),
+            field("lease_left_s", "number or null", "until its lease ends; null unless running"),
+            field("reason", "text", "why it failed or came back; empty otherwise"),
+            field("worth", "number", "units of more worth are taken first"),
+            field("expected_s", "number", "about what it takes on one device"),
         ),
     ),
     "winner": Document("show", "The pick of one problem.", WINNER),

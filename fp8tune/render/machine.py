@@ -48,8 +48,12 @@ def print_calibration(calibration: Calibration, output_format: str) -> None:
 
 
 def _value(name: str, value: float) -> str:
+    from fp8tune.choose.calibration import COUNTED
+
     if name.endswith("_sd"):
         return share(value, 2)
+    if name == COUNTED:
+        return f"{value:.0f}"
     return f"{value:,.0f} GB/s" if name.endswith("gb_per_s") else f"{value:.3f} us"
 
 

@@ -1,7 +1,8 @@
-"""One progress display on stderr: two lines that stay within the terminal, or elsewhere a plain line every ten seconds.
+"""One progress display on stderr: lines that stay within the terminal, or elsewhere a plain line every ten seconds.
 
 The first line has the phase, a bar of the time that is done, a count, the time since the beginning and the time left;
-the second what was found so far. They are redrawn beside whatever runs, and wiped off at the end.
+the second what was found so far; where several work there is a line for each. They are redrawn beside whatever runs,
+and wiped off at the end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -55,6 +56,8 @@ class State:
     """What it is about."""
     config: str = ""
     """Shortened from the left where there is no room: what its last axes say is seldom the same for all."""
+    lines: tuple[str, ...] = ()
+    """What each of several does, below the rest; on a terminal alone."""
 
 
 class Display:
@@ -108,10 +111,13 @@ class Display:
         *,
         detail: str = "",
         config: str = "",
+        lines: Sequence[str] = (),
     ) -> None:
         """``left_s`` is None if nobody knows yet. Drawn within a quarter of a second."""
         with self._lock:
-            self._state = State(visible(phase), done, total, visible(detail), visible(config))
+            self._state = State(
+                visible(phase), done, total, visible(detail), visible(config), tuple(map(visible, lines))
+            )
             self._left_s, self._told_s = left_s, self._clock()
             if not self._ticks:
                 self.draw()
@@ -180,12 +186,13 @@ class Display:
         return "" if left_s is None else f"ETA {duration(left_s)}"
 
     def _frame(self) -> Group:
-        """Both lines, within the terminal as it is now, less the margin."""
+        """All lines, within the terminal as it is now, less the margin."""
         with self._lock:
             width = max(10, min(self._console.width - MARGIN, WIDEST))
             first = Constrain(self._bar(), width)
-            second = Text(fitted(self._state.detail, self._state.config, width), no_wrap=True, overflow="ellipsis")
-            group = Group(first, Constrain(second, width)) if second.plain else Group(first)
+            texts = [fitted(self._state.detail, self._state.config, width), *self._state.lines]
+            rest = [Text(text, no_wrap=True, overflow="ellipsis") for text in texts if text]
+            group = Group(first, *(Constrain(text, width) for text in rest))
             lines = self._console.render_lines(group, pad=False)
             self._drawn = (self._console.width, [sum(cell_len(part.text) for part in line) for line in lines])
             return group

@@ -82,6 +82,19 @@ def compact(
 
 
 @contextlib.contextmanager
+def file_of(db: str) -> Iterator[Path]:
+    """The file of a database; of a server's a temporary copy."""
+    if (path := database.path_of(db)) is not None:
+        yield path
+        return
+    with scratch.folder("compact") as folder:
+        copy = folder / "server.db"
+        with Store.open(db, writable=False) as server, Store.open(str(copy), create=True) as made:
+            made.merge(server)
+        yield copy
+
+
+@contextlib.contextmanager
 def _snapshot(path: Path, copy: Path, *, alone: bool) -> Iterator[Path]:
     """A copy of a database; ``alone``: nobody else has it open, or opens it before the end."""
     try:

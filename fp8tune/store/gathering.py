@@ -323,7 +323,7 @@ def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str,
     """The highest rate of a config on these devices that is not above ``most_gb_per_s``, by the mean of its blocks."""
     # not as the type it has, which refuses the 0 it is compared with
     time_us: ColumnElement[float] = type_coerce(Trials.c.time_us, Double())
-    blocks = select(Trials.c.candidate_id, func.avg(time_us).label("mean_us"))
+    blocks = select(Trials.c.candidate_id, func.avg(time_us, type_=Double()).label("mean_us"))
     blocks = blocks.where(Trials.c.status == str(Status.OK), time_us > 0)
     means = blocks.group_by(Trials.c.candidate_id).subquery()
     rate = type_coerce(Candidates.c.bytes_moved, Double()) / means.c.mean_us  # MB/s

@@ -218,7 +218,7 @@ class Layers:
     def _hidden(self) -> tuple[set[_Pool], set[_Pool]]:
         """What of each database is not read; looked at again where one of them has changed."""
         changes = self.own.changes, self.base.changes
-        if None in changes or changes != self._changes:
+        if changes != self._changes:
             self._decided, self._changes = _hidden(self.own.pools(), self.base.pools()), changes
         return self._decided
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from sqlalchemy import Connection, Table
 
-from fp8tune.store import views
+from fp8tune.store import remembered, views
 from fp8tune.store.schema import METADATA, OPTIONAL
 
 _LACKING = "fp8tune: tables that the database lacks"
@@ -19,7 +19,7 @@ _VIEWS = "fp8tune: whether the database is known to have today's views"
 
 def note(connection: Connection, tables: Collection[str]) -> None:
     """Take down what a database of these tables lacks."""
-    connection.info[_LACKING] = tuple(table for table in OPTIONAL if table.name not in tables)
+    remembered.of(connection)[_LACKING] = tuple(table for table in OPTIONAL if table.name not in tables)
 
 
 def is_there(connection: Connection, table: Table) -> bool:
@@ -31,15 +31,15 @@ def make(connection: Connection) -> None:
     """Make what is lacking, within the caller's transaction, which may be rolled back."""
     if lacking := _lacking(connection):
         METADATA.create_all(connection, tables=lacking)
-    if not (connection.info.get(_VIEWS) or views.are_there(connection)):
+    if not (remembered.of(connection).get(_VIEWS) or views.are_there(connection)):
         views.create(connection)
 
 
 def _lacking(connection: Connection) -> tuple[Table, ...]:
-    return cast(tuple[Table, ...], connection.info.get(_LACKING, ()))
+    return cast(tuple[Table, ...], remembered.of(connection).get(_LACKING, ()))
 
 
 def note_made(connection: Connection) -> None:
     """Note that what :func:`make` made is there to stay."""
-    connection.info.pop(_LACKING, None)
-    connection.info[_VIEWS] = True
+    remembered.of(connection).pop(_LACKING, None)
+    remembered.of(connection)[_VIEWS] = True

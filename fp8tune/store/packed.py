@@ -25,6 +25,7 @@ from fp8tune.records import Code, Status
 from fp8tune.store import optional
 from fp8tune.store.columns import pack_samples, unpack_samples
 from fp8tune.store.packing import DAMAGED, Columns, pack, pack_blocks, unpack_blocks
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.schema import Candidates, Codes, PackedTrials, Trials
 
 Ids = tuple[int, int, int, str]
@@ -182,6 +183,8 @@ def pools(connection: Connection, wanted: Select[Any], note: Note, *, check: boo
             pool = Pool(row)
             if check:
                 pool.check()
+        except ServerError:
+            raise
         except DatabaseError as error:
             note(PackedTrials, id, str(error))
             continue
@@ -226,8 +229,9 @@ def unpack(connection: Connection, wanted: Select[Any]) -> int:
     """Make plain rows again of packed ones, whose ids a query selects; within the caller's transaction. How many."""
     number = 0
     for pool in pools(connection, wanted, _say_nothing):
-        # what refers to a missing row can be removed after it was unpacked, until the commit
-        connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
+        if connection.dialect.name == "sqlite":
+            # what refers to a missing row can be removed after it was unpacked, until the commit
+            connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
         for table in TABLES:
             names = list(table.c.keys())
             rows = [dict(zip(names, row, strict=True)) for row in pool.rows(table, names)]

@@ -16,6 +16,7 @@ from sqlalchemy import Column, Connection, Table, bindparam, delete, insert, lit
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Decided, Device, Finalist, KernelVersion, Kind, NamedInts, Pick, Problem
 from fp8tune.store import optional, views
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.schema import (
     Configs,
     Devices,
@@ -77,6 +78,8 @@ def _replace(connection: Connection, table: Table, wanted: Sequence[dict[str, An
     key = [column.name for column in table.primary_key]
     try:
         found = connection.execute(select(table)).mappings().all()
+    except ServerError:
+        raise
     except DatabaseError:  # one that cannot be read
         connection.execute(delete(table))
         found = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from statistics import median
@@ -33,7 +33,7 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, optional, references, unreadable
+from fp8tune.store import database, optional, references, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL
 from fp8tune.store.references import Ended
@@ -58,6 +58,8 @@ from fp8tune.store.schema import (
 from fp8tune.store.unreadable import ById, MissingRowError, packed_pools, readable, stream
 from fp8tune.store.writing import Writer
 
+Found = TypeVar("Found")
+
 
 class Connected:
     """One open connection."""
@@ -66,18 +68,17 @@ class Connected:
         self._connection = connection
         self._writable = writable
         self._writer = Writer(connection)
+        self._fence: Callable[[Connection], None] | None = None
+        """Asked at the beginning of each write; raises where nothing may be stored."""
 
     def close(self) -> None:
         """Close; SQLite is left as one plain file where no other process has it open."""
         database.close(self._connection, wrote=self._writable)
 
     @property
-    def changes(self) -> int | None:
-        """A number that another process's commit changes; None where the database counts none."""
-        if self._connection.dialect.name != "sqlite":
-            return None
-        with self._transaction():
-            return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+    def changes(self) -> Hashable:
+        """What another process's commit changes."""
+        return self._whole(lambda: database.moment(self._connection))
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
@@ -87,6 +88,8 @@ class Connected:
             with database.transaction(self._connection, write=write):
                 if write:
                     optional.make(self._connection)
+                    if self._fence is not None:
+                        self._fence(self._connection)
                 yield
             if write:
                 optional.note_made(self._connection)
@@ -94,13 +97,16 @@ class Connected:
             self._writer.forget()
             raise
 
+    def _whole(self, work: Callable[[], Found], *, write: bool = False) -> Found:
+        """What ``work`` returns within a transaction of its own, which may be done several times."""
+        return retrying.whole(self._connection, lambda: self._transaction(write=write), work, write=write)
+
 
 Samples = tuple[float, ...]
 """Times in us."""
 
 Of = TypeVar("Of", bound=Connected)
 Given = ParamSpec("Given")
-Found = TypeVar("Found")
 _Method = Callable[Concatenate[Of, Given], Found]
 
 
@@ -117,8 +123,9 @@ def writes(method: _Method[Of, Given, Found]) -> _Method[Of, Given, Found]:
 def _within_transaction(method: _Method[Of, Given, Found], *, write: bool) -> _Method[Of, Given, Found]:
     @functools.wraps(method)
     def within(self: Of, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        with self._transaction(write=write):
-            return method(self, *args, **kwargs)
+        given: Any = [retrying.repeatable(each) for each in args]
+        named: Any = {name: retrying.repeatable(each) for name, each in kwargs.items()}
+        return self._whole(lambda: method(self, *given, **named), write=write)
 
     return within
 
@@ -233,6 +240,24 @@ class Reading(Connected):
         )
         rows = readable(self._connection, query.order_by(Calibrations.c.created_at, Calibrations.c.value))
         return {row.name: row.value for row in rows}
+
+    @reads
+    def calibrations(self, of: Device | None = None) -> dict[Device, dict[str, float]]:
+        """Device -> the newest of its values by name, the device measured last at the end; of one name or of all."""
+        query = (
+            select(Calibrations.c.device_id, Calibrations.c.name, Calibrations.c.value)
+            .join(Devices, Devices.c.id == Calibrations.c.device_id)
+            .order_by(Calibrations.c.created_at, Calibrations.c.value)
+        )
+        if of is not None:
+            query = query.where(Devices.c.arch == of.arch, Devices.c.name == of.name)
+        devices = dict(_records(self._connection, Devices, Device))
+        found: dict[Device, dict[str, float]] = {}
+        for row in readable(self._connection, query):
+            if row.device_id in devices:
+                device = devices[row.device_id]
+                found[device] = {**found.pop(device, {}), row.name: row.value}
+        return found
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Every trial with all that is kept of it, samples included, in the order stored; packed ones last."""

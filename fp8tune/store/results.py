@@ -5,10 +5,11 @@ A trial is committed as soon as it is added, and never stored twice: candidate, 
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,8 +32,22 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.store import database, migrations, optional, packed, picks, process_times, unreadable
+from fp8tune.redaction import redacted
+from fp8tune.store import (
+    database,
+    exclusions,
+    migrations,
+    optional,
+    packed,
+    picks,
+    process_times,
+    retrying,
+    units,
+    unreadable,
+)
+from fp8tune.store.exclusions import Exclusion
 from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
     Calibrations,
@@ -48,12 +63,14 @@ from fp8tune.store.schema import (
     Sweeps,
     Trials,
 )
+from fp8tune.store.units import Lease, Queue, QueuedSweep, Unit, UnitState
 from fp8tune.store.unreadable import RowName
 from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Name of the copy behind :mod:`fp8tune.ceiling`: device to device, read plus written."""
 
+_MANY = 10_000  # rows that change how a server best answers
 _YIELD = 1000  # rows read at a time where a whole table is streamed
 
 
@@ -108,24 +125,8 @@ class Store(Reading):
         ``create`` makes a missing database; ``writable=False`` needs no write permission. An older schema is migrated,
         for reading in a temporary copy. Raises DatabaseError if it cannot be used.
         """
-        connection, label = database.connect(url, create=create, writable=writable), database.label(url)
-        wrote = False
-        try:
-            with database.transaction(connection, write=create and writable):
-                is_older = _is_older(connection, label, create=create and writable)
-            if writable:
-                database.begin_writing(connection)
-                wrote = True
-            elif is_older:
-                connection = database.private_copy(connection, label)
-            if is_older:
-                with database.transaction(connection, write=True):
-                    migrations.migrate(connection)
-                optional.note_made(connection)
-        except BaseException:
-            database.close(connection, wrote=wrote)
-            raise
-        return cls(connection, writable=writable)
+        label = database.label(url)
+        return cls(retrying.reached(label, lambda: _opened(url, label, create, writable)), writable=writable)
 
     def __enter__(self) -> Self:
         return self
@@ -238,9 +239,15 @@ class Store(Reading):
 
     def merge(self, other: Store) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (rows added, rows already there)."""
-        with other._transaction(), self._transaction(write=True):
+
+        def merged() -> tuple[int, int]:
             added, given = self._writer.merge(other._stream)
+            if added >= _MANY:
+                database.note_many_new_rows(self._connection)
             return added, given - added
+
+        with other._transaction():
+            return self._whole(merged, write=True)
 
     # Records out, beside those of Reading
 
@@ -326,6 +333,110 @@ class Store(Reading):
         """The picks and finalists that were kept, stale or not. Raises DatabaseError where they cannot be read."""
         return picks.kept(self._connection)
 
+    # GPUs that are not relied on, see fp8tune.store.exclusions
+
+    @writes
+    def exclude(self, device: Device, worker: str, reason: str) -> None:
+        """Note that a GPU is not relied on, which worker found that, and why."""
+        exclusions.exclude(self._connection, device, visible(worker), visible(redacted(reason)))
+
+    @writes
+    def readmit(self, device: Device) -> None:
+        """Forget what was noted of a GPU: it is well now."""
+        exclusions.readmit(self._connection, device)
+
+    @reads
+    def exclusions(self) -> list[Exclusion]:
+        """GPUs that are not relied on, the oldest note first."""
+        return exclusions.exclusions(self._connection)
+
+    # Units of work, see fp8tune.store.units
+
+    @writes
+    def add_units(self, sweep: QueuedSweep, added: Sequence[Unit]) -> int:
+        """Queue a sweep and its units in one commit; what is there already stays. Returns how many units are new."""
+        return units.add(self._connection, sweep, added)
+
+    @writes
+    def take_unit(
+        self,
+        device: str,
+        worker: str,
+        *,
+        last_kernel: str = "",
+        without: Collection[str] = (),
+        lease_s: float = units.LEASE_S,
+    ) -> Lease | None:
+        """The next unit for a device name, which nobody else gets; None where none is waiting.
+
+        ``worker``: who takes it, as ``fp8tune queue`` shows it. ``last_kernel``: what its last unit was of, which goes
+        first among units of one worth. ``without``: keys of sweeps that it cannot do. ``lease_s``: seconds after which
+        the unit comes back unless the lease is renewed.
+        """
+        return units.take(self._connection, device, worker, last_kernel=last_kernel, without=without, lease_s=lease_s)
+
+    @writes
+    def renew_lease(self, lease: Lease) -> None:
+        """The heartbeat of who has a unit. Raises LeaseLostError where it was given to another."""
+        units.renew(self._connection, lease)
+
+    @writes
+    def finish_unit(self, lease: Lease) -> None:
+        """Note that a unit is done. Raises LeaseLostError."""
+        units.finish(self._connection, lease)
+
+    @writes
+    def fail_unit(self, lease: Lease, reason: str) -> UnitState:
+        """Note that a unit could not be done: it waits for another try, or failed for good. Raises LeaseLostError."""
+        return units.fail(self._connection, lease, visible(redacted(reason)))
+
+    @writes
+    def give_back_unit(self, lease: Lease, reason: str) -> None:
+        """Give a unit back as it was taken: the attempt does not count. Raises LeaseLostError."""
+        units.give_back(self._connection, lease, visible(redacted(reason)))
+
+    @writes
+    def return_units_of(self, worker: str, reason: str, *, counts: bool = True) -> int:
+        """Give back what a worker has that is known to be gone: at once, and not when its lease ends.
+
+        ``counts``: whether its attempt does. Returns how many units there were.
+        """
+        return units.return_of(self._connection, worker, visible(redacted(reason)), counts=counts)
+
+    @writes
+    def return_expired_units(self) -> int:
+        """Give back units whose leases have ended, as taking does. Returns how many there were."""
+        return units.return_expired(self._connection)
+
+    @writes
+    def retry_failed_units(self) -> int:
+        """Have units that failed wait again. Returns how many there were."""
+        return units.retry_failed(self._connection)
+
+    @writes
+    def forget_units(self, sweep_key: str | None = None) -> int:
+        """Remove a queued sweep and its units, or all; measured rows stay. Returns how many units went."""
+        return units.forget(self._connection, sweep_key)
+
+    @reads
+    def count_units(self, device: str | None = None, *, without: Collection[str] = ()) -> Counter[UnitState]:
+        """How many units of a device name are in which state, but for those of some sweeps; None means any."""
+        return units.counts(self._connection, device, without)
+
+    @reads
+    def queue(self, sweep_keys: Collection[str] | None = None) -> Queue:
+        """Queued sweeps and their units as they are; None means all."""
+        return units.queue(self._connection, sweep_keys)
+
+    @contextlib.contextmanager
+    def fenced(self, lease: Lease) -> Iterator[None]:
+        """Within this, every write raises LeaseLostError once the unit is no longer the lease's, and stores nothing."""
+        self._fence = lambda connection: units.check(connection, lease)
+        try:
+            yield
+        finally:
+            self._fence = None
+
     # Health
 
     @property
@@ -364,6 +475,8 @@ class Store(Reading):
                 for pool in packed.pools(self._connection, select(PackedTrials.c.id), _refuse):
                     for found in pool.rows(table, names):
                         yield dict(zip(names, found, strict=True))
+        except ServerError:
+            raise
         except DatabaseError:
             if row_and_reason := unreadable.first(self._connection, table):
                 raise DatabaseError(
@@ -375,6 +488,28 @@ class Store(Reading):
 def _refuse(table: Table, id: int, reason: str) -> None:
     """Raise DatabaseError for a row that cannot be read."""
     raise DatabaseError(reason)
+
+
+def _opened(url: str, label: str, create: bool, writable: bool) -> Connection:
+    """A connection to a database of today's schema. Raises DatabaseError."""
+    connection = database.connect(url, create=create, writable=writable)
+    wrote = False
+    try:
+        with database.transaction(connection, write=create and writable):
+            is_older = _is_older(connection, label, create=create and writable)
+        if writable:
+            database.begin_writing(connection)
+            wrote = True
+        elif is_older:
+            connection = database.private_copy(connection, label)
+        if is_older:
+            with database.transaction(connection, write=True):
+                migrations.migrate(connection)
+            optional.note_made(connection)
+    except BaseException:
+        database.close(connection, wrote=wrote)
+        raise
+    return connection
 
 
 def _is_older(connection: Connection, label: str, *, create: bool) -> bool:

@@ -355,5 +355,56 @@ Picks = _decided(
 Finalists = _decided("finalists", Finalist, time_us=Duration)
 """:class:`fp8tune.records.Finalist`, likewise."""
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists)
+QueuedSweeps = Table(
+    "queued_sweeps",
+    METADATA,
+    Column("key", Text("sweep key", WORD), primary_key=True),
+    _column("device", _line("device name")),
+    _column("document", DocumentText),
+    _column("command", CommandLine),
+    _column("created_at", Finite),
+)
+"""A sweep whose work is shared out: its options and shapes as JSON, and the device name that it is for."""
+
+UNIT_STATES = ("waiting", "running", "done", "failed")
+"""The states of a unit."""
+
+Units = Table(
+    "units",
+    METADATA,
+    Column("key", Text("unit key", WORD), primary_key=True),
+    Column("sweep_key", Text("sweep key", WORD), ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
+    _column("position", Count),
+    _column("kernel", Text("kernel name", KERNEL)),
+    _column("source_hash", Text("source hash", WORD)),
+    _column("problems", DocumentText),
+    _column("worth", Finite),
+    _column("expected_s", Finite),
+    _column("state", Text("state", re.compile("|".join(UNIT_STATES)))),
+    _column("attempts", Count),
+    _column("worker", _line("worker")),
+    _column("token", Text("lease token", WORD)),
+    Column("taken_at", Finite),
+    Column("expires_at", Finite),
+    Column("ended_at", Finite),
+    _column("reason", String),
+    Index("units_to_take", "state", "sweep_key"),
+)
+"""Problems of one kernel that one worker does, and the lease of who does them: see :mod:`fp8tune.store.units`.
+
+Moments are seconds since the epoch by the server's clock; in a file, by the host's.
+"""
+
+Exclusions = Table(
+    "exclusions",
+    METADATA,
+    Column("device", _line("device name"), primary_key=True),
+    Column("uuid_hash", Text("UUID hash", WORD), primary_key=True),
+    _column("worker", _line("worker")),
+    _column("reason", _line("reason")),
+    _column("excluded_at", Finite),
+)
+"""A GPU that takes no units and why, until it is found to be well: see :mod:`fp8tune.store.exclusions`."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units, Exclusions)
 """Tables that a database may lack: see :mod:`fp8tune.store.optional`."""

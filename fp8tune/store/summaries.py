@@ -18,6 +18,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.store import unreadable
 from fp8tune.store.packed import Pool
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import STAGES, Trials
 
@@ -62,6 +63,8 @@ def summaries(connection: Connection, candidates: Select[Any]) -> Iterator[tuple
     try:
         for last, summary in _summaries(connection, query):
             yield last, summary
+    except ServerError:
+        raise
     except DatabaseError:  # a text that the driver cannot read, if no worse damage
         with unreadable.any_text(connection):
             yield from _summaries(connection, query if last is None else query.where(Trials.c.candidate_id > last))

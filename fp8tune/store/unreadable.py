@@ -34,9 +34,10 @@ from sqlalchemy.types import NullType, TypeDecorator
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Status
-from fp8tune.store import optional, packed
+from fp8tune.store import optional, packed, remembered
 from fp8tune.store.columns import LONGEST_US
 from fp8tune.store.packed import Note, Pool
+from fp8tune.store.postgresql import ServerError
 from fp8tune.store.schema import METADATA, STAGES, PackedTrials, Trials
 
 NAMED_AT_ONCE = 10  # rows that are named one by one
@@ -56,7 +57,7 @@ RowName = tuple[str, int]
 
 def leave_out(connection: Connection, table: Table, id: int, reason: str) -> None:
     """Note an unreadable row for this connection, and say so once on stderr (through :mod:`logging`)."""
-    noted: set[RowName] = connection.info.setdefault("unreadable", set())
+    noted: set[RowName] = remembered.of(connection).setdefault("unreadable", set())
     if (table.name, id) in noted:
         return
     noted.add((table.name, id))
@@ -89,6 +90,8 @@ def readable(connection: Connection, query: Select[Any]) -> Sequence[Any]:
     """The rows of a query of table columns; those that cannot be read are noted and left out."""
     try:
         return connection.execute(query).all()
+    except ServerError:
+        raise
     except DatabaseError:
         return list(one_by_one(connection, query))
 
@@ -120,6 +123,8 @@ def stream(connection: Connection, query: Select[Any], by: Column[Any], note: No
         for row in connection.execute(query, execution_options={"yield_per": _CHUNK}):
             last = getattr(row, by.name)
             yield row
+    except ServerError:
+        raise
     except DatabaseError:
         rest = query if last is None else query.where(by > last)
         yield from one_by_one(connection, rest, note)

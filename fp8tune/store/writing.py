@@ -230,11 +230,11 @@ class Writer:
         return ours is not None and _text(declared.values()) > _text(ours)
 
     def _statement(self, table: Table) -> Insert:
-        return _insert_ignoring(table, self._connection.dialect.name)
+        return insert_ignoring(table, self._connection.dialect.name)
 
 
 @functools.cache
-def _insert_ignoring(table: Table, dialect: str) -> Insert:
+def insert_ignoring(table: Table, dialect: str) -> Insert:
     """Insert, silently leaving out what is there already."""
     if dialect == "sqlite":
         return sqlite.insert(table).on_conflict_do_nothing()

@@ -92,7 +92,7 @@ class FinalsStarted:
     trials: int
     protocol: MeasuringPlan
     is_calibrated: bool
-    """Whether the protocol's numbers come from this device's calibration, not from the defaults."""
+    """Whether the protocol's numbers come from a calibration of this device or its mates, not from the defaults."""
     decision: int = 1
     """The how manieth judgement these processes are for."""
     decisions: int = 1

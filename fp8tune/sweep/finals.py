@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
+from fp8tune.choose.calibration import floor_us, is_calibrated, known_of, measuring_plan_of
 from fp8tune.choose.decision import Decision, FinalsTimes, MeasuringPlan, decide_finals, needs_more, settled_after
 from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
@@ -48,7 +48,8 @@ class Finals:
 
     def __post_init__(self) -> None:
         self._turn_s = 0.0
-        self._measured = self.store.calibration(self.plan.backend.device)
+        device = self.plan.backend.device
+        self._measured = known_of(device, self.store.calibrations(device)).values
         self._numbers = measuring_plan_of(self._measured)
         self._uid = self.store.sweep_uid(self.sweep_id)
 
@@ -111,7 +112,7 @@ class Finals:
     # Who is timed
 
     def _chosen(self, of: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> ProblemFinals:
-        always = [config for config in (of.version.default, of.incumbent) if config is not None]
+        always = [config for config in (of.version.default, of.incumbent, *of.rivals) if config is not None]
         failed = [] if self.plan.options.retry_failed else self._failed(of)
         configs = [c for c in finalists(times_us, of.version.axes, always, self._numbers) if c not in failed]
         arms = [of.arm(config) for config in configs]

@@ -163,7 +163,7 @@ class _Screen:
         """All rounds of the problem, with what is stored already in its place."""
         for number in range(ROUNDS if self.sweep.backend.times else 1):
             # what the committed table holds stays in: no single block puts it out
-            committed = {self.plan.incumbent, self.plan.fallback}
+            committed = {self.plan.incumbent, self.plan.fallback, *self.plan.rivals}
             configs = self._permuted(_contenders(self.plan.configs, self.times_us, committed), number)
             if number and configs:
                 yield Added(len(configs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -43,6 +44,15 @@ LISTS = (
     ),
 )
 """Names that options of every command take; this command's help lists them."""
+
+
+class On(enum.StrEnum):
+    """Where a sweep's work is done, if not by this process."""
+
+    QUEUE = "queue"
+    """By workers that are started by hand, by a shell or by a job array."""
+    RAY = "ray"
+    """By workers on a Ray cluster, one a GPU."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,15 @@ class Options:
     static: Annotated[
         bool, Option("--static", "Compile only, also where --arch is this machine's.", group=Group.WHERE)
     ] = False
+    on: Annotated[
+        On | None,
+        Option(
+            "--on",
+            "queue: leave it to fp8tune worker. ray: every GPU of this machine, or of the cluster at RAY_ADDRESS.",
+            "this process, one GPU",
+            group=Group.WHERE,
+        ),
+    ] = None
     scale_mode: ScaleMode = None
     in_dtype: InDtype = None
     seed: Seed = 0

@@ -59,6 +59,8 @@ class ProblemPlan:
     """What the committed table holds for the problem: always among the finalists."""
     fallback: NamedInts | None = None
     """What it holds for any other shape of the kernel: timed in every round, for its place hangs on every problem."""
+    rivals: tuple[NamedInts, ...] = ()
+    """What other GPUs of the same name picked: always among the finalists."""
 
     @classmethod
     def of(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
     from fp8tune_kernels.gemm.grouped_rows import multiply_rows
+    from fp8tune_kernels.gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
     from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
     from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
     from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
     from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
+    from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
+    from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
     from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
     from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
     from fp8tune_kernels.quantize.transposed_codes import transpose_codes
     from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
 
 __all__ = [
+    "ComposedActivationWarning",
     "QuantizedWeights",
     "contract_rows",
     "fp8_grouped_mm",
+    "fp8_moe_mlp",
     "multiply_rows",
     "mxfp8_grouped_mm",
     "quantize_colwise",
@@ -49,6 +54,8 @@ __all__ = [
     "quantize_rowwise_2d",
     "quantize_rowwise_colwise",
     "quantize_rowwise_factored",
+    "quantize_swiglu_gradient",
+    "quantize_swiglu_rowwise",
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
@@ -58,8 +65,10 @@ __all__ = [
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    "ComposedActivationWarning": "gemm.moe_mlp",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
+    "fp8_moe_mlp": "gemm.moe_mlp",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
     "QuantizedWeights": "gemm.quantized_weights",

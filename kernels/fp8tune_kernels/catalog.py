@@ -34,10 +34,13 @@ QUANTIZERS = tuple(_SPAN_OF)
 TRANSPOSERS = ("transposed-codes", "transposed-codes-3d")
 """What copies codes of these to where another GEMM reads them."""
 
+GATED = ("swiglu-rowwise", "swiglu-gradient")
+"""What quantizes the gated activation of an expert MLP and its gradient, which they do not write."""
+
 GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GEMMS)
+KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
 
 PASSES = ("grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient")
@@ -53,12 +56,15 @@ METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, ou
 PRECISIONS = ("fp8", "auto", "auto, weights once")
 """The names of the precisions of a pass (:mod:`fp8tune_kernels.gemm.methods`)."""
 
+RECIPES = ("default", "folded")
+"""The names of the recipes of ``fp8_grouped_mm`` (:mod:`fp8tune_kernels.gemm.folded_mm`)."""
+
 SPANS = {kernel: span for kernel, span in _SPAN_OF.items() if span}
 
 
 def module_name(kernel: str) -> str:
     """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
-    folder = "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS) else "gemm"
+    folder = "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS, *GATED) else "gemm"
     return f"fp8tune_kernels.{folder}.{kernel.replace('-', '_')}"
 
 

@@ -173,14 +173,3 @@ def test_padding_refuses_them_too(ends: tuple[int, ...]) -> None:
         pad(x, offs)
     with pytest.raises(ValueError, match="offs ends group 1"):
         unpad(torch.randn(128, 64), offs, 96)
-
-
-@each_operation
-def test_it_is_called_as_torch_s_own_is(multiply: Callable[..., Any]) -> None:
-    A, weights, offs = layer()
-    wanted = multiply(A, weights.mT, offs)
-    assert torch.equal(multiply(A, weights.mT, offs=offs, bias=None, out_dtype=None), wanted)
-    with pytest.raises(ValueError, match=r"^bias is a tensor, wanted None: "):
-        multiply(A, weights.mT, offs, bias=torch.zeros(3, 32))
-    with pytest.raises(ValueError, match=r"^out_dtype is torch.float32, wanted torch.bfloat16"):
-        multiply(A, weights.mT, offs, out_dtype=torch.float32)

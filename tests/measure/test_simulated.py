@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fp8tune.errors import UsageError
-from fp8tune.measure.arms import Place, Work
+from fp8tune.measure.arms import KernelArm, Place, Work
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.simulated import Noise, SimulatedClock, log_slowdown, near_share
+from fp8tune.records import NamedInts, Problem, Status
 from fp8tune.stats import block_value
 
 STILL = Noise(
@@ -69,7 +70,36 @@ def test_another_noise_is_the_same_gpu_on_another_day():
     assert names == {"simulated:7"}
 
 
-@pytest.mark.parametrize("text", ["simulated:", "simulated:x", "simulated:1.", "simulated:1.2.3", "simulated:.1"])
+def test_gpus_of_one_seed_are_mates_that_a_number_tells_apart():
+    alone, one, other, slow = (
+        SimulatedBackend(f"simulated:7{rest}") for rest in ("", ",gpu=1", ",gpu=2", ",gpu=3,slower=0.05")
+    )
+    assert len({each.device.uuid_hash for each in (alone, one, other, slow)}) == 4
+    assert {each.device.name for each in (alone, one, other, slow)} == {"simulated:7"}
+    of = asked()
+    assert alone.clock.block(*of) == one.clock.block(*of) == other.clock.block(*of)
+    assert block_us(slow.clock, of) == pytest.approx(1.05 * block_us(one.clock, of), rel=0.001)  # whole ticks
+    assert slow.copy_gb_per_s() == pytest.approx(one.copy_gb_per_s() / 1.05, rel=0.005)
+    assert one.copy_gb_per_s() == one.copy_gb_per_s() != other.copy_gb_per_s()
+
+
+def test_a_gpu_may_be_wrong_in_a_share_of_the_configs():
+    problem = Problem("colwise", NamedInts(M=1024, K=512), "balanced")
+    arms = [KernelArm("colwise", problem, NamedInts(BLOCK_SIZE=size)) for size in range(400)]
+    wrong = SimulatedBackend("simulated:7,gpu=1,wrong=0.25")
+    statuses = [wrong.block(arm, Place()).status for arm in arms]
+    assert statuses == [wrong.block(arm, Place()).status for arm in arms]
+    assert 0.15 < statuses.count(Status.WRONG) / len(arms) < 0.35
+    assert {SimulatedBackend("simulated:7,gpu=1").block(arm, Place()).status for arm in arms[:50]} == {Status.OK}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("simulated:", "simulated:x", "simulated:1.", "simulated:1.2.3", "simulated:.1"),
+        *("simulated:1,", "simulated:1,gpu=", "simulated:1,gpu=a", "simulated:1,slower=x", "simulated:1,slower=-1"),
+    ],
+)
 def test_a_clock_nobody_knows_is_refused(text):
     with pytest.raises(UsageError, match="unknown timer"):
         SimulatedBackend(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
@@ -22,9 +21,12 @@ NEWER_DRIVER = replace(H100, driver="590.1")
 NEWER_KERNEL = replace(KERNEL, source_hash="bbbb")
 
 
+SEEDS = [("sqlite", seed) for seed in range(20)] + [("postgresql", seed) for seed in range(3)]
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+def store(each_database: str) -> Store:
+    with Store.open(each_database, create=True) as opened:
         yield opened
 
 
@@ -47,7 +49,7 @@ def fill(store: Store, seed: int) -> None:
     store.add(sweep, row(None, kind=Kind.STATIC, of=problem(K=1024)))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])
 def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> None:
     fill(store, seed)
     everything, some = store.evidence(), store.evidence(keep=ranking.competing)
@@ -77,7 +79,7 @@ def fill_finals(store: Store, seed: int) -> None:
                 store.add(sweep, replace(failed, stage="final", process="final 03"))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])
 def test_what_did_not_reach_the_finals_makes_no_difference_to_a_pick(store: Store, seed: int) -> None:
     fill(store, seed)
     fill_finals(store, seed)

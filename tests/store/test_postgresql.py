@@ -3,94 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from processes import together
+from servers import Server
 
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database
+from fp8tune.store import database, postgresql
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
 from fp8tune.sweep.picks import are_current, refresh_picks
 
-INITDB = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default="")
-
-pytestmark = [
-    pytest.mark.skipif(not INITDB, reason="needs a PostgreSQL server: apt-get install postgresql"),
-    pytest.mark.skipif(importlib.util.find_spec("psycopg") is None, reason="needs psycopg"),
-]
-
-NOBODY = 65534
-
-
-def as_owner(command: list[str]) -> None:
-    """The server refuses to run as root."""
-    owner = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **owner)  # type: ignore[call-overload]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The URL of a server of this module's own, on loopback, that asks me for a password and trusts nobody else."""
-    folder = Path(tempfile.mkdtemp(prefix="fp8tune-postgresql-"))
-    if os.geteuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    secret = folder / "password"
-    secret.write_text("se cret/ü")
-    secret.chmod(0o644)
-    control = str(Path(INITDB).resolve().with_name("pg_ctl"))
-    data, options = str(folder / "data"), f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
-    as_owner([INITDB, "-D", data, "-U", "me", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--no-sync"])
-    as_owner([control, "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start"])
-    try:
-        yield f"postgresql://me:se%20cret%2F%C3%BC@127.0.0.1:{port}"
-    finally:
-        as_owner([control, "-D", data, "-m", "immediate", "stop"])
-        shutil.rmtree(folder)
-
 
 @pytest.fixture
-def url(server: str, request: pytest.FixtureRequest) -> str:
+def url(postgresql_url: str) -> str:
     """An empty database."""
-    import psycopg
-
-    name = f"t{time.monotonic_ns()}"
-    with contextlib.closing(psycopg.connect(f"{server}/postgres", autocommit=True)) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-    return f"{server}/{name}"
-
-
-def together(number: int, work: Callable[[int], None]) -> list[int]:
-    """Run in processes beside each other; their exit codes."""
-    children = []
-    for index in range(number):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                work(index)
-                code = 0
-            except DatabaseError as error:
-                os.write(2, f"{error}\n".encode())
-                code = 2
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return postgresql_url
 
 
 def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None:
@@ -176,9 +110,9 @@ def test_doctor_finds_nothing_wrong(url: str) -> None:
     assert "cret" not in finding.what
 
 
-def test_what_cannot_be_opened_is_one_line_without_the_password(server: str, url: str) -> None:
+def test_what_cannot_be_opened_is_one_line_without_the_password(postgresql: Server, url: str) -> None:
     cases = {
-        f"{server}/missing": "is not there: make the database with createdb",
+        f"{postgresql.root_url}/missing": "is not there: make the database with createdb",
         url: "is empty: run fp8tune sweep",
         url.replace("cret", "kret"): "refused the login",
         url.replace("127.0.0.1", "127.0.0.1:1/x?y="): "is no database URL|cannot be",
@@ -202,29 +136,13 @@ def test_a_foreign_database_is_refused(url: str) -> None:
             Store.open(url, create=writable, writable=writable)
 
 
-def test_a_lost_connection_is_one_line_and_what_was_stored_is_kept(url: str) -> None:
-    import psycopg
-
-    with Store.open(url, create=True) as store:
-        sweep = begin(store)
-        store.add(sweep, row())
-        with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='fp8tune'"
-            )
-        with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
-            store.add(sweep, row(process="w2"))
-    with Store.open(url) as store:
-        assert [found.process for found in store.rows()] == ["w1"]
-
-
 def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str) -> None:
     import psycopg
 
     Store.open(url, create=True).close()
     impatient = database.connect(url, create=False, writable=True, patience_s=0.05)
     with Store(impatient, writable=True) as store, contextlib.closing(psycopg.connect(url)) as other:
-        other.execute(f"SELECT pg_advisory_xact_lock({database._WRITERS_LOCK})")
+        other.execute(f"SELECT pg_advisory_xact_lock({postgresql.WRITERS_LOCK})")
         with pytest.raises(DatabaseError, match="is locked by another process"):
             begin(store)
         with Store.open(url, writable=False) as reader:

@@ -20,8 +20,8 @@ OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+def store(each_database: str) -> Iterator[Store]:
+    with Store.open(each_database, create=True) as opened:
         yield opened
 
 

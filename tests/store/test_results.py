@@ -22,8 +22,8 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def store(path):
-    with Store.open(str(path), create=True) as opened:
+def store(each_database):
+    with Store.open(each_database, create=True) as opened:
         yield opened
 
 
@@ -248,7 +248,7 @@ def _add_for_ever(path: str) -> None:
             store.add(sweep, row(100.0, round=round_, process=str(os.getpid())))
 
 
-def test_killed_writers_lose_nothing_and_double_nothing(path):
+def test_killed_writers_lose_nothing_and_double_nothing(path):  # of a server: test_lost_connections.py
     context = multiprocessing.get_context("spawn")
     generator, seen = random.Random(0), 0
     for _ in range(3):

@@ -50,6 +50,12 @@ class GpuBackend(ProcessBackend):
         yield from self._compute_ceilings(arms)
         yield from super().screen(arms, places, is_over)
 
+    def copy_gb_per_s(self) -> float:
+        """Of a fresh process, which is gone afterwards: its context would disturb the clock."""
+        found = copied(self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s))
+        self._end_runners()
+        return found
+
     def _compute_ceilings(self, arms: Sequence[KernelArm]) -> Iterator[ComputeCeiling]:
         """Once for each dtype of kernels that declare their operations; none where there is no GEMM of the dtype."""
         dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")

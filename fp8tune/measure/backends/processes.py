@@ -107,6 +107,9 @@ class ProcessBackend:
         self._end_runners()  # what they hold of the device's memory, and their context, would disturb the clock
         return ProcessWorker(self._torch_device, tree, self.trial_timeout_s)
 
+    def copy_gb_per_s(self) -> float | None:  # noqa: D102
+        return None
+
     def close(self) -> None:  # noqa: D102
         self._end_runners()
         if self._compilers is not None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.engine import Screened, never
 from fp8tune.measure.trees import Tree
-from fp8tune.records import Kind, Outcome, Status
+from fp8tune.records import Device, Kind, Outcome, Status
 
 if TYPE_CHECKING:
     from fp8tune.measure.simulated import SimulatedClock
@@ -23,21 +23,56 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OK = Outcome(Status.OK)
-NAME = re.compile(r"simulated:([0-9]{1,18})(?:\.([0-9]{1,18}))?")
+WRONG = "a wrong byte, as this simulated GPU makes them"
+_NUMBER, _SHARE = "[0-9]{1,18}", r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+NAME = re.compile(
+    rf"simulated:(?P<seed>{_NUMBER})(?:\.(?P<noise>{_NUMBER}))?"
+    rf"(?:,gpu=(?P<gpu>{_NUMBER}))?(?:,slower=(?P<slower>{_SHARE}))?(?:,wrong=(?P<wrong>{_SHARE}))?"
+)
+
+
+@dataclass(frozen=True)
+class SimulatedName:
+    """``simulated:SEED[.NOISE][,gpu=NUMBER][,slower=SHARE][,wrong=SHARE]``.
+
+    The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed are of one name;
+    ``gpu`` tells them apart. One is slower by a share in all that it does, or wrong in a share of the configs.
+    """
+
+    seed: int
+    noise: int = 0
+    gpu: int | None = None
+    slower: float = 0.0
+    wrong: float = 0.0
+
+    @classmethod
+    def parse(cls, timer: str) -> Self:
+        """Raises UsageError for a text of another form."""
+        if (found := NAME.fullmatch(timer)) is None:
+            raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+        gpu = None if found["gpu"] is None else int(found["gpu"])
+        noise, slower, wrong = int(found["noise"] or 0), float(found["slower"] or 0), float(found["wrong"] or 0)
+        return cls(int(found["seed"]), noise, gpu, slower, wrong)
+
+    @property
+    def device(self) -> Device:
+        """Its noise is no part of it, nor is what is wrong with it."""
+        name = f"simulated:{self.seed}"
+        uuid_hash = "" if self.gpu is None else device.hash_uuid(f"{name} gpu {self.gpu}")
+        return replace(device.simulated_device(), name=name, uuid_hash=uuid_hash)
 
 
 class SimulatedBackend:
-    """``simulated:SEED``, or ``simulated:SEED.NOISE``: the same GPU on another day. It is its own worker."""
+    """A GPU by the name of its timer: :class:`SimulatedName`. It is its own worker."""
 
     kind = Kind.SIMULATED
     times = True
 
     def __init__(self, timer: str) -> None:
         """Raises UsageError for a text of another form."""
-        if NAME.fullmatch(timer) is None:
-            raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+        self.name = SimulatedName.parse(timer)
         self.timer = timer
-        self.device = replace(device.simulated_device(), name=timer.partition(".")[0])  # the noise is no part of it
+        self.device = self.name.device
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
@@ -45,11 +80,13 @@ class SimulatedBackend:
         """What draws the times; it imports numpy."""
         from fp8tune.measure.simulated import SimulatedClock
 
-        seed, _, noise_seed = self.timer.partition(":")[2].partition(".")
-        return SimulatedClock(int(seed), noise_seed=int(noise_seed or 0))
+        return SimulatedClock(self.name.seed, noise_seed=self.name.noise, level=1 + self.name.slower)
 
-    def worker(self, tree: Tree | None = None) -> SimulatedBackend:
+    def copy_gb_per_s(self) -> float:
         """See :class:`fp8tune.measure.engine.Backend`, as of all that follows."""
+        return self.clock.copy_gb_per_s(self.device.uuid_hash)
+
+    def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
         return self
 
     def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
@@ -69,9 +106,15 @@ class SimulatedBackend:
         """See :class:`fp8tune.measure.engine.Worker`, as of all that follows."""
         return OK
 
-    launch = check = build
+    launch = build
+
+    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
+        is_wrong = self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong)
+        return Outcome(Status.WRONG, reason=WRONG, process=self._process) if is_wrong else OK
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
+        if self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong):
+            return Outcome(Status.WRONG, reason=WRONG, process=self._process)
         return self.clock.block(arm.work, place).outcome(self._process)
 
     checked_block = block

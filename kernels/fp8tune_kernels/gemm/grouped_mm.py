@@ -5,9 +5,11 @@
     weight gradient    grad_B = grad.t() @ A      ``colwise-dual`` of both: one scale a column of each group
 
     A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
-    B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``
+    B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``; or
+          row-major, as gpt-oss keeps them: no copy is made of them either (:mod:`.row_major`)
     offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups of any size, also none
     out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
+    bias  (E, N): added to the rows of each expert, in the GEMM's bfloat16 result (:mod:`.expert_bias`)
 
 Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. A pass is one operator, which
 ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device. Which GEMM multiplies, ours
@@ -34,11 +36,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.catalog import RECIPES
+from fp8tune_kernels.gemm import passes, row_major
+from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
-from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
@@ -55,10 +59,9 @@ GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 GEMM_MULTIPLE = 16
 """Of K and N: rows of FP8 then begin at 16 bytes."""
 
-PRECISIONS = ("fp8", "auto")
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-RECIPES = ("default", "folded")
-"""Which slices share a scale: see :mod:`.folded_mm`."""
+PRECISIONS = ("fp8", "auto")
 
 Quantized = tuple[Tensor | None, ...]
 """Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
@@ -66,13 +69,14 @@ Quantized = tuple[Tensor | None, ...]
 NONE: Quantized = (None, None, None, None)
 
 
+@on_shards
 def fp8_grouped_mm(
     A: Tensor,
     B_t: Tensor | QuantizedWeights,
-    offs: Tensor,
-    *,
+    offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
     float8_dtype: torch.dtype | None = None,
     pad_token_groups: bool = False,
     keep_fp8: Collection[str] = (),
@@ -91,13 +95,15 @@ def fp8_grouped_mm(
     and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
     are not. None is what ``B_t`` was quantized for, else the default.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
-    are cast to its dtype first. ``bias`` and ``out_dtype`` are there for ``torch._grouped_mm``'s callers: None, or for
-    the dtype bfloat16. On a CPU the GEMMs are a loop over groups on the same codes.
+    are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same codes.
+    The first five arguments are those of ``torch._grouped_mm``, which refuses a ``bias``, and other dtypes of the
+    result than A's. Here ``out_dtype`` None is bfloat16; float16 and float32 are casts of the bfloat16 result.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
     another ``precision`` or ``recipe``; another name in ``keep_fp8``; a folded recipe with ``precision="auto"``,
-    ``keep_fp8`` or weights quantized for another recipe; a ``bias``; on a CPU ``offs`` that decrease or pass M.
+    ``keep_fp8``, row-major weights or weights quantized for another recipe; a ``bias`` of another shape; ``offs`` that
+    are None, as for two operands of three dimensions; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
     is_quantized = not isinstance(B_t, Tensor)  # a compiler does not trace the truth of a tuple
@@ -107,14 +113,17 @@ def fp8_grouped_mm(
         if recipe not in (None, B_t.recipe):
             raise ValueError(f"recipe is {recipe!r}, wanted {B_t.recipe!r}: B_t was quantized for it")
         float8_dtype, codes_B, recipe, B_t = B_t.float8_dtype, B_t.codes, B_t.recipe, B_t.weights
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
+    A, B_t, offs = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     if _is_folded(recipe, precision, keep_fp8):
-        return folded_grouped_mm(A, B_t, offs, float8_dtype, *codes_B)
+        if row_major.is_row_major(B_t):
+            raise ValueError("B_t is row-major, wanted weights.transpose(1, 2): the folded recipe has no other kernel")
+        return finished(folded_grouped_mm(A, B_t, offs, float8_dtype, *codes_B), offs, bias, out_dtype)
     keep_A, keep_B = _kept(keep_fp8, A, B_t)
     flag = _precision(precision, A, B_t, keep_A or keep_B, is_quantized)
-    return _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
+    out = _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
+    return finished(out, offs, bias, out_dtype)
 
 
 def _is_folded(recipe: str | None, precision: str, keep_fp8: Collection[str]) -> bool:
@@ -171,14 +180,14 @@ class _Fp8GroupedMM(torch.autograd.Function):
         of_A: Quantized = NONE
         of_B: Quantized = codes_B if len(codes_B) else NONE  # a compiler knows no truth of a tuple of tensors
         if keep_B and not len(codes_B):
-            of_B = quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+            of_B = row_major.both_codes(B_t, float8_dtype)
         if keep_A:
             of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
         # where there are codes of it, methods of bfloat16 alone read B_t
         held_B = None if of_B[2] is not None and precision == FP8_ONLY else B_t
         ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
         ctx.float8_dtype, ctx.precision, ctx.keep_A = float8_dtype, precision, keep_A
-        ctx.dtypes = A.dtype, B_t.dtype
+        ctx.dtypes, ctx.is_row_major = (A.dtype, B_t.dtype), row_major.is_row_major(B_t)
         return _forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
 
     @staticmethod
@@ -200,10 +209,11 @@ class _Fp8GroupedMM(torch.autograd.Function):
                 grad_A = grad_A.to(dtype_A)
         del codes, q_B, scales_B  # what the other gradient would have beside its own
         if wants_B:
-            grad_B = _weight_gradient(grad, A, *options, *columns, q_A, scales_A)
+            weight_gradient = _row_major_weight_gradient if ctx.is_row_major else _weight_gradient
+            grad_B = weight_gradient(grad, A, *options, *columns, q_A, scales_A)
             if dtype_B != torch.bfloat16:
                 grad_B = grad_B.to(dtype_B)
-            grad_B_t = grad_B.transpose(1, 2)  # strides (K*N, 1, K), as B_t has them
+            grad_B_t = grad_B if ctx.is_row_major else grad_B.transpose(1, 2)  # the strides of B_t
         return grad_A, grad_B_t, *(None for _ in others)
 
 
@@ -213,14 +223,14 @@ _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
 def checked_operands(
     A: Tensor,
     B_t: Tensor,
-    offs: Tensor,
+    offs: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype | None,
     multiple: int,
     *,
     are_weights_read: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """A and, if it is read, B_t in the dtype of the autocast region around the call, if there is one.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A and, if it is read, B_t in the dtype of the autocast region around the call, if there is one; and ``offs``.
 
     Raises ValueError, naming the argument, for what no scaled grouped GEMM takes, such as other K and N than multiples.
     """
@@ -228,9 +238,11 @@ def checked_operands(
         dtype = torch.get_autocast_dtype(A.device.type)
         A, B_t = A.to(dtype), B_t.to(dtype) if are_weights_read else B_t
     check_matrix("A", A)
-    check_weights("B_t", B_t)
+    check_weights("B_t", B_t, or_row_major=True)
     if B_t.device != A.device:
         raise ValueError(f"B_t is on {B_t.device}, wanted {A.device} as A")
+    if offs is None:
+        raise ValueError("offs is None, wanted (E,): the end row of each expert's group")
     check_offsets(offs, A.device, "A")
     E, K, N = B_t.shape
     if offs.shape[0] != E:
@@ -239,11 +251,18 @@ def checked_operands(
         raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
-    if out_dtype not in (None, torch.bfloat16):
-        raise ValueError(f"out_dtype is {out_dtype}, wanted torch.bfloat16: the scaled grouped GEMM writes no other")
-    if bias is not None:  # torch's grouped GEMM has the argument and takes none either
-        raise ValueError("bias is a tensor, wanted None: no grouped GEMM adds one, so add it to the result")
-    return A, B_t
+    if out_dtype not in (None, *OUT_DTYPES):
+        raise ValueError(f"out_dtype is {out_dtype}, wanted None, {', '.join(map(str, OUT_DTYPES))}")
+    if bias is not None:
+        check_bias(bias, B_t)
+    return A, B_t, offs
+
+
+def finished(out: Tensor, offs: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """What a caller gets of the GEMM's bfloat16 result: with the bias added, and cast."""
+    if bias is not None:
+        out = add_bias(out, bias, offs)
+    return out if out_dtype is None else out.to(out_dtype)
 
 
 # The operators, one a pass. The method is chosen inside: what is traced has no sizes yet
@@ -263,7 +282,8 @@ def _run_forward(
     (M, K), N, device = A.shape, B_t.shape[2], A.device
     method = method_for("forward", M, N, K, offs.shape[0], precision, device)
     float8_dtype = fp8_dtype_for(device, float8_dtype)
-    return passes.forward(A, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_A, scales_A))
+    codes_B = _pair(q_B, scales_B) or row_major.forward_codes(B_t, method, float8_dtype)
+    return passes.forward(A, B_t, offs, method, float8_dtype, codes_B, _pair(q_A, scales_A))
 
 
 def _run_input_gradient(
@@ -280,9 +300,8 @@ def _run_input_gradient(
     (M, N), K, device = grad.shape, _columns_of_input_gradient(B_t, q_B), grad.device
     method = method_for("input-gradient", M, N, K, offs.shape[0], precision, device)
     float8_dtype = fp8_dtype_for(device, float8_dtype)
-    return passes.input_gradient(
-        grad, B_t, offs, method, float8_dtype, _pair(q_B, scales_B), _pair(q_grad, scales_grad)
-    )
+    codes_B = _pair(q_B, scales_B) or row_major.input_gradient_codes(B_t, method, float8_dtype)
+    return passes.input_gradient(grad, B_t, offs, method, float8_dtype, codes_B, _pair(q_grad, scales_grad))
 
 
 def _run_weight_gradient(
@@ -300,6 +319,27 @@ def _run_weight_gradient(
     method = method_for("weight-gradient", M, N, K, offs.shape[0], precision, device)
     float8_dtype = fp8_dtype_for(device, float8_dtype)
     return passes.weight_gradient(grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A))
+
+
+def _run_row_major_weight_gradient(
+    grad: Tensor,
+    A: Tensor | None,
+    offs: Tensor,
+    float8_dtype: torch.dtype | None,
+    precision: int,
+    q_grad: Tensor | None,
+    scales_grad: Tensor | None,
+    q_A: Tensor | None,
+    scales_A: Tensor | None,
+) -> Tensor:
+    """The same, (E, K, N): A.t() @ grad, of the same shape as a layer's of N inputs and K outputs."""
+    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
+    method = method_for("weight-gradient", M, K, N, offs.shape[0], precision, device)
+    float8_dtype = fp8_dtype_for(device, float8_dtype)
+    codes_grad, codes_A = _pair(q_grad, scales_grad), _pair(q_A, scales_A)
+    if A is None:  # of a pass whose codes are all there only the rows of its first operand are counted
+        codes_grad, A = codes_grad or row_major.columns(grad, offs, float8_dtype), grad
+    return passes.weight_gradient(A, grad, offs, method, float8_dtype, codes_A, codes_grad)
 
 
 def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:
@@ -344,6 +384,11 @@ def _fake_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: A
     return grad.new_empty(shape, dtype=torch.bfloat16)
 
 
+def _fake_row_major_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
+    shape = offs.shape[0], _columns_of_weight_gradient(A, rest[-2]), grad.shape[1]
+    return grad.new_empty(shape, dtype=torch.bfloat16)
+
+
 def _define(name: str, operands: str, codes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
     schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, int precision, {codes}) -> Tensor"
     return define(schema, run, _on_cpu(run), fake, makes_codes=True)
@@ -369,4 +414,11 @@ _weight_gradient: Callable[..., Tensor] = _define(
     "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
     _run_weight_gradient,
     _fake_weight_gradient,
+)
+_row_major_weight_gradient: Callable[..., Tensor] = _define(
+    "row_major_weight_gradient",
+    "Tensor grad, Tensor? A",
+    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
+    _run_row_major_weight_gradient,
+    _fake_row_major_weight_gradient,
 )

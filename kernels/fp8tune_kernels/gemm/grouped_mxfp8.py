@@ -20,8 +20,10 @@ from torch import Tensor
 
 from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
 from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
-from fp8tune_kernels.gemm.grouped_mm import checked_operands
+from fp8tune_kernels.gemm.grouped_mm import checked_operands, finished
+from fp8tune_kernels.gemm.row_major import is_row_major
 from fp8tune_kernels.gemm.scaled_gemm import checked_offsets
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
 from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
 from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
@@ -34,13 +36,14 @@ __all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands", "quantize"]
 Tensors = tuple[Tensor, ...]
 
 
+@on_shards
 def mxfp8_grouped_mm(
     A: Tensor,
     B_t: Tensor,
-    offs: Tensor,
-    *,
+    offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
     scale_mode: str = "rceil",
     pad_token_groups: bool = False,
 ) -> Tensor:
@@ -49,11 +52,13 @@ def mxfp8_grouped_mm(
     ``scale_mode``: ``rceil`` (nothing is clamped) or ``floor``. The other arguments and the ValueErrors are those of
     :func:`fp8tune_kernels.fp8_grouped_mm`. Groups are padded to 32 rows, so that no block straddles two of them.
     """
-    A, B_t = checked_operands(A, B_t, offs, bias, out_dtype, MX_BLOCK)
+    A, B_t, offs = checked_operands(A, B_t, offs, bias, out_dtype, MX_BLOCK)
     check_scale_mode(scale_mode)
     if pad_token_groups:
-        return token_groups.multiply_padded(lambda A, offs: _apply(A, B_t, offs, scale_mode), A, offs, MX_BLOCK)
-    return _apply(A, B_t, checked_offsets(offs, A.shape[0]), scale_mode)
+        out = token_groups.multiply_padded(lambda A, offs: _apply(A, B_t, offs, scale_mode), A, offs, MX_BLOCK)
+    else:
+        out = _apply(A, B_t, checked_offsets(offs, A.shape[0]), scale_mode)
+    return finished(out, offs, bias, out_dtype)
 
 
 @torch.compiler.assume_constant_result
@@ -69,10 +74,8 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
     def forward(ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, scale_mode: str) -> Tensor:
         ctx.save_for_backward(A, B_t, offs)
         ctx.scale_mode = scale_mode
-        E, K, N = B_t.shape
-        q_B, scales_B = quantize(quantize_mxfp8_dim0, B_t.mT.reshape(E * N, K), scale_mode)
         q_A, scales_A = quantize(quantize_mxfp8_dim0, A, scale_mode)
-        return multiply(operands(q_A, scales_A, q_B.view(E, N, K).mT, scales_B.view(E, N, -1), offs), offs)
+        return multiply(operands(q_A, scales_A, *_codes_along_rows(B_t, scale_mode), offs), offs)
 
     @staticmethod
     @differentiable_once("mxfp8_grouped_mm")
@@ -82,18 +85,30 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
         grad_A = grad_B_t = None
         if ctx.needs_input_grad[0]:
             q_grad, scales_grad = quantize(quantize_mxfp8_dim0, grad, ctx.scale_mode)
-            q_B, scales_B = quantize(quantize_mxfp8_dim1_3d, B_t.mT, ctx.scale_mode)
-            grad_A = multiply(operands(q_grad, scales_grad, q_B, scales_B, offs), offs).to(A.dtype)
+            of_B = _codes_along_rows(B_t.mT, ctx.scale_mode)
+            grad_A = multiply(operands(q_grad, scales_grad, *of_B, offs), offs).to(A.dtype)
         if ctx.needs_input_grad[1]:
             offs = checked_offsets(offs, grad.shape[0], MX_BLOCK)
             q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
             q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
-            grad_B = multiply(operands(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
-            grad_B_t = grad_B.transpose(1, 2).to(B_t.dtype)
+            if is_row_major(B_t):
+                grad_B_t = multiply(operands(q_A.t(), scales_A, q_grad, scales_grad, offs), offs).to(B_t.dtype)
+            else:
+                grad_B = multiply(operands(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)
+                grad_B_t = grad_B.transpose(1, 2).to(B_t.dtype)
         return grad_A, grad_B_t, None, None
 
 
 _apply: Callable[..., Tensor] = _Mxfp8GroupedMM.apply
+
+
+def _codes_along_rows(b: Tensor, scale_mode: str) -> tuple[Tensor, Tensor]:
+    """Codes of (E, X, Y) in blocks along X, and their scales (E, Y, X/32): whichever of X and Y is contiguous."""
+    if b.is_contiguous():
+        return quantize(quantize_mxfp8_dim1_3d, b, scale_mode)
+    E, X, Y = b.shape
+    codes, scales = quantize(quantize_mxfp8_dim0, b.mT.reshape(E * Y, X), scale_mode)
+    return codes.view(E, Y, X).mT, scales.view(E, Y, -1)
 
 
 def quantize(kernel: Any, x: Tensor, scale_mode: str = "rceil") -> tuple[Tensor, Tensor]:

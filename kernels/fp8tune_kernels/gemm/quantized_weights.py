@@ -29,6 +29,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.catalog import RECIPES
 from fp8tune_kernels.gemm.operands import check_multiples
 from fp8tune_kernels.quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
 from fp8tune_kernels.quantize import weights as expert_weights
@@ -42,20 +43,18 @@ __all__ = ["QuantizedWeights", "quantize_weights"]
 Codes = tuple[Tensor, Tensor]
 """Codes and scales."""
 
-RECIPES = ("default", "folded")
-"""Codes of both passes by one kernel, each with scales of its own; or codes with one set of scales, and transposed."""
-
 AGAIN = "call quantize_weights again after each step of the optimizer, or requantize()"
 
 
 @_disable_dynamo  # versions and addresses are read here
 def quantize_weights(
-    w: Tensor, *, float8_dtype: torch.dtype | None = None, recipe: str = "default"
+    w: Tensor, *, float8_dtype: torch.dtype | None = None, recipe: str = "default", layout: str = "ENK"
 ) -> QuantizedWeights:
     """Quantize expert weights for ``fp8_grouped_mm``, which takes the result in place of ``B_t`` until ``w`` changes.
 
     ``w``: the parameter, (E, N, K), row-major, or its view (E, K, N), strides (K*N, 1, K); bfloat16, float16 or
     float32. Gradients reach it. Under autocast it is cast first, as ``fp8_grouped_mm`` would.
+    ``layout``: ``"EKN"`` for a row-major parameter (E, K, N), which is ``B_t`` itself, as gpt-oss keeps it.
     ``float8_dtype`` None is the format of the running arch. ``recipe``: the one of ``fp8_grouped_mm`` that multiplies.
 
     Raises ValueError, naming the argument: a wrong dtype, rank or stride; another recipe; N or K that is no multiple of
@@ -66,8 +65,14 @@ def quantize_weights(
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
     if recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
+    if layout not in ("ENK", "EKN"):
+        raise ValueError(f"layout is {layout!r}, wanted 'ENK' or 'EKN'")
+    if layout == "EKN" and recipe == "folded":
+        raise ValueError("recipe is 'folded', wanted 'default' for layout 'EKN': no kernel folds their scales")
+    if layout == "EKN" and w.dim() == 3 and not w.is_contiguous():
+        raise ValueError(f"w has strides {w.stride()}, wanted row-major for layout 'EKN'")
     w = _as_stored(w)
-    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe)
+    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout)
 
 
 class QuantizedWeights:
@@ -87,14 +92,19 @@ class QuantizedWeights:
     nbytes: int
     """Of all codes and scales: about 2 an element."""
 
-    def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str = "default") -> None:
-        self.float8_dtype, self.recipe, self._w = float8_dtype, recipe, w
+    layout: str
+    """``ENK``, or ``EKN`` where the weights lie as (E, K, N)."""
+
+    def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str = "default", layout: str = "ENK") -> None:
+        self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
         with torch.inference_mode(False):  # autograd saves the codes
-            tensors = _outputs(recipe, self._view().detach(), float8_dtype)
+            tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        self._tensors = tensors
         self._forward: Codes = tensors[0], tensors[1]
         self._transposed: Codes = tensors[2], tensors[1 if recipe == "folded" else 3]
-        self._tensors = tensors
+        if layout == "EKN":  # see row_major
+            self._forward, self._transposed = self._transposed, self._forward
         for tensor in tensors:  # else mode="reduce-overhead" copies them at each call, and reads versions of the copies
             torch._dynamo.mark_static_address(tensor)
         _watch_optimizers()
@@ -105,7 +115,7 @@ class QuantizedWeights:
     @property
     def weights(self) -> Tensor:
         """``B_t``, (E, K, N): a view of the weights, through which gradients reach them."""
-        return self._view()
+        return self._view() if self.layout == "ENK" else self._w
 
     @property
     def forward(self) -> Codes:
@@ -122,8 +132,24 @@ class QuantizedWeights:
 
     @property
     def codes(self) -> tuple[Tensor, ...]:
-        """All codes and scales that there are, by one check."""
-        return (*self.forward, *self._tensors[2:])
+        """Codes and scales of both passes, by one check; of the folded recipe the scales once."""
+        both = (*self.forward, *self._transposed)
+        return both[:3] if self.recipe == "folded" else both
+
+    @property
+    def is_current(self) -> bool:
+        """Whether :meth:`check` passes: ``fp8_grouped_mm`` would take them here. Not in ``torch.compile``."""
+        return _cast_dtype(self._w) == self.dtype and self._change() is None
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether an optimizer has changed the weights since."""
+        return self._is_stepped
+
+    def is_of(self, w: Tensor) -> bool:
+        """Whether they stand for this parameter, and have its shape and device: :meth:`requantize` would do."""
+        read, codes = self._view(), self._tensors[0]
+        return w is self._w and read.shape == codes.shape and read.device == codes.device
 
     def check(self) -> None:
         """Raise RuntimeError if the weights have changed, or are cast to another dtype here than was quantized.
@@ -152,6 +178,7 @@ class QuantizedWeights:
             increment_version(codes)  # a backward pass that saved the old codes raises
 
     def _view(self) -> Tensor:
+        """What the kernel reads: of weights that lie as (E, X, Y) the view (E, Y, X)."""
         return self._w.transpose(1, 2) if self._w.is_contiguous() else self._w
 
     def _checked(self, codes: Tensor, scales: Tensor) -> Codes:
@@ -161,15 +188,21 @@ class QuantizedWeights:
         return codes, scales
 
     def _check_weights(self) -> None:
+        if change := self._change():
+            raise RuntimeError(f"B_t was quantized before {change}: {AGAIN}")
+
+    def _change(self) -> str | None:
+        """What has happened to the weights since."""
         if self._is_stepped:
-            raise RuntimeError(f"B_t was quantized before a step of the optimizer changed its weights: {AGAIN}")
+            return "a step of the optimizer changed its weights"
         if self._w._version != self.version:
-            raise RuntimeError(f"B_t was quantized before its weights changed in place: {AGAIN}")
+            return "its weights changed in place"
         if _address(self._w) != self._address:
-            raise RuntimeError(f"B_t was quantized before its weights moved to other memory: {AGAIN}")
+            return "its weights moved to other memory"
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe))
+        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout))
 
     def __repr__(self) -> str:
         return f"QuantizedWeights({tuple(self._forward[0].shape)}, {self.float8_dtype}, version={self.version})"
@@ -227,8 +260,8 @@ def _address(w: Tensor) -> tuple[int, int]:
     return w.data_ptr(), 0 if base is None else base.data_ptr()
 
 
-def _outputs(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Uninitialised codes and scales."""
+def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Uninitialised codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
     if recipe == "default":
         return colwise_transpose_3d.outputs(w, float8_dtype, True)
     q, scales = colwise_3d.outputs(w, float8_dtype, True)

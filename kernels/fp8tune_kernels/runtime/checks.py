@@ -30,8 +30,11 @@ def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False
         raise ValueError(f"{name} has strides {matrix.stride()}, wanted row-major ({matrix.shape[1]}, 1)")
 
 
-def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False) -> None:
-    """Raise ValueError unless kernels read ``w``: ``weights.transpose(1, 2)``, or ``as_stored`` the weights."""
+def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False, or_row_major: bool = False) -> None:
+    """Raise ValueError unless kernels read ``w``: ``weights.transpose(1, 2)``, or ``as_stored`` the weights.
+
+    ``or_row_major``: also what lies as (E, K, N), of which kernels read the transposed view.
+    """
     if w.dim() != 3:
         dims = "(E, N, K)" if as_stored else "(E, K, N)"
         raise ValueError(f"{name} has shape {tuple(w.shape)}, wanted three dimensions {dims}")
@@ -42,7 +45,11 @@ def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False) -> Non
         if not w.is_contiguous():
             raise ValueError(f"{name} has strides {w.stride()}, wanted row-major ({rows * columns}, {columns}, 1)")
     elif w.stride() != (rows * columns, 1, rows) and not w.mT.is_contiguous():  # the view costs more than all else here
+        if or_row_major and w.is_contiguous():
+            return
         wanted = f"({rows * columns}, 1, {rows}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
+        if or_row_major:
+            wanted += f"; or row-major ({rows * columns}, {columns}, 1)"
         raise ValueError(f"{name} has strides {w.stride()}, wanted {wanted}")
 
 

@@ -1,0 +1,284 @@
+"""One run: a model of one seed trained in one arm. It can be stopped at any step, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first GEMM, whose bits vary else
+
+import numpy
+import torch
+from torch import Tensor
+
+from benchmarks.training.arms import ARMS, in_transformers
+from benchmarks.training.language import Language
+
+HELD_OUT = 1_000_003
+"""The seed of the texts that losses are judged on: no run's own."""
+
+BALANCE = 0.01
+"""What the loss that spreads tokens over experts weighs."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a comparison share."""
+
+    steps: int = 1000
+    sequences: int = 32
+    length: int = 128
+    vocabulary: int = 512
+    topics: int = 8
+    hidden: int = 256
+    layers: int = 2
+    heads: int = 4
+    experts: int = 8
+    active: int = 2
+    expert_width: int = 256
+    lr: float = 2e-3
+    warmup: int = 50
+    held_out: int = 256
+    """Texts that the final loss is a mean over."""
+
+    @property
+    def language(self) -> Language:
+        """That of all runs."""
+        return Language(self.vocabulary, self.topics)
+
+
+def model_of(settings: Settings, seed: int) -> Any:
+    """A Qwen3-MoE of transformers with random weights, float32, on the CPU."""
+    import transformers
+
+    library: Any = transformers  # its annotations lack what its decorators add
+    config = library.Qwen3MoeConfig(
+        vocab_size=settings.language.tokens,
+        hidden_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        head_dim=settings.hidden // settings.heads,
+        intermediate_size=settings.expert_width,
+        moe_intermediate_size=settings.expert_width,
+        num_experts=settings.experts,
+        num_experts_per_tok=settings.active,
+        norm_topk_prob=True,
+        max_position_embeddings=settings.length,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(seed)
+    model = library.Qwen3MoeForCausalLM(config)
+    model.set_experts_implementation("grouped_mm")
+    return model
+
+
+class Trainer:
+    """A model of an arm and a seed with its optimizer on a device; a step is captured in a CUDA graph there."""
+
+    def __init__(self, arm: str, seed: int, settings: Settings, device: torch.device, *, is_graph: bool) -> None:
+        self.arm, self.settings, self.device = arm, settings, device
+        self.is_graph = is_graph and device.type == "cuda"
+        _be_deterministic(device)
+        self.model = model_of(settings, seed).to(device)
+        self.parameters = dict(self.model.named_parameters())
+        start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.lr = torch.zeros((), device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=self.lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+        self.text = torch.zeros(settings.sequences, settings.length + 1, dtype=torch.int64, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.once: Callable[[], None] = self._step
+        self._warm_up()
+        zeros = {name: torch.zeros_like(value) for name, value in self._moments().items()}
+        self.load(start, zeros)
+
+    def step(self, text: Tensor, number: int) -> Tensor:
+        """The loss of a step, (): a tensor that the next step writes over."""
+        self.lr.fill_(self._rate(number))
+        self.text.copy_(text)
+        self.once()
+        return self.loss
+
+    @torch.no_grad()
+    def held_out(self) -> float:
+        """The mean loss on texts that no run has seen."""
+        settings = self.settings
+        texts = settings.language.texts(settings.held_out, settings.length, HELD_OUT, self.device)
+        losses = [self._losses(part)[0] for part in texts.split(settings.sequences)]
+        return statistics.fmean(torch.stack(losses).tolist())
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of all that changes, on the CPU."""
+        both = {"parameters": self.parameters, "moments": self._moments()}
+        return {
+            kind: {name: value.detach().cpu().clone() for name, value in each.items()} for kind, each in both.items()
+        }
+
+    @torch.no_grad()
+    def load(self, parameters: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+        """Put a state into the tensors that are there: a graph goes on reading those."""
+        for name, value in self.parameters.items():
+            value.copy_(parameters[name])
+        for name, value in self._moments().items():
+            value.copy_(moments[name])
+
+    def _moments(self) -> dict[str, Tensor]:
+        state = self.optimizer.state
+        return {f"{name} {kind}": state[p][kind] for name, p in self.parameters.items() for kind in sorted(state[p])}
+
+    def _rate(self, number: int) -> float:
+        """Linear warmup, then linearly to a tenth."""
+        settings = self.settings
+        if number < settings.warmup:
+            return settings.lr * (number + 1) / settings.warmup
+        left = (settings.steps - number) / max(settings.steps - settings.warmup, 1)
+        return settings.lr * (0.1 + 0.9 * max(left, 0.0))
+
+    def _losses(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean cross entropy of the tokens after a text's first, and the loss of balance."""
+        with (
+            in_transformers(ARMS[self.arm]),
+            torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False),
+        ):
+            out = self.model.model(input_ids=text[:, :-1], output_router_logits=True)
+            logits = self.model.lm_head(out.last_hidden_state[:, 1:]).float()
+            balance = [_imbalance(layer, self.settings.active) for layer in out.router_logits]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 2:].flatten())
+        return loss, torch.stack(balance).mean()
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad()
+        loss, balance = self._losses(self.text)
+        (loss + BALANCE * balance).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
+
+    def _warm_up(self) -> None:
+        """Make the optimizer's state, and on a GPU the graph of a step."""
+        if not self.is_graph:
+            self._step()
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # kernels are compiled and libraries take their memory outside of the graph
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.optimizer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        self.once = graph.replay
+
+
+def _imbalance(logits: Tensor, active: int) -> Tensor:
+    """E times the sum over experts of the share of tokens that an expert gets and its mean probability: least, where
+    they are equal, 1 (Fedus et al. 2021). That of transformers reads counts on the host, which a graph cannot.
+
+    ``logits``: (tokens, E).
+    """
+    chances = logits.float().softmax(-1)
+    chosen = chances.topk(active).indices.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)
+    return logits.shape[-1] * (chosen.float().mean((0, 1)) * chances.mean(0)).sum()
+
+
+def run(
+    arm: str, seed: int, settings: Settings, device: str, folder: Path, *, is_graph: bool = True, save_every: int = 200
+) -> dict[str, Any]:
+    """Train, from the state on disk if there is one; the result is on disk as well, and returned."""
+    result, saved = folder / f"{arm}-{seed}.json", folder / f"{arm}-{seed}.pt"
+    if result.exists():
+        done: dict[str, Any] = json.loads(result.read_text())
+        return done
+    start = time.monotonic()
+    trainer = Trainer(arm, seed, settings, torch.device(device), is_graph=is_graph)
+    losses = torch.zeros(settings.steps, device=device)
+    begin = 0
+    if saved.exists():
+        state = torch.load(saved, weights_only=True)
+        trainer.load(state["parameters"], state["moments"])
+        losses[: (begin := state["step"])] = state["losses"].to(device)
+    count = settings.steps * settings.sequences
+    texts = settings.language.texts(count, settings.length, seed, trainer.device).split(settings.sequences)
+    for number in range(begin, settings.steps):
+        losses[number] = trainer.step(texts[number], number)
+        if (number + 1) % save_every == 0 and number + 1 < settings.steps:
+            state = {**trainer.state(), "losses": losses[: number + 1].cpu(), "step": number + 1}
+            _replace(saved, functools.partial(torch.save, state))
+    found = {
+        "arm": arm,
+        "seed": seed,
+        "losses": [round(loss, 5) for loss in losses.tolist()],
+        "held_out": trainer.held_out(),
+        "seconds": round(time.monotonic() - start, 1),
+        "resumed_at": begin,
+    }
+    _replace(result, lambda path: path.write_text(json.dumps(found)))
+    saved.unlink(missing_ok=True)
+    return found
+
+
+def measured(arm: str, settings: Settings, device: str, *, rounds: int = 50) -> dict[str, float]:
+    """Milliseconds a step, alone on the GPU, from the host and as a graph, and the most memory a step takes."""
+    found = {}
+    text = settings.language.texts(settings.sequences, settings.length, HELD_OUT, torch.device(device))
+    for name, is_graph in (("eager_ms", False), ("graph_ms", True)):
+        trainer = Trainer(arm, 0, settings, torch.device(device), is_graph=is_graph)
+        for number in range(5):
+            trainer.step(text, number)
+        torch.cuda.synchronize()
+        if not is_graph:
+            torch.cuda.reset_peak_memory_stats()
+        times = []
+        for number in range(rounds):
+            begin = time.perf_counter()
+            trainer.step(text, number)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) * 1e3)
+        found[name] = round(statistics.median(times), 3)
+        if not is_graph:
+            found["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+        del trainer
+    return found
+
+
+def _be_deterministic(device: torch.device) -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a write less a tensor
+    if device.type == "cuda":
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass adds in any order
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """A file that is there as a whole or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    write(part)
+    part.replace(path)
+
+
+def worker(
+    arm: str, seed: int, settings: Settings, device: str, folder: str, is_graph: bool, save_every: int
+) -> dict[str, Any]:
+    """:func:`run` in a process of a pool: other processes have the other cores."""
+    torch.set_num_threads(1)
+    return run(arm, seed, settings, device, Path(folder), is_graph=is_graph, save_every=save_every)

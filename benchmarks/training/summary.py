@@ -1,0 +1,61 @@
+"""What the runs of a comparison say: a table of the losses at the end, beside the spread of bf16."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["REFERENCE", "Line", "lines", "table"]
+
+REFERENCE = "bf16"
+"""The arm that others are compared with."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """An arm: the loss on held-out texts over seeds, in nats a token, and its differences from bf16 seed by seed."""
+
+    arm: str
+    seeds: int
+    mean: float
+    spread: float
+    difference: float
+    spread_of_differences: float
+    is_within: bool
+    """Whether the mean is as near to that of bf16 as bf16's seeds are to each other: one standard deviation."""
+
+
+def lines(held_out: Mapping[str, Mapping[int, float]]) -> list[Line]:
+    """One line an arm, of ``held_out[arm][seed]``. Differences are over the seeds that bf16 has too."""
+    reference = held_out[REFERENCE]
+    allowed = _spread(list(reference.values()))
+    found = []
+    for arm, by_seed in held_out.items():
+        differences = [loss - reference[seed] for seed, loss in by_seed.items() if seed in reference]
+        values = list(by_seed.values())
+        mean = statistics.fmean(values)
+        difference = statistics.fmean(differences)
+        is_within = abs(difference) <= allowed
+        found.append(Line(arm, len(values), mean, _spread(values), difference, _spread(differences), is_within))
+    return found
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(found: Sequence[Line], floor: float) -> str:
+    """Markdown."""
+    rows = [
+        "| arm | seeds | loss | over the floor | standard deviation | less bf16, seed by seed | within the spread |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for line in found:
+        less = "" if line.arm == REFERENCE else f"{line.difference:+.4f} ± {line.spread_of_differences:.4f}"
+        verdict = "" if line.arm == REFERENCE or line.seeds < 2 else ("yes" if line.is_within else "no")
+        rows.append(
+            f"| {line.arm} | {line.seeds} | {line.mean:.4f} | {line.mean - floor:.4f} | {line.spread:.4f} "
+            f"| {less} | {verdict} |"
+        )
+    return "\n".join(rows)

@@ -1,0 +1,82 @@
+"""``fp8tune sweep --on``: the sweep's work in units, for workers elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import typer
+
+from fp8tune.render.terminal import notice
+from fp8tune.store import database
+from fp8tune.store.results import Store
+from fp8tune.store.units import UnitState
+from fp8tune.sweep.options import On
+from fp8tune.sweep.planning import Plan
+
+
+def shared_out(plan: Plan, db: str, begun: float) -> None:
+    """Do what ``--on`` says with an expanded plan. ``begun``: when the time budget began, on the monotonic clock."""
+    match plan.options.on:
+        case On.QUEUE:
+            queue(plan, db)
+        case On.RAY:
+            on_ray(plan, db, begun)
+
+
+def queue(plan: Plan, db: str) -> None:
+    """Add the units, and say how to start workers."""
+    from fp8tune.fleet import settling, units
+
+    with Store.open(db, create=True) as store:
+        added, anew = units.add(store, plan), settling.add(store, plan)
+    if anew:
+        notice(f"GPUs of one name disagree on {anew.problems} problems: {anew.new} units measure them anew")
+    if added.settled:
+        notice(f"{added.settled} problems are settled already; --again measures them anew")
+    if added.there:
+        print(f"all {added.there} units of this sweep are in the queue already, for {added.sweep.device}")
+    else:
+        print(f"{added.new} units of {added.problems} problems wait for {added.sweep.device}")
+    notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run fp8tune worker on each GPU")
+    notice("fp8tune queue shows how far they are")
+
+
+def on_ray(plan: Plan, db: str, begun: float) -> None:
+    """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
+    from fp8tune.fleet import run, settling, trust, units
+    from fp8tune.fleet.on_ray import RayFleet
+    from fp8tune.render.fleet import RayProgress, left_line
+    from fp8tune.stopping import Stopped
+    from fp8tune.sweep import picks
+
+    deadline = begun + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
+    progress, display = None, RayProgress()
+    with Store.open(db, create=True) as store:
+        fleet = RayFleet(db, store, plan.options.timer, deadline, plan.options.command, say=display.line)
+        try:
+            with fleet:
+                added = units.add(store, plan)
+                if added.settled:
+                    notice(f"{added.settled} problems are settled already; --again measures them anew")
+                notice(f"{added.new + added.there} units of {added.problems} problems on {len(fleet.slots)} GPUs")
+                with display:
+                    keys = [added.sweep.key]
+                    for progress in run.watch(store, keys, is_over=fleet.is_over):
+                        display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+                    if fleet.working and (anew := settling.add(store, plan)) and anew.new:
+                        display.line(f"GPUs of one name disagree on {anew.problems} problems, which are measured anew")
+                        for progress in run.watch(store, [*keys, anew.sweep.key], is_over=fleet.is_over):
+                            display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+        except (KeyboardInterrupt, Stopped) as stopped:
+            stopped.add_note("every unit that was not done waits again; the same command goes on")
+            raise
+        picks.keep_current(store)
+        hosts = {slot.state.uuid_hash: slot.host for slot in fleet.slots}
+        for level in trust.differing(store):
+            notice(trust.level_line(level, hosts.get(level.device.uuid_hash, "")))
+    assert progress is not None  # there is one look at least
+    if line := left_line(progress, len(fleet.slots)):
+        notice(f"{line}; run it again to go on")
+    notice(f"rows are in {database.label(db)}")
+    if progress.counts[UnitState.FAILED]:
+        raise typer.Exit(1)

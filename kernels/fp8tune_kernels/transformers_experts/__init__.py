@@ -1,0 +1,33 @@
+"""FP8 experts for models of transformers: an import registers them, one line switches a model.
+
+    import fp8tune_kernels.transformers_experts
+    model.set_experts_implementation("fp8tune")
+
+    fp8tune             all GEMMs of the experts in FP8: ``fp8_grouped_mm``
+    fp8tune-auto        ``precision="auto"``: bfloat16 where that was measured to be faster
+    fp8tune-folded      ``recipe="folded"``: the operands are cast once; not for weights that lie as (E, K, N)
+    fp8tune-mlp         gate, up, activation and down as one operation, ``fp8_moe_mlp``; not for gpt-oss either
+
+    ...-once            weights are quantized once for all micro-batches of a step: fp8tune-once, fp8tune-auto-once
+
+:func:`register` adds one with other options. See :mod:`.forward` for what is computed, :mod:`.held` for weights once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
+from fp8tune_kernels.transformers_experts.forward import Options
+from fp8tune_kernels.transformers_experts.registry import hold_weights, register
+
+__all__ = ["Options", "hold_weights", "quantize_after_all_gather", "register"]
+
+for _name, _options in {
+    "fp8tune": Options(),
+    "fp8tune-auto": Options(precision="auto"),
+    "fp8tune-folded": Options(recipe="folded"),
+    "fp8tune-mlp": Options(is_one_operation=True),
+}.items():
+    register(_name, _options)
+    register(f"{_name}-once", replace(_options, weights_once=True))

@@ -1,0 +1,105 @@
+"""The forward pass of a module of experts as transformers declares it, by ``fp8_grouped_mm``.
+
+    rows     the hidden state of each token, once for each of its top_k experts, sorted by expert
+    h        gate_up_proj of the rows, and the module's own gate; or up_proj and its activation
+    out      down_proj of h, put back, times the routing weights, summed over the experts of each token
+
+    hidden_states  (T, hidden)
+    top_k_index    (T, top_k), integers; an index past the last expert, as expert parallelism has them, adds nothing
+    top_k_weights  (T, top_k)
+
+Of the module it reads what ``use_experts_implementation`` declares: ``num_experts``, ``has_gate``, ``has_bias``,
+``is_transposed`` (weights lie as (E, K, N)) and ``_apply_gate``. Sizes must be multiples of 16: else ``fp8_grouped_mm``
+raises ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
+from fp8tune_kernels.transformers_experts.held import weights_of
+from fp8tune_kernels.transformers_experts.mlp import multiply_mlp
+
+__all__ = ["Options", "experts_forward"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the experts of a model multiply: three arguments of ``fp8_grouped_mm``, and more."""
+
+    precision: str = "fp8"
+    recipe: str = "default"
+    keep_fp8: tuple[str, ...] = ()
+    is_one_operation: bool = False
+    """By ``fp8_moe_mlp``, which has the folded recipe alone; the three options above have no effect."""
+    weights_once: bool = False
+    """Quantize weights when they have changed, not at each use."""
+
+
+def experts_forward(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, options: Options
+) -> Tensor:
+    """(T, hidden), in the dtype of ``hidden_states``."""
+    T, top_k = top_k_index.shape
+    expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    experts = torch.arange(module.num_experts, device=order.device, dtype=expert_of_row.dtype)
+    offs = torch.searchsorted(expert_of_row, experts, right=True, out_int32=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(T * top_k, device=order.device))
+
+    rows = _permute(hidden_states, order, place, top_k)
+    if options.is_one_operation:
+        row_weights = _unpermute(top_k_weights.reshape(-1), place, order)
+        out = multiply_mlp(module, rows, offs, row_weights, weights_once=options.weights_once)
+        return _unpermute(out, order, place).view(T, top_k, -1).sum(1).to(hidden_states.dtype)
+    h = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offs, options)
+    h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+    out = _unpermute(_linear(module, "down_proj", h, offs, options), order, place)
+    return (out.view(T, top_k, -1) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+
+
+def _linear(module: Any, name: str, rows: Tensor, offs: Tensor, options: Options) -> Tensor:
+    B_t = weights_of(module, name, options.recipe, options.weights_once)
+    if isinstance(B_t, Tensor) and not module.is_transposed:
+        B_t = B_t.transpose(1, 2)
+    bias = getattr(module, f"{name}_bias") if module.has_bias else None
+    how = {"precision": options.precision, "keep_fp8": options.keep_fp8, "recipe": options.recipe}
+    return fp8_grouped_mm(rows, B_t, offs, bias, **how)  # type: ignore[arg-type]
+
+
+class _Permute(torch.autograd.Function):
+    """A row for each token and expert. Its gradient adds the rows of a token in order, where an index would sort."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.top_k = top_k
+        return x[order // top_k]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        return grad[place].view(-1, ctx.top_k, grad.shape[1]).sum(1), None, None, None
+
+
+class _Unpermute(torch.autograd.Function):
+    """Rows back in the order of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return x[place]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return grad[order], None, None
+
+
+_permute: Callable[..., Tensor] = _Permute.apply
+_unpermute: Callable[..., Tensor] = _Unpermute.apply

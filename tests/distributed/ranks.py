@@ -1,0 +1,88 @@
+"""What the tests of several ranks run on each: processes of one machine on CPUs, or one GPU each.
+
+python tests/distributed/ranks.py              # two processes, gloo
+python tests/distributed/ranks.py --gpus 2     # NCCL
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+WAIT = timedelta(seconds=120)
+
+Check = Callable[[Any, torch.device], dict[str, Any]]
+"""Gets the mesh of all ranks, one dim, and this rank's device; returns what it found."""
+
+
+def sqnr(result: Tensor, reference: Tensor) -> float:
+    """Decibels; infinite for equal bytes."""
+    noise = (result.double() - reference.double()).square().mean()
+    return float(10 * torch.log10(reference.double().square().mean() / noise))
+
+
+def are_bytes(result: Tensor, reference: Tensor) -> bool:
+    return result.dtype == reference.dtype and torch.equal(result, reference)
+
+
+def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
+    if is_gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group(
+        "nccl" if is_gpu else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=WAIT
+    )
+    try:
+        found = check(init_device_mesh(device.type, (ranks,)), device)
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool | None = None) -> list[dict[str, Any]]:
+    """What a function of a module found on each rank. A rank's exception is raised here, with its traceback.
+
+    ``is_gpu`` None: on GPUs where there are as many.
+    On a CPU ranks run the references of the kernels, whatever the tests of this process run.
+    """
+    is_gpu = torch.cuda.device_count() >= ranks if is_gpu is None else is_gpu
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu), nprocs=ranks)
+            return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
+
+
+def main() -> None:
+    from distributed_checks import CHECKS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--check", choices=sorted(CHECKS), action="append")
+    options = parser.parse_args()
+    for name in options.check or CHECKS:
+        found = on_ranks(CHECKS[name], options.gpus or 2, is_gpu=options.gpus > 0)
+        for rank, each in enumerate(found):
+            for case, result in each.items():
+                lines = result.items() if name == "shards" else [("", result)]
+                for line, outcome in lines:
+                    print(f"{name} | rank {rank} | {case} {line} | {outcome}")
+
+
+if __name__ == "__main__":
+    main()

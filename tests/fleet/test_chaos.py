@@ -1,0 +1,44 @@
+"""Workers that are killed at random, and a database server that is killed too: no unit is lost or done twice."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from servers import Server
+
+from benchmarks.fleet import Survived, chaos, plan_of, throughput, timed_once
+from fp8tune.store.units import UnitState
+
+
+def check(found: Survived, count: int) -> None:
+    assert found.states == Counter({UnitState.DONE: count})
+    assert len(found.finished) == len(set(found.finished))
+    assert count - found.killed <= len(found.finished) <= count
+    assert found.attempts > count  # kills did hit units
+    assert found.table == found.table_of_one
+    assert found.table.count("rowwise-2d") > count
+
+
+@pytest.mark.slow
+def test_workers_are_killed_in_screens_and_finals(tmp_path: Path) -> None:
+    check(chaos(str(tmp_path / "results.db"), tmp_path, plan_of(24, quick=False), kills=8), 24)
+
+
+@pytest.mark.slow
+def test_workers_and_the_server_are_killed(postgresql: Server, tmp_path: Path) -> None:
+    def lose_the_server() -> None:
+        postgresql.kill()
+        time.sleep(0.5)
+        postgresql.start()
+
+    given = {"do": timed_once, "in_the_middle": lose_the_server}
+    check(chaos(postgresql.database(), tmp_path, plan_of(500), **given), 500)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_eight_workers_do_eight_times_as_much(tmp_path: Path) -> None:
+    one, eight = (throughput(str(tmp_path / "t.db"), workers, units_each=4) for workers in (1, 8))
+    assert eight > 0.9 * 8 * one

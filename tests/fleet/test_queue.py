@@ -1,0 +1,195 @@
+"""Units and leases in the database, in a file and on a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from database_rows import H100, begin, row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.errors import DatabaseError
+from fp8tune.fleet.run import left_s
+from fp8tune.store import units
+from fp8tune.store.results import Store
+from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit, UnitState, UnitStatus
+
+SWEEP = QueuedSweep("sweep", "NVIDIA H100", '{"options": {}}', "fp8tune sweep --db postgresql://me:hunter2@host/db")
+
+
+def unit(number: int, kernel: str = "colwise", **said: object) -> Unit:
+    of = Unit(f"unit-{number}", SWEEP.key, number, kernel, "aaaa", (f"problem-{number}",), ("M=1",))
+    return replace(of, **said)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["file", "server"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "results.db") if request.param == "file" else request.getfixturevalue("postgresql_url")
+
+
+def filled(db: str, *added: Unit) -> Store:
+    store = Store.open(db, create=True)
+    assert store.add_units(SWEEP, added) == len(added)
+    return store
+
+
+def taken(store: Store, worker: str = "me", **options: object) -> units.Lease:
+    lease = store.take_unit("NVIDIA H100", worker, **options)  # type: ignore[arg-type]
+    assert lease is not None
+    return lease
+
+
+def test_adding_again_adds_nothing_and_undoes_nothing(db: str) -> None:
+    with filled(db, unit(0), unit(1)) as store:
+        store.finish_unit(taken(store))
+        assert store.add_units(SWEEP, [unit(0), unit(1), unit(2)]) == 1
+        assert store.count_units() == Counter({UnitState.DONE: 1, UnitState.WAITING: 2})
+        assert store.count_units("NVIDIA H200") == Counter()
+        assert "hunter2" not in store.queue().sweeps[0].command
+
+
+def test_two_workers_never_get_the_same(db: str) -> None:
+    filled(db, *map(unit, range(60))).close()
+    got: list[str] = []
+
+    def take_all(number: int) -> None:
+        with Store.open(db) as store:
+            while (lease := store.take_unit("NVIDIA H100", f"worker {number}")) is not None:
+                got.append(lease.unit.key)
+
+    threads = [threading.Thread(target=take_all, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == sorted(f"unit-{number}" for number in range(60))
+
+
+def test_the_worthiest_first_then_the_kernel_at_hand_then_the_one_nobody_is_at(db: str) -> None:
+    others = [unit(1, "rowwise", expected_s=9), unit(2, "colwise", expected_s=5), unit(3, "colwise", expected_s=7)]
+    with filled(db, unit(0, "mxfp8-dim0", worth=8.0), *others) as store:
+        assert taken(store).unit.kernel == "mxfp8-dim0"
+        assert taken(store, last_kernel="colwise").unit.key == "unit-3"  # the longest of its own kernel
+        assert taken(store, last_kernel="mxfp8-dim0").unit.key == "unit-1"  # somebody is at colwise
+        assert taken(store).unit.key == "unit-2"
+        assert store.take_unit("NVIDIA H100", "me") is None
+        assert store.take_unit("NVIDIA H200", "me") is None
+
+
+def test_a_lease_that_ends_gives_its_unit_back_and_its_owner_can_do_nothing_more(db: str) -> None:
+    with filled(db, unit(0)) as store:
+        zombie = taken(store, "zombie", lease_s=0.05)
+        time.sleep(0.1)
+        assert store.count_units() == Counter({UnitState.WAITING: 1})
+        mine = taken(store, "mine")
+        assert (mine.unit, mine.attempt) == (zombie.unit, 2)
+        for act in (store.finish_unit, store.renew_lease):
+            with pytest.raises(LeaseLostError, match="was given to another worker"):
+                act(zombie)
+        with pytest.raises(LeaseLostError):
+            store.fail_unit(zombie, "too late")
+        with pytest.raises(LeaseLostError):
+            store.give_back_unit(zombie, "too late")
+        store.finish_unit(mine)
+        with pytest.raises(LeaseLostError):
+            store.finish_unit(mine)  # once
+        (done,) = store.queue().units
+    assert (done.state, done.worker, done.attempts) == (UnitState.DONE, "mine", 2)
+
+
+def test_within_a_fence_nothing_is_stored_once_the_lease_is_lost(db: str) -> None:
+    with filled(db, unit(0)) as store:
+        sweep = begin(store)
+        lease = taken(store, lease_s=0.05)
+        with store.fenced(lease):
+            assert store.add(sweep, row(process="before"))
+            time.sleep(0.1)
+            with Store.open(db) as other:
+                assert other.return_expired_units() == 1
+            with pytest.raises(LeaseLostError):
+                store.add(sweep, row(process="after"))
+            with pytest.raises(LeaseLostError):
+                store.record_ceiling(sweep, H100, 3000.0)
+        assert [found.process for found in store.rows()] == ["before"]
+        assert store.add(sweep, row(process="outside"))
+
+
+def test_a_renewed_lease_lasts_and_one_given_back_in_order_costs_no_attempt(db: str) -> None:
+    with filled(db, unit(0)) as store:
+        lease = taken(store, lease_s=0.3)
+        for _ in range(4):
+            time.sleep(0.1)
+            store.renew_lease(lease)
+        assert store.return_expired_units() == 0
+        store.give_back_unit(lease, "told to end postgresql://me:hunter2@host/db")
+        (waiting,) = store.queue().units
+        assert (waiting.state, waiting.attempts, waiting.reason) == (
+            UnitState.WAITING,
+            0,
+            "told to end postgresql://me:***@host/db",
+        )
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_attempts_are_bounded(db: str, dies: bool) -> None:
+    with filled(db, unit(0)) as store:
+        for number in range(1, units.MOST_ATTEMPTS + 1):
+            lease = taken(store, lease_s=0.0 if dies else 60.0)
+            assert lease.attempt == number
+            if not dies:
+                assert (store.fail_unit(lease, "it broke") is UnitState.FAILED) == (number == units.MOST_ATTEMPTS)
+            time.sleep(0.002)
+        assert store.take_unit("NVIDIA H100", "me") is None
+        (failed,) = store.queue().units
+        reason = "its worker gave no sign of life until its lease ended" if dies else "it broke"
+        assert (failed.state, failed.reason) == (UnitState.FAILED, reason)
+        assert store.retry_failed_units() == 1
+        assert taken(store).attempt == 1
+
+
+def test_a_forgotten_sweep_takes_its_units_along_and_leaves_rows(db: str) -> None:
+    with filled(db, unit(0), unit(1)) as store:
+        store.add(begin(store), row())
+        assert store.forget_units("another") == 0
+        assert store.forget_units(SWEEP.key) == 2
+        assert store.queue() == Queue()
+        assert len(list(store.rows())) == 1
+
+
+def test_a_database_of_before_has_an_empty_queue(tmp_path: Path) -> None:
+    path = str(tmp_path / "results.db")
+    with Store.open(path, create=True) as store:
+        begin(store)
+        store._connection.exec_driver_sql("DROP TABLE units")
+        store._connection.exec_driver_sql("DROP TABLE queued_sweeps")
+        store._connection.commit()
+    with Store.open(path, writable=False) as store:
+        assert (store.queue(), store.count_units()) == (Queue(), Counter())
+        with pytest.raises(DatabaseError, match="for reading only"):
+            store.take_unit("NVIDIA H100", "me")
+    with filled(path, unit(0)) as store:
+        assert taken(store).unit == unit(0)
+
+
+SECONDS = st.floats(0.001, 1e4)
+
+
+@given(done=st.lists(st.tuples(SECONDS, SECONDS)), waiting=st.lists(SECONDS), workers=st.integers(1, 64))
+def test_what_is_left_takes_as_long_as_the_longest_unit_at_least(
+    done: list[tuple[float, float]], waiting: list[float], workers: int
+) -> None:
+    ended = [UnitStatus(unit(0, expected_s=e), UnitState.DONE, seconds=s, since_s=0.0) for e, s in done]
+    queue = Queue(units=(*ended, *(UnitStatus(unit(1, expected_s=e), UnitState.WAITING) for e in waiting)))
+    found = left_s(queue, workers)
+    if not waiting:
+        assert found == 0
+    elif not done:
+        assert found is None
+    else:
+        pace = sum(s for _, s in done) / sum(e for e, _ in done)
+        assert found == pytest.approx(max(pace * max(waiting), pace * sum(waiting) / workers))

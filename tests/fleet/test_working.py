@@ -1,0 +1,268 @@
+"""A worker at its units: taking over, failing, refusing, a time budget, and being told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import environment, fp8tune
+
+from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
+from fp8tune.choose.calibration import is_calibrated
+from fp8tune.errors import UsageError
+from fp8tune.fleet import units, worker
+from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
+from fp8tune.fleet.lease import Heartbeat
+from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
+from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.store.results import Store
+from fp8tune.store.units import LeaseLostError, UnitState
+from fp8tune.sweep import planning, session
+from fp8tune.sweep.events import Event, TrialDone
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "results.db")
+
+
+def queued(db: str, count: int, *, quick: bool = True) -> Plan:
+    with Store.open(db, create=True) as store:
+        queue(store, plan := plan_of(count, quick=quick))
+    return plan
+
+
+def of_type(kind: type[WorkerEvent], events: Iterator[WorkerEvent]) -> list[WorkerEvent]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("stage", ["screen", "final"])
+def test_another_gpu_takes_over_and_the_table_is_the_same(db: str, tmp_path: Path, stage: str) -> None:
+    """The first worker is lost in the middle of a screen, or of finals, and its host comes back too late."""
+    queued(db, 2, quick=False)
+    with Store.open(db) as first:
+        lease = first.take_unit(DEVICE, "lost", lease_s=0.2)
+        assert lease is not None
+        plan = units.of_unit(units.plan_of(lease.sweep, timer=f"{DEVICE},gpu=7"), lease.unit)
+        with first.fenced(lease):
+            lost = worker.swept(first, plan)
+            assert any(isinstance(event, TrialDone) and event.row.stage == stage for event in lost)
+            time.sleep(0.3)
+            assert len(of_type(UnitDone, worked(db, gpu=8))) == 2
+            with pytest.raises(LeaseLostError):
+                for _ in lost:
+                    pass
+    queued(alone := str(tmp_path / "alone.db"), 2, quick=False)
+    assert len(of_type(UnitDone, worked(alone))) == 2
+    assert table(db) == table(alone)
+    with Store.open(db, writable=False) as store:
+        assert len({row.device.uuid_hash for row in store.rows()}) == 2
+
+
+def test_a_unit_that_was_broken_off_goes_on_where_it_was(db: str) -> None:
+    queued(db, 1, quick=False)
+    events = worked(db)
+    for event in events:
+        if isinstance(event, TrialDone) and event.row.stage == "final":
+            break
+    events.close()  # type: ignore[attr-defined]
+    with Store.open(db, writable=False) as store:
+        (unit,) = store.queue().units
+        assert (unit.state, unit.attempts, unit.reason) == (
+            UnitState.WAITING,
+            0,
+            "its worker was told to end",
+        )
+    again = [event.from_database for event in worked(db) if isinstance(event, TrialDone)]
+    assert again.count(True) > 2  # the screen
+    with Store.open(db, writable=False) as store:
+        assert len({(row.config, row.stage, row.round, row.process) for row in store.rows()}) == len(list(store.rows()))
+
+
+def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends(db: str) -> None:
+    def broken(store: Store, plan: Plan) -> Iterator[Event]:
+        raise UsageError("the fan is off")
+        yield
+
+    queued(db, 3)
+    events = list(worked(db, 0, broken))
+    assert [event.reason for event in events if isinstance(event, UnitFailed)] == ["the fan is off"] * 2
+    assert isinstance(events[-1], WorkerEnded)
+    assert (events[-1].is_in_vain, events[-1].waiting) == (True, 3)
+    assert len(of_type(UnitDone, worked(db, 1))) == 3
+
+
+def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
+    plan = plan_of(1)
+    with Store.open(db, create=True) as store:
+        sweep = units.queued(plan)
+        (unit,) = units.units_of(plan, sweep.key)
+        store.add_units(sweep, [replace(unit, source_hash="0123456789abcdef", problems=("fedcba9876543210",))])
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    assert done.returncode == 2
+    assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
+    with Store.open(db, writable=False) as store:
+        (found,) = store.queue().units
+        assert (found.state, found.attempts) == (UnitState.WAITING, 0)
+
+
+def test_units_are_built_anew_from_their_document_and_name_no_database(db: str) -> None:
+    options = Options(("rowwise-2d",), shapes=("tiny",), timer=DEVICE, db="postgresql://me:secret@host/x", quick=True)
+    plan = planning.expanded(planning.planned(options))
+    sweep = units.queued(plan)
+    assert "secret" not in sweep.document + sweep.command
+    again = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
+    assert [units.problem_key(of) for of in again.problems] == [units.problem_key(of) for of in plan.problems]
+    assert [of.configs for of in again.problems] == [of.configs for of in plan.problems]
+    parts = [units.of_unit(again, unit) for unit in units.units_of(plan, sweep.key)]
+    assert [of for part in parts for of in part.problems] == list(again.problems)
+    assert len({part.key for part in parts}) == len(parts)
+    with pytest.raises(UsageError, match="the units are for simulated:1, and this GPU is simulated:2"):
+        units.plan_of(sweep, timer="simulated:2")
+
+
+class Clock:
+    """A clock that units move."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def do(self, seconds: float) -> worker.Do:
+        """What takes so long."""
+
+        def working(store: Store, plan: Plan) -> Iterator[Event]:
+            budget_s = plan.options.time_budget_s
+            self.now_s += seconds if budget_s is None else min(seconds, budget_s)
+            if budget_s is not None and budget_s < seconds:
+                raise worker.UnfinishedError("the time is over")
+            yield from timed_once(store, plan)
+
+        return working
+
+
+@pytest.mark.parametrize(("budget_s", "done", "calibrated"), [(60, 2, False), (1000, 33, True)])
+def test_a_short_budget_goes_into_units_and_says_what_is_left(
+    db: str, budget_s: int, done: int, calibrated: bool
+) -> None:
+    """The old example spent 44 of 60 seconds on a calibration, and swept nothing."""
+    queued(db, 40)
+    clock = Clock()
+    options = worker.WorkerOptions(db, DEVICE, time_budget_s=budget_s)
+    events = list(worker.work(options, clock.do(30), clock=clock, sleep=lambda _: None))
+    ended = events[-1]
+    assert isinstance(ended, WorkerEnded)
+    assert (ended.done, ended.failed, ended.waiting) == (done, 0, 40 - done)
+    assert (ended.reason, ended.is_in_vain) == ("the time budget is over", False)
+    assert ended.left_s is not None
+    assert len(of_type(UnitReturned, iter(events))) == (1 if budget_s % 30 > worker.LEAST_S else 0)
+    with Store.open(db, writable=False) as store:
+        assert is_calibrated(store.calibration(SimulatedBackend(DEVICE).device)) == calibrated
+
+
+def test_worth_is_what_is_open_and_settled_problems_are_left_out(db: str) -> None:
+    plan = plan_of(3, quick=True)
+    new, screened, stale = plan.problems
+    with Store.open(db, create=True) as store:
+        old = replace(stale, version=replace(stale.version, source_hash="0123456789abcdef"))
+        for of in (screened, old):
+            for _ in session.run(store, replace(plan, key=of.version.source_hash, problems=(of,))):
+                pass
+        worth = worths(store, plan)
+        assert [worth(of) for of in (new, screened, stale)] == [NEW, SETTLED, STALE]
+        finals = replace(plan, options=replace(plan.options, quick=False))
+        assert worths(store, finals)(screened) == UNDECIDED  # it has no finals yet
+        again = replace(plan, options=replace(plan.options, again=True))
+        assert worths(store, again)(screened) == NEW
+        added = units.add(store, plan)
+        assert (added.problems, added.settled) == (2, 1)
+        assert units.add(store, plan).new == 0
+        first = store.queue().units[0]
+        assert first.unit.worth > STALE / 2
+
+
+def test_again_queues_anew_once_all_is_done(db: str) -> None:
+    plan = plan_of(2)
+    again = replace(plan, options=replace(plan.options, again=True))
+    with Store.open(db, create=True) as store:
+        first = units.add(store, again)
+        assert units.add(store, again).sweep == first.sweep
+        assert units.add(store, again).new == 0
+        while (lease := store.take_unit(DEVICE, "me")) is not None:
+            store.finish_unit(lease)
+        second = units.add(store, again)
+        assert second.new == first.new
+        assert second.sweep.key != first.sweep.key
+
+
+def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
+    queued(db, 1)
+    with Store.open(db) as store:
+        lease = store.take_unit(DEVICE, "me", lease_s=0.4)
+        assert lease is not None
+        with Heartbeat(db, lease, stalls_after_s=60.0) as heart:
+            time.sleep(0.8)
+            heart.beat()
+            assert store.return_expired_units() == 0
+            heart.stalls_after_s = 0.0
+            time.sleep(1.0)
+            assert heart.is_stalled
+            assert store.return_expired_units() == 1
+            heart.stalls_after_s = 60.0
+            time.sleep(0.4)
+            with pytest.raises(LeaseLostError):
+                heart.beat()
+
+
+def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
+    options = ("--kernel", "colwise", "--shapes", "tiny", "--timer", DEVICE, "--db", db)
+    assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
+    command = [sys.executable, "-m", "fp8tune", "worker", "--timer", DEVICE, "--format", "json"]
+    given = {**environment(), "FP8TUNE_DB": db}
+    with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "taken":
+                break
+        shown = fp8tune("queue", "--db", db).stdout
+        assert f"{os.uname().nodename}:{process.pid}" in shown
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "its unit is given back" in said.splitlines()[-1]
+    with Store.open(db, writable=False) as store:
+        assert store.count_units().keys() == {UnitState.WAITING}
+        assert sum(of.attempts for of in store.queue().units) == 0
+
+
+def test_the_queue_says_what_there_is(db: str) -> None:
+    assert "does not exist" in fp8tune("queue", "--db", db).stderr
+    with Store.open(db, create=True) as store:
+        plan = plan_of(3)
+        sweep = queue(store, plan)
+        first, lease = (store.take_unit(DEVICE, name) for name in ("host-a:16", "host-a:17"))
+        assert first is not None
+        assert lease is not None
+        store.finish_unit(first)
+        found = [json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)]
+        assert sorted(one["state"] for one in found[0]) == ["done", "running", "waiting"]
+        store.fail_unit(replace(lease, attempt=9), "it broke")
+    shown = fp8tune("queue", "--db", db).stdout
+    assert "it broke" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+    assert "1 units that had failed wait again" in fp8tune("queue", "--db", db, "--retry-failed").stderr
+    assert fp8tune("queue", "--db", db, "--forget", "nothing").returncode == 2
+    assert "3 units removed" in fp8tune("queue", "--db", db, "--forget", sweep.key).stderr
+    assert "no work is queued" in fp8tune("queue", "--db", db).stdout

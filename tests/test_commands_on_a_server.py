@@ -1,0 +1,294 @@
+"""Every command does with a PostgreSQL server what it does with a file, and no password is said or stored anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pytest
+from command_line import Ended, fp8tune
+from database_rows import config, finished_sweep, problem
+from places import PLANTED, PUBLISHED
+from servers import PASSWORD, USER, Server
+
+import fp8tune as package
+from fp8tune.errors import DatabaseError
+from fp8tune.process_arguments import hide_passwords
+from fp8tune.store.results import Store
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+SWEEP = ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--grid", "num_warps=1,2", "--timer", "simulated:5")
+SECRETS = (PASSWORD, quote(PASSWORD, safe=""), quote_plus(PASSWORD), "se cret", "%2F%C3%BC")
+
+
+def ran(db: str, *command: object, cwd: Path) -> Ended:
+    """A command on a database, which never says the password."""
+    done = fp8tune(*command, "--db", db, cwd=cwd)
+    for secret in SECRETS:
+        assert secret not in done.stdout + done.stderr, done
+    return done
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, postgresql: Server) -> dict[str, str]:
+    """A file and a server's database with the same rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    file, server = str(folder / "rows.db"), postgresql.database()
+    for command in ((*SWEEP, "--quick"), ("import", PUBLISHED)):
+        done = ran(file, *command, cwd=folder)
+        assert done.returncode == 0, done
+    with Store.open(file) as store:
+        finished_sweep(store, {problem(): {config(): 100.0, config(64): 101.0}})
+    ran(file, "doctor", "--repair", cwd=folder)
+    done = ran(server, "import", file, cwd=folder)
+    assert done.returncode == 0, done
+    return {"a file": file, "a server": server}
+
+
+def alike(text: str, db: str, folder: Path) -> str:
+    """Without what names the database, and how long something took."""
+    for name in (db.replace(quote(PASSWORD, safe=""), "***"), str(folder)):
+        text = text.replace(name, "DB")
+    text = re.sub(r"(?m)^(writing the page|rows read|problems read).*\n", "", text)  # said of what takes seconds
+    return re.sub(r" *\d+(\.\d+)? (s|min)\b", "", text)
+
+
+READING = [
+    ("show",),
+    ("show", "--format", "json"),
+    ("show", "--format", "csv", "--sort", "gain"),
+    ("show", "--kernel", "colwise", "--arch", "sm_90"),
+    ("show", "--conflicts"),
+    ("show", "--published"),
+    ("show", "--failed"),
+    ("show", "--op", "grouped-mm"),
+    ("explain", "colwise", "M=16640,K=5120,G=64"),
+    ("explain", "colwise", "M=16640,K=5120,G=64", "--format", "json"),
+    ("export", "--arch", "sm_90", "--output", "table.py"),
+    ("export", "--arch", "simulated", "--output", "table.py", "--kernel", FAULTS),
+    ("export", "--arch", "sm_90", "--output", "table.py", "--check"),
+    ("export", "--arch", "sm_90", "--for", "python", "--kernel", "colwise", "--output", "files"),
+    ("report", "--output", "report.html"),
+    ("compare", "HEAD..HEAD", "--from-db", "--kernel", "colwise", "--repo", Path(__file__).parents[1]),
+    ("doctor", "--format", "json"),
+]
+
+
+@pytest.mark.parametrize("command", READING, ids=lambda command: " ".join(map(str, command))[:60])
+def test_a_command_that_reads_says_the_same(command: tuple[str, ...], both: dict[str, str], tmp_path: Path) -> None:
+    ended, files = {}, {}
+    for where, db in both.items():
+        folder = tmp_path / where
+        folder.mkdir()
+        done = ran(db, *command, cwd=folder)
+        ended[where] = (done.returncode, alike(done.stdout, db, folder), alike(done.stderr, db, folder))
+        written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        files[where] = {path: alike(text, db, folder) for path, text in written.items()}
+        assert not any(secret in text for text in written.values() for secret in SECRETS)
+    assert ended["a server"] == ended["a file"]
+    assert files["a server"].keys() == files["a file"].keys()
+    if command[0] == "export":
+        assert files["a server"] == files["a file"]
+
+
+def test_commands_that_write_do_the_same(postgresql: Server, tmp_path: Path) -> None:
+    csv = tmp_path / "published.csv"
+    csv.write_text("\n".join(PUBLISHED.read_text().splitlines()[:4]) + "\n")
+    steps = [
+        (*SWEEP, "--quick"),
+        (*SWEEP, "--quick"),  # finished already
+        ("calibrate", "--timer", "simulated:5"),
+        ("import", csv),
+        ("import", csv),  # brings nothing
+        ("forget", "trials:1"),
+        ("forget", "--unreadable"),
+        ("doctor", "--repair"),
+        ("show", "--format", "csv"),
+    ]
+    databases = {"a file": str(tmp_path / "rows.db"), "a server": postgresql.database()}
+    ended: dict[str, list[tuple[object, ...]]] = {}
+    for where, db in databases.items():
+        for step in steps:
+            done = ran(db, *step, cwd=tmp_path)
+            last = [line for line in alike(done.stdout, db, tmp_path).splitlines() if line]
+            ended.setdefault(where, []).append((step[0], done.returncode, last[-1:] if step[0] != "doctor" else []))
+    assert ended["a server"] == ended["a file"]
+    assert [code for _, code, _ in ended["a server"]] == [0] * len(steps)
+    with Store.open(databases["a file"]) as file, Store.open(databases["a server"]) as server:
+        rows = {
+            where: [(row.problem, row.config, row.stage, row.outcome) for row in store.rows()]
+            for where, store in {"a file": file, "a server": server}.items()
+        }
+        assert rows["a server"] == rows["a file"] != []
+
+
+def test_rows_of_a_server_go_into_a_small_file(both: dict[str, str], tmp_path: Path) -> None:
+    done = ran(both["a server"], "compact", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fp8tune: a server looks after its own space: -o FILE writes its rows into a small file\n",
+    )
+    done = ran(both["a server"], "compact", "-o", "small.db", "--archive", "all.db.xz", cwd=tmp_path)
+    assert done.returncode == 0, done
+    for name in ("small.db", "all.db.xz"):
+        if name.endswith(".xz"):
+            assert ran(str(tmp_path / "again.db"), "import", name, cwd=tmp_path).returncode == 0
+            name = "again.db"
+        shown = [
+            ran(db, "show", "--format", "csv", cwd=tmp_path).stdout for db in (str(tmp_path / name), both["a server"])
+        ]
+        assert shown[0] == shown[1]
+
+
+def test_python_reads_it_as_a_file(both: dict[str, str]) -> None:
+    found = {where: package.open(db) for where, db in both.items()}
+    for name in ("picks", "finals", "trials"):
+        frames = {where: getattr(results, name)() for where, results in found.items()}
+        assert frames["a server"].equals(frames["a file"]), name
+
+
+def test_views_show_the_same(both: dict[str, str], postgresql: Server) -> None:
+    import sqlite3
+
+    name = both["a server"].rpartition("/")[2]
+    with sqlite3.connect(both["a file"]) as file:
+        for view in ("v_picks", "v_finals", "v_packed", "v_trials"):
+            columns = "*" if view != "v_trials" else "kernel, shape, config, stage, time_us, measured_at"
+            query = f"SELECT {columns} FROM {view} ORDER BY 1, 2, 3, 4, 5"
+            mine, theirs = file.execute(query).fetchall(), postgresql.execute(query, name)
+            if view == "v_picks":  # the moment of deciding is each database's own
+                mine, theirs = [row[:-2] for row in mine], [row[:-2] for row in theirs]
+            theirs = [tuple(int(cell) if cell in (True, False) else cell for cell in row) for row in theirs]
+            for one, other in zip(sorted(map(repr, theirs)), sorted(map(repr, mine)), strict=True):
+                assert one == other
+    file.close()
+
+
+def test_no_password_is_in_a_row_or_the_server_s_log(postgresql: Server, tmp_path: Path) -> None:
+    db = postgresql.database()
+    assert ran(db, *SWEEP, "--quick", cwd=tmp_path).returncode == 0
+    name = db.rpartition("/")[2]
+    tables = postgresql.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name)
+    everything = "\n".join(str(postgresql.execute(f"SELECT * FROM {table}", name)) for (table,) in tables)
+    assert f"{USER}:***@127.0.0.1" in everything
+    log = (postgresql.folder / "log").read_text()
+    for secret in SECRETS:
+        assert secret not in everything
+        assert secret not in log
+
+
+def ended(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    given = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "fp8tune.cli", *map(str, command)],
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_password_may_be_in_the_environment_or_a_file(
+    postgresql: Server, both: dict[str, str], tmp_path: Path
+) -> None:
+    url = both["a server"].replace(f":{quote(PASSWORD, safe='')}", "")
+    passfile = tmp_path / "pgpass"
+    passfile.write_text(f"127.0.0.1:{postgresql.port}:*:{USER}:{PASSWORD}\n")
+    passfile.chmod(0o600)
+    show = ("show", "--db", url, "--format", "json")
+    assert len(json.loads(ended(*show, PGPASSWORD=PASSWORD).stdout)) > 3
+    assert len(json.loads(ended(*show, PGPASSFILE=str(passfile)).stdout)) > 3
+    wrong = ended(*show, PGPASSWORD="hunter2hunter2")
+    assert (wrong.returncode, wrong.stderr.count("\n"), "hunter2" in wrong.stderr) == (2, 1, False), wrong.stderr
+    assert "refused the login: put the password into PGPASSWORD or ~/.pgpass" in wrong.stderr
+    without = ended(*show, PGPASSWORD="", PGPASSFILE=str(tmp_path / "missing"))
+    assert (without.returncode, without.stderr.count("\n")) == (2, 1), without.stderr
+
+
+def test_ps_does_not_list_the_password(postgresql: Server) -> None:
+    db = postgresql.database()
+    code = (
+        "import sys, time; from fp8tune import process_arguments; process_arguments.hide_passwords(); "
+        "print(sys.argv[-1], flush=True); time.sleep(60)"
+    )
+    arguments = [sys.executable, "-c", code, "--db", db, f"--db={db}?sslpassword=hunter2&x=1", "plain:/text"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        listed = Path(f"/proc/{child.pid}/cmdline").read_text()
+        child.kill()
+    for secret in (*SECRETS, "hunter2"):
+        assert secret not in listed
+    assert f"{USER}:***" in listed
+    assert listed.endswith("&x=1\0plain:/text\0")
+    assert len(listed.encode()) == len("\0".join(arguments).encode()) + 1
+    hide_passwords()  # of these tests, which have none
+
+
+def test_no_process_of_a_sweep_has_the_password_among_its_arguments(postgresql: Server, tmp_path: Path) -> None:
+    db = postgresql.database()
+    command = [sys.executable, "-m", "fp8tune.cli", *SWEEP, "--db", db]
+    listed: set[str] = set()
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        began = time.monotonic()
+        while sweep.poll() is None and time.monotonic() - began < 30:
+            group = [sweep.pid, *_children(sweep.pid)]
+            for pid in group:
+                with contextlib.suppress(OSError):
+                    listed.add(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
+            if len(listed) >= 3 and len(group) > 1:
+                break
+            time.sleep(0.05)
+        sweep.kill()
+    last = [line for line in listed if "***" in line]
+    assert last
+    assert [line for line in listed if any(secret in line for secret in SECRETS)] in ([], [_typed(command)])
+
+
+def _typed(command: list[str]) -> str:
+    return "\0".join(command) + "\0"
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            found += [child, *_children(child)]
+    except OSError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql", "mariadb", "mssql+pyodbc", "oracle", "postgres"])
+def test_other_servers_are_refused_with_one_line(scheme: str, tmp_path: Path) -> None:
+    db = f"{scheme}://me:hunter2@host:3306/db?password=hunter2"
+    line = f"fp8tune: {scheme}://... cannot be used: tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
+    for command in (SWEEP, ("show",), ("import", PUBLISHED), ("forget", "trials:1"), ("calibrate",), ("compact",)):
+        done = fp8tune(*command, "--db", db, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{line}\n")
+    done = fp8tune("doctor", "--db", db, cwd=tmp_path)
+    assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (1, False)
+
+
+def test_what_a_server_repeats_is_said_without_the_password(postgresql: Server) -> None:
+    """A server that speaks of the URL itself, as a proxy or an extension may."""
+    db = postgresql.database()
+    name = db.rpartition("/")[2]
+    with Store.open(db, create=True):
+        pass
+    said = f"$$ BEGIN RAISE EXCEPTION 'no rows from {db.replace('%', '%%')}, password {PASSWORD}'; END $$"
+    postgresql.execute(f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS {said}", name)
+    postgresql.execute("CREATE TRIGGER refuse BEFORE INSERT ON sweeps EXECUTE FUNCTION refuse()", name)
+    with Store.open(db) as store, pytest.raises(DatabaseError, match="no rows from postgresql") as raised:
+        finished_sweep(store, {problem(): {config(): 100.0}})
+    assert "\n" not in str(raised.value)
+    for secret in SECRETS:
+        assert secret not in str(raised.value)
