@@ -33,6 +33,8 @@ WRITES = {
     "mxfp8-dim1-3d-via-2d": ("the same, as one matrix and a copy", "row-major → column-major"),
     "transposed-codes": ("nothing: codes of rows for the other GEMM", "row-major → column-major"),
     "transposed-codes-3d": ("nothing: codes of weights for the other GEMM", "transposed in memory"),
+    "swiglu-rowwise": ("SwiGLU of gate and up, one scale a row", "row-major → row-major"),
+    "swiglu-gradient": ("the gradients of gate and up, one scale a row", "row-major → row-major"),
     "grouped-rows": ("GEMM of each group's rows and its expert", "row-major → row-major"),
     "grouped-contraction": ("GEMM over each group's rows", "column-major → row-major"),
 }
