@@ -208,7 +208,7 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(seed: int) -> None:
 
         def break_things() -> None:
             generator = random.Random(seed)
-            for number in range(10_000):
+            for number in range(24):  # then it goes in peace
                 if stop.wait(generator.uniform(0.05, 0.5)):
                     return
                 with contextlib.suppress(Exception):  # the server may be down
