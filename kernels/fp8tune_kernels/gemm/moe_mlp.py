@@ -301,14 +301,16 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if w13 is not None:
             q_13, _ = _weights(w13, dtype)
         y, bias = q_y, None
-        if options.recompute == "gate-up":
+        reads_y = wanted.through_h() or (wanted.w2 and q_h is None)
+        if options.recompute == "gate-up" and reads_y:
             y, bias = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype), _as(b13, torch.bfloat16)
         weights = _as(row_weights, torch.float32)
         names = {"activation": options.activation, "layout": options.layout, "float8_dtype": dtype}
         if wanted.w2 and q_h is None:
             q_h, scales_h, _, _ = quantize_swiglu_rowwise(y, offs, scales_y, bias, weights, **names)
-        q, scales = quantize_rowwise_factored(grad, offs, scales_2, float8_dtype=dtype)
         dh = None
+        if wanted.w2 or wanted.through_h():
+            q, scales = quantize_rowwise_factored(grad, offs, scales_2, float8_dtype=dtype)
         if wanted.through_h():
             if w2 is not None:
                 q_2, _ = _weights(w2, dtype)
@@ -319,7 +321,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if wanted.w2:
             found = _weight_gradient(q, scales, scales_2, q_h, scales_h, ones[: E * N], offs, dtype)
             grads["w2"] = found.to(ctx.dtypes[2])
-        del q, q_h
+        q = q_h = None
         if dh is not None:
             q, scales, d_weights, d_bias = quantize_swiglu_gradient(
                 y, dh, offs, scales_13, scales_y, bias, weights, bias_gradient=wanted.b13, **names

@@ -1,0 +1,196 @@
+"""The kernels of a gated activation: the same bytes on every backend, config and edge, and faults that show."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from planting import plant
+
+from fp8tune.measure.checking import build, build_edge
+from fp8tune.measure.edges import edges_of
+from fp8tune_kernels import catalog, quantize_rowwise_2d, quantize_swiglu_gradient, quantize_swiglu_rowwise
+from fp8tune_kernels.quantize import swiglu_rowwise
+from fp8tune_kernels.quantize.gated import (
+    ACTIVATIONS,
+    gated,
+    gated_gradient,
+    reference_gated,
+    reference_gated_gradient,
+)
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on infinities, in the interpreter
+
+FP8 = "float8_e4m3fn"
+EVERY_BFLOAT16 = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+each_kernel = pytest.mark.parametrize("kernel", catalog.GATED)
+
+
+@triton.jit
+def of_every_value(gate_ptr: Any, up_ptr: Any, h_ptr: Any, slope_ptr: Any, ACTIVATION: tl.constexpr) -> None:
+    at = tl.program_id(0) * 4096 + tl.arange(0, 4096)
+    gate, up = tl.load(gate_ptr + at).to(tl.float32), tl.load(up_ptr + at).to(tl.float32)
+    tl.store(h_ptr + at, gated(gate, up, ACTIVATION))
+    d_gate, _, _ = gated_gradient(gate, up, tl.full((4096,), 1.0, tl.float32), ACTIVATION)
+    tl.store(slope_ptr + at, d_gate)
+
+
+@pytest.mark.parametrize("activation", range(len(ACTIVATIONS)), ids=ACTIVATIONS)
+def test_every_gate_of_bfloat16_gives_the_same_bits(activation: int, device: str) -> None:
+    """Whatever ``exp`` a backend has: see the constants of :mod:`fp8tune_kernels.quantize.gated`."""
+    gate = EVERY_BFLOAT16.to(device)
+    up = torch.full_like(gate, 0.0 if ACTIVATIONS[activation] == "gpt-oss" else 1.0)
+    h, slope = (torch.empty(2**16, device=device) for _ in range(2))
+    of_every_value[(16,)](gate, up, h, slope, activation)
+    assert_same(h, reference_gated(gate, up, activation))
+    assert_same(slope, reference_gated_gradient(gate, up, torch.ones_like(gate), activation)[0])
+
+
+def assert_same(found: torch.Tensor, right: torch.Tensor) -> None:
+    same = (found.view(torch.int32) == right.view(torch.int32)) | (found.isnan() & right.isnan())
+    assert bool(same.all()), found[~same][:4]
+
+
+def test_the_formulas_are_torchs_and_transformers_to_bfloat16() -> None:
+    gate, up = torch.randn(2, 4096, dtype=torch.float64).bfloat16()
+    right = torch.nn.functional.silu(gate.double()) * up.double()
+    torch.testing.assert_close(reference_gated(gate, up, 0).double(), right, rtol=2**-8, atol=1e-30)
+    gate, up = 4 * gate, 4 * up
+    clamped = gate.double().clamp(max=7)
+    right = (up.double().clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
+    torch.testing.assert_close(reference_gated(gate, up, 1).double(), right, rtol=2**-8, atol=1e-30)
+
+
+@pytest.mark.parametrize("activation", range(len(ACTIVATIONS)), ids=ACTIVATIONS)
+def test_gradients_are_those_of_autograd_to_bfloat16(activation: int) -> None:
+    given = [(5 * torch.randn(4096)).bfloat16() for _ in range(2)]
+    gate, up = (each.double().requires_grad_() for each in given)
+    if ACTIVATIONS[activation] == "gpt-oss":
+        clamped = gate.clamp(max=7)
+        h = (up.clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
+    else:
+        h = torch.nn.functional.silu(gate) * up
+    right = torch.autograd.grad(h.sum(), (gate, up))
+    found = reference_gated_gradient(*given, torch.ones_like(given[0]), activation)
+    for mine, exact in zip(found, right, strict=False):
+        torch.testing.assert_close(mine.double(), exact, rtol=2**-7, atol=1e-4)
+
+
+CONFIGS = ({}, {"BLOCK_SIZE_M": 32, "TILE": 16384}, {"BLOCK_SIZE_M": 8, "TILE": 1024, "num_warps": 8})
+
+
+@each_kernel
+@pytest.mark.parametrize("in_dtype", ["bfloat16", FP8])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_config_gives_the_reference_bytes(
+    kernel: str, in_dtype: str, config: dict[str, int], device: str
+) -> None:
+    spec = catalog.load(kernel)
+    for routing in ("ragged", "empty"):
+        one = Problem(kernel, NamedInts(spec.interpreted), routing, in_dtype=in_dtype)
+        assert build(spec, one, device).check(NamedInts({**spec.default, **config})) is None
+
+
+@each_kernel
+def test_the_default_is_right_on_every_edge(kernel: str, device: str) -> None:
+    spec = catalog.load(kernel)
+    assert outcome(spec, device) is None
+
+
+def outcome(spec: KernelSpec, device: str) -> str | None:
+    """The first thing that is wrong on an edge."""
+    problem = Problem(spec.name, NamedInts(spec.interpreted), "ragged")
+    found = (build_edge(spec, edge, device).check(spec.default, range(1)) for edge in edges_of(spec, problem))
+    return next(filter(None, found), None)
+
+
+FAULTS = {
+    "swiglu-rowwise": {
+        "rows of no group read": ("(row + lanes < last)", "(row + lanes < M)"),
+        "the maxima of the first tile alone": ("tl.maximum(largest, largest_of_rows(h_rest))", "largest"),
+        "interleaved taken for halves": ("if INTERLEAVED:\n        WIDTH", "if INTERLEAVED == 2:\n        WIDTH"),
+        "a bias without rounding": ("gate.to(tl.bfloat16).to(tl.float32), 0.0)", "gate, 0.0)"),
+        "weights left out": ("* weights if weights_ptr is not None", "if weights_ptr is not None"),
+        "the last rows left out": ("-(-rows // config", "(rows // config"),
+        "scales unwritten": ("tl.store(scales_ptr + row + lanes, scale, mask=in_rows)", "in_rows = in_rows & True"),
+    },
+    "swiglu-gradient": {
+        "factors of another group": ("group.to(tl.int64) * (2 * N)\n    gate, up =", "0\n    gate, up ="),
+        "the maxima of the gate alone": (", largest_of_rows(y_up))", ", largest_of_rows(y_gate))"),
+        "rows past the groups read": ("& (block.group < G)  # rows", "& (block.group <= G)  # rows"),
+        "columns past the last": ("mask=is_read[:, None] & (columns < N)[", "mask=is_read[:, None] & (columns <= N)["),
+        "codes of the gate twice": ("q_ptr, y_gate, y_up, scale", "q_ptr, y_gate, y_gate, scale"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "fault"), [(kernel, fault) for kernel in FAULTS for fault in FAULTS[kernel]])
+def test_a_planted_fault_is_caught(kernel: str, fault: str, tmp_path: Path, device: str) -> None:
+    [file] = plant(kernel, tmp_path, (), *FAULTS[kernel][fault])
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[file.stem] = module
+    found.loader.exec_module(module)
+    assert outcome(module.SPEC, device) is not None
+
+
+@each_kernel
+def test_least_bytes_are_those_of_inputs_and_outputs(kernel: str) -> None:
+    spec = catalog.load(kernel)
+    shape = {"M": 1024, "N": 512, "G": 4}
+    wide = {"swiglu-rowwise": 5, "swiglu-gradient": 8}[kernel]
+    assert spec.bytes_of(Problem(kernel, NamedInts(shape), "jagged")) == wide * 1024 * 512
+    narrow = Problem(kernel, NamedInts(shape), "jagged", in_dtype=FP8)
+    assert spec.bytes_of(narrow) == (wide - 2) * 1024 * 512
+
+
+def given(**options: Any) -> tuple[Any, ...]:
+    problem = Problem("swiglu-rowwise", NamedInts(M=75, N=32, G=3, **options), "empty")
+    return swiglu_rowwise.inputs(problem, "cpu")
+
+
+def test_kept_codes_are_those_of_rowwise_2d() -> None:
+    x, offs, *_ = given()
+    *_, q_x, scales_x = quantize_swiglu_rowwise(x, offs, keep=True)
+    right = quantize_rowwise_2d(x)
+    last = int(offs[-1])
+    assert torch.equal(q_x[:last].view(torch.uint8), right[0][:last].view(torch.uint8))
+    assert torch.equal(scales_x[:last], right[1][:last])
+
+
+@each_kernel
+def test_it_is_an_operator_as_torch_wants_them(kernel: str) -> None:
+    spec = catalog.load(kernel)
+    wrapper = {"swiglu-rowwise": quantize_swiglu_rowwise, "swiglu-gradient": quantize_swiglu_gradient}[kernel]
+    operator = getattr(torch.ops.fp8tune, wrapper.__name__).default
+    inputs = spec.inputs(Problem(kernel, NamedInts(M=21, N=16, G=2), "ragged"), "cpu")
+    tests = ("test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, inputs, test_utils=tests)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"activation": "gelu"}, "activation is 'gelu', wanted 'swiglu' or 'gpt-oss'"),
+        ({"layout": "thirds"}, "layout is 'thirds', wanted 'halves' or 'interleaved'"),
+        ({"x": torch.zeros(4, 3).bfloat16()}, r"x has shape \(4, 3\) .* wanted row-major"),
+        ({"x": torch.zeros(75, 64)}, "x is torch.float32, wanted torch.bfloat16 or FP8 codes"),
+        ({"x_scales": torch.ones(75)}, "x_scales is a tensor, wanted None beside torch.bfloat16"),
+        ({"bias": torch.zeros(3, 64)}, "bias is torch.float32 of shape .* wanted 192 contiguous"),
+        ({"weights": torch.ones(74)}, "weights is .* wanted 75 contiguous values of torch.float32"),
+    ],
+)
+def test_what_no_kernel_reads_is_refused_in_one_line(change: dict[str, Any], says: str) -> None:
+    x, offs, *_ = given()
+    with pytest.raises(ValueError, match=says) as found:
+        quantize_swiglu_rowwise(**{"x": x, "offs": offs, **change})
+    assert "\n" not in str(found.value)
