@@ -363,12 +363,12 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="swiglu-rowwise",
     axes={
-        "BLOCK_SIZE_M": (8, 16, 32, 64),
+        "BLOCK_SIZE_M": (4, 8, 16, 32),
         "TILE": (1024, 2048, 4096, 8192, 16384),
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2),
     },
-    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=8, TILE=4096, num_warps=4, num_stages=1),
     key=("M_bucket", "N", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
