@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shlex
@@ -27,6 +28,7 @@ from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.records import NamedInts
+from fp8tune.store import units as store_units
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, UnitState
 from fp8tune.sweep import planning
@@ -39,7 +41,7 @@ FEW = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=8192", "num_stages=1")
 """Of rowwise-2d: the default and another config."""
 
 LEASE_S = 2.0
-"""Of these workers: nobody waits a minute here."""
+"""Of workers that are killed: nobody waits a minute here."""
 
 Do = Callable[[Store, Plan], Iterator[Event]]
 
@@ -59,9 +61,9 @@ def queue(store: Store, plan: Plan) -> QueuedSweep:
     return sweep
 
 
-def worked(db: str, gpu: int = 0, do: Do | None = None) -> Iterator[WorkerEvent]:
+def worked(db: str, gpu: int = 0, do: Do | None = None, lease_s: float = LEASE_S) -> Iterator[WorkerEvent]:
     """The events of a worker on one of the made-up GPUs."""
-    return worker.work(worker.WorkerOptions(db, f"{DEVICE},gpu={gpu}", lease_s=LEASE_S), do)
+    return worker.work(worker.WorkerOptions(db, f"{DEVICE},gpu={gpu}", lease_s=lease_s), do)
 
 
 def timed_once(store: Store, plan: Plan) -> Iterator[Event]:
@@ -205,20 +207,24 @@ def chaos(
 
 
 def throughput(db: str, workers: int, *, units_each: int, unit_s: float = 1.0) -> float:
-    """Units a second of so many workers at units that sleep, from the first that is taken to the last that is done.
+    """Units a second of so many workers at units that sleep.
 
-    Workers are threads: they only wait. Each one's first unit, in which it reads the plan, is left out.
+    Workers are threads, for they only wait. Counted is from when each of them has done a unit, in which it reads the
+    plan, until the first of them finds nothing left.
     """
     with Store.open(db, create=True) as store:
-        sweep = queue(store, plan_of(workers * (1 + units_each)))
+        sweep = queue(store, plan_of(workers * (2 + units_each)))
 
     def sleeping(store: Store, plan: Plan) -> Iterator[Event]:
         time.sleep(unit_s)
         yield from ()
 
+    done: list[list[float]] = [[] for _ in range(workers)]
+
     def run(gpu: int) -> None:
-        for _ in worked(db, gpu, sleeping):
-            pass
+        done[gpu] += [
+            time.monotonic() for event in worked(db, gpu, sleeping, store_units.LEASE_S) if isinstance(event, UnitDone)
+        ]
 
     threads = [threading.Thread(target=run, args=(gpu,)) for gpu in range(workers)]
     for thread in threads:
@@ -226,16 +232,15 @@ def throughput(db: str, workers: int, *, units_each: int, unit_s: float = 1.0) -
     for thread in threads:
         thread.join()
     with Store.open(db) as store:
-        done = [of for of in store.queue([sweep.key]).of(UnitState.DONE) if of.since_s is not None and of.seconds]
         store.forget_units(sweep.key)
-    taken = {of.unit.key: -(of.since_s or 0.0) for of in done}
-    by_worker: dict[str, list[float]] = {}
-    for of in done:
-        by_worker.setdefault(of.worker, []).append(taken[of.unit.key])
-    begun = max(sorted(of_one)[1] for of_one in by_worker.values())
-    ended = max(taken[of.unit.key] + (of.seconds or 0.0) for of in done)
-    counted = [min(1.0, max(0.0, (taken[of.unit.key] + of.seconds - begun) / of.seconds)) for of in done if of.seconds]
-    return sum(counted) / (ended - begun)
+    begun, ended = max(of[0] for of in done), min(of[-1] for of in done)
+    return sum(_within(of, begun, ended) for of in done) / (ended - begun)
+
+
+def _within(moments: Sequence[float], begun: float, ended: float) -> float:
+    """How many of one worker's units lie between two moments, parts of units counted."""
+    pairs = itertools.pairwise(moments)
+    return sum(max(0.0, min(ended, last) - max(begun, first)) / (last - first) for first, last in pairs)
 
 
 # What the database takes

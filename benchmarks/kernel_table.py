@@ -26,10 +26,15 @@ WRITES = {
     "transpose-3d-atomic": ("weights, one scale a row of an expert; atomics", "transposed in memory"),
     "transpose-3d-reduction": ("the same, without atomics", "transposed in memory"),
     "colwise-transpose-3d": ("`colwise-3d` and `transpose-3d` in one read", "column-major → both"),
+    "rowwise-factored": ("`rowwise-2d`, over scales of columns", "row-major → row-major"),
     "mxfp8-dim0": ("MXFP8, blocks of 32 along K", "row-major → row-major"),
     "mxfp8-dim1": ("MXFP8, blocks of 32 along M", "row-major → column-major"),
     "mxfp8-dim1-3d": ("MXFP8 of weights, blocks of 32 along N", "row-major → column-major"),
     "mxfp8-dim1-3d-via-2d": ("the same, as one matrix and a copy", "row-major → column-major"),
+    "transposed-codes": ("nothing: codes of rows for the other GEMM", "row-major → column-major"),
+    "transposed-codes-3d": ("nothing: codes of weights for the other GEMM", "transposed in memory"),
+    "swiglu-rowwise": ("SwiGLU of gate and up, one scale a row", "row-major → row-major"),
+    "swiglu-gradient": ("the gradients of gate and up, one scale a row", "row-major → row-major"),
     "grouped-rows": ("GEMM of each group's rows and its expert", "row-major → row-major"),
     "grouped-contraction": ("GEMM over each group's rows", "column-major → row-major"),
 }
@@ -46,6 +51,8 @@ def counterpart(kernel: str) -> str:
     """The function of torchao, or of torch, that ``bench`` times beside a kernel."""
     if kernel in TWO_KERNELS:
         return " + ".join(f"of `{each}`" for each in TWO_KERNELS[kernel])
+    if kernel not in (*GEMMS, *COUNTERPARTS):
+        return "none"
     theirs = GEMMS[kernel][0] if kernel in GEMMS else COUNTERPARTS[kernel]
     if theirs.module == "torch":
         return f"`torch.{theirs.name}`"

@@ -137,12 +137,16 @@ class Proxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._cut_after = b""
+        self._cut_after = self._cut_before = b""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_the_answer_to(self, words: bytes) -> None:
         """Once: pass on what has these words, and break off when the server has answered."""
         self._cut_after = words
+
+    def lose(self, words: bytes) -> None:
+        """Once: break off instead of passing on what has these words."""
+        self._cut_before = words
 
     def break_off(self) -> None:
         """End every connection at once."""
@@ -172,6 +176,9 @@ class Proxy:
     def _pass(self, pair: tuple[socket.socket, socket.socket], source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                if self._cut_before and source is pair[0] and self._cut_before in data:
+                    self._cut_before = b""
+                    break
                 if self._cut_after and source is pair[0] and self._cut_after in data:
                     self._cut_after = b""
                     target.sendall(data)

@@ -61,11 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not _are_settings_of(folder, settings):
         print(f"{folder} has runs of other settings: name another --folder, or remove it", file=sys.stderr)
         return 2
-    runs = _trained(options, settings, folder)
+    runs = _trained(options, settings, folder) if options.seeds else []
     speeds = {}
     if options.device == "cuda" and not options.no_times:
         for arm in options.arms:
-            speeds[arm] = measured(arm, settings, options.device)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # no arm finds another's memory
+                speeds[arm] = alone.submit(measured, arm, settings, options.device).result()
             print(f"{arm}: {speeds[arm]}", flush=True)
     document = {
         "settings": asdict(settings),
@@ -139,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="of each arm; 0 times the arms alone")
     parser.add_argument("--steps", type=int, help="of each run; those of the size")
     parser.add_argument("--size", choices=tuple(SIZES), default="small")
     parser.add_argument("--folder", default="training", help="for the states and results of all runs")

@@ -95,6 +95,43 @@ def _mxfp8_dim1(x: Any, dtype: Any, scale_mode: str) -> Tensors:
     return _column_major(codes.mT), scales
 
 
+def _rowwise_factored(x: Any, offs: Any, column_scales: Any, dtype: Any, power_of_two: bool) -> Tensors:
+    import torch
+
+    from fp8tune_kernels.quantize import rowwise_2d
+    from fp8tune_kernels.quantize.factors import reference_factor
+
+    G, K = len(offs), x.shape[1]
+    group = torch.searchsorted(offs, torch.arange(len(x), device=x.device), right=True)
+    factors = torch.cat([reference_factor(column_scales.view(G, K)), x.new_ones(1, K, dtype=torch.float32)])
+    return rowwise_2d.reference(x.float() * factors[group], dtype, power_of_two)
+
+
+def _transposed_codes(q: Any, offs: Any, shifts: Any) -> Tensors:
+    """Rows of no group go to a row more, which is left out."""
+    import torch
+
+    from fp8tune_kernels.groups import padded_rows
+    from fp8tune_kernels.quantize.arithmetic import reference_cast
+
+    (M, K), G = q.shape, len(offs)
+    P = padded_rows(M, G, 128)
+    rows = torch.arange(M, device=q.device)
+    sizes = offs.diff(prepend=offs.new_zeros(1))
+    taken = ((sizes + 127) // 128).clamp(min=1) * 128
+    group = torch.searchsorted(offs, rows, right=True)
+    moved_by = torch.cat([(taken.cumsum(0) - taken) - (offs - sizes), offs.new_zeros(1)])
+    places = torch.where(group < G, rows + moved_by[group], P)
+    codes = q if shifts is None else reference_cast(q, shifts[:, None], q.dtype)
+    transposed = torch.zeros(K, P + 1, dtype=torch.uint8, device=q.device)
+    transposed[:, places] = codes.view(torch.uint8).t()
+    return (transposed[:, :P].contiguous().view(q.dtype).t(),)
+
+
+def _transposed_codes_3d(q: Any) -> Tensors:
+    return (q.contiguous().mT,)
+
+
 def _grouped_rows(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any) -> Tensors:
     """What codes stand for, in bfloat16, which holds them times a power of two; torch's GEMM."""
     import torch
@@ -143,6 +180,9 @@ _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "mxfp8-dim1": _mxfp8_dim1,
     "mxfp8-dim1-3d": _mxfp8_dim1,
     "mxfp8-dim1-3d-via-2d": _mxfp8_dim1,
+    "rowwise-factored": _rowwise_factored,
+    "transposed-codes": _transposed_codes,
+    "transposed-codes-3d": _transposed_codes_3d,
     "grouped-rows": _grouped_rows,
     "grouped-contraction": _grouped_contraction,
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fp8tune.calibrate.record import Calibration, arms_of, calibrate
 from fp8tune.choose import calibration, reliance
 from fp8tune.choose.calibration import Known, Origin
-from fp8tune.choose.levels import Level, levels
+from fp8tune.choose.levels import COPY, Level, levels
 from fp8tune.choose.ranking import grouped
 from fp8tune.errors import MachineError
 from fp8tune.measure import health
@@ -25,6 +25,12 @@ from fp8tune.store.results import Store
 
 MOST_OF_BUDGET = 0.1
 """A calibration may take this share of the time that is left: it is shortened, or left out."""
+
+COPY_S = 12.0
+"""A copy before the first unit: 12 s where torch has not been imported since the machine began (H100), then 2 s."""
+
+CHECK_S = 10.0
+"""A config that is compiled with its edges and checked: 45 s for six on an H100, and the copy."""
 
 REQUEST = "health"
 
@@ -44,23 +50,31 @@ class Guard:
     clock: Callable[[], float] = time.monotonic
     read: Callable[..., Health] = health.read
     watch: ErrorWatch = field(default_factory=ErrorWatch)
+    remembered_gb_per_s: float | None = None
+    """The copy of this GPU before this worker."""
 
     def prepare(self, left_s: float = math.inf) -> tuple[str, ...]:
         """Before the first unit: is the GPU well, and what is its noise. Returns what the user should know.
 
-        ``left_s``: seconds that the time budget leaves. Raises UntrustedError, with the reason in the database.
+        ``left_s``: seconds that the time budget leaves, of which this takes a tenth. With little of it nothing is
+        compiled or launched: the first unit's sweep measures a copy beside its compilers, which :meth:`examine` goes
+        by. Raises UntrustedError, with the reason in the database.
         """
         if not self.backend.times:
             return ()
-        self._refuse(self._fault(with_copy=True) or self._wrong())
+        allowed_s = MOST_OF_BUDGET * left_s
+        begun = self.clock()
+        self.remembered_gb_per_s = self.store.calibration(self.backend.device).get(COPY)
+        fault = self._fault(with_copy=allowed_s >= COPY_S)
+        self._refuse(fault or (self._wrong() if allowed_s >= COPY_S + CHECK_S else ""))
         self.store.readmit(self.backend.device)
-        return self._calibrated(left_s)
+        return self._calibrated(left_s, allowed_s - (self.clock() - begun))
 
     def examine(self, problems: Collection[Problem] = ()) -> None:
         """Between units: is the GPU still well. ``problems``: of the unit that was done, which others may have done
         too. Raises UntrustedError."""
         if self.backend.times:
-            self._refuse(self._fault(with_copy=False) or self._contradicted(problems))
+            self._refuse(self._fault(with_copy=False) or self._slow_copy() or self._contradicted(problems))
 
     def _refuse(self, reason: str) -> None:
         if reason:
@@ -84,6 +98,14 @@ class Guard:
             self.store.finish_sweep(sweep)
         return fault
 
+    def _slow_copy(self) -> str:
+        """Whether the copy that the last sweep measured is far below what it should be."""
+        device = self.backend.device
+        measured = self.store.calibrations(device)
+        newest = measured.get(device, {}).get(COPY)
+        before = {} if self.remembered_gb_per_s is None else {COPY: self.remembered_gb_per_s}
+        return reliance.copy_fault(device, newest, {**measured, device: before})
+
     def _wrong(self) -> str:
         """Whether a config that is right everywhere is wrong here: one, for each has to be compiled first."""
         worker, arm = self.backend.worker(), arms_of(self.backend)[0]
@@ -99,10 +121,9 @@ class Guard:
             return ""
         return reliance.check_fault(self.backend.device, self.store.evidence(problems=set(problems)))
 
-    def _calibrated(self, left_s: float) -> tuple[str, ...]:
+    def _calibrated(self, left_s: float, allowed_s: float) -> tuple[str, ...]:
         """Calibrate the GPU where the database does not know its noise, as far as the time allows."""
         known = self._known()
-        allowed_s = MOST_OF_BUDGET * left_s
         processes = calibration.processes_within(allowed_s)
         if known.is_whole or processes <= _processes(known):
             return _notice(known, processes, left_s)

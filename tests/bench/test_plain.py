@@ -13,7 +13,7 @@ from fp8tune.measure import edges
 from fp8tune.measure.comparing import EXACT
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
-from fp8tune_kernels.catalog import GEMMS, KERNELS
+from fp8tune_kernels.catalog import KERNELS, QUANTIZERS
 from fp8tune_kernels.spec import ROUTINGS
 
 SIZES = {"M": 77, "N": 40, "K": 53, "E": 3, "G": 5}
@@ -22,9 +22,9 @@ SIZES_OF_GEMMS = {"M": 77, "N": 48, "K": 64, "E": 3, "G": 5}
 
 def inputs_of(kernel: str, routing: str, scale_mode: str, layout: str, **sizes: int) -> tuple[Any, ...]:
     spec = load_spec(kernel)
-    own = SIZES_OF_GEMMS if kernel in GEMMS else SIZES
+    own = SIZES if kernel in QUANTIZERS else SIZES_OF_GEMMS
     shape = NamedInts({dim: {**own, **sizes}[dim] for dim in next(spec.problems(own))})
-    in_dtype = "float8_e4m3fn" if kernel in GEMMS else "bfloat16"
+    in_dtype = "bfloat16" if kernel in QUANTIZERS else "float8_e4m3fn"
     problem = Problem(kernel, shape, routing if spec.routed else "none", layout, in_dtype, scale_mode=scale_mode)
     inputs = spec.inputs(problem, "cpu")
     with edges.exact_values(spec, problem, inputs):  # sums of random values hang on their order

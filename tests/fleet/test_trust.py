@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,8 +108,48 @@ def test_a_budget_of_a_minute_goes_to_units(store: Store) -> None:
     assert "the calibration of GPUs of its name is taken" in said
 
 
+def test_with_a_minute_nothing_is_compiled_or_launched_before_the_first_unit(store: Store) -> None:
+    """It took 45 s of 60 on an H100."""
+
+    class Untouched(SimulatedBackend):
+        def copy_gb_per_s(self) -> float:
+            raise AssertionError("a copy was launched")
+
+        def worker(self, tree: object = None) -> SimulatedBackend:
+            raise AssertionError("a process was begun")
+
+    Guard(store, Untouched("simulated:1,gpu=1")).prepare(60.0)
+    Guard(store, Untouched("simulated:1,gpu=1")).prepare(119.0)
+    with pytest.raises(AssertionError, match="a copy was launched"):
+        Guard(store, Untouched("simulated:1,gpu=1")).prepare(121.0)
+
+
+def test_the_copy_of_the_first_unit_leaves_a_slow_gpu_out_after_it(store: Store) -> None:
+    for number in range(3):
+        trust.prepare(store, gpu(str(number)))
+    guard = Guard(store, gpu("3,slower=0.2"))
+    guard.prepare(60.0)
+    guard.examine()
+    sweep = store.begin_sweep("a unit", gpu("3").device, command="", commit="", timer="", seed=0)
+    store.record_ceiling(sweep, gpu("3").device, 2500.0)
+    with pytest.raises(UntrustedError, match="that GPUs of its name have"):
+        guard.examine()
+    again = Guard(store, gpu("1"))
+    again.prepare(60.0)
+    sweep = store.begin_sweep("a unit", gpu("1").device, command="", commit="", timer="", seed=0)
+    store.record_ceiling(sweep, gpu("1").device, 2500.0)
+    with pytest.raises(UntrustedError, match="that it had before"):
+        again.examine()
+
+
 def test_a_short_budget_shortens_the_calibration_and_a_longer_one_makes_up_for_it(store: Store) -> None:
-    (said,) = trust.prepare(store, gpu("1"), 300.0)
+    ticks = SimpleNamespace(now=0.0)
+
+    def read(*_: object, **__: object) -> Health:
+        ticks.now += 2.0  # what the copy takes comes off the calibration's tenth
+        return Health()
+
+    (said,) = Guard(store, gpu("1"), clock=lambda: ticks.now, read=read).prepare(320.0)
     assert "calibrated with 12 processes instead of 20" in said
     assert store.calibration(gpu("1").device)[COUNTED] == 12
     trust.prepare(store, gpu("1"), 300.0)

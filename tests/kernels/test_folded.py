@@ -244,6 +244,8 @@ def test_what_kernels_do_not_take_is_refused(device: str) -> None:
     q, scales = quantize_rowwise_2d(x)
     with pytest.raises(ValueError, match=r"q is torch.float32 of shape \(48, 32\)"):
         transpose_codes(x, offs)
+    with pytest.raises(ValueError, match=r"q has K=24, wanted a multiple of 16"):
+        transpose_codes(q[:, :24].contiguous(), offs)
     with pytest.raises(ValueError, match=r"shifts is torch.float32 of shape"):
         transpose_codes(q, offs, scales[:3])
     with pytest.raises(ValueError, match=r"column_scales is torch.float32 of shape"):
