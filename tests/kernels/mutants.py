@@ -227,7 +227,6 @@ FAULTS = {
             ),
             "rows of the next group": ("inside = rows < tile.left", "inside = rows <= tile.left"),
             "the last blocks left out": ("programs := blocks *", "programs := blocks // 3 *"),
-            "codes of PACK rows in another order": ("(8 * number)", "(8 * (PACK - 1 - number))"),
             "shifts of another block": ("shifts_ptr + first", "shifts_ptr + 0"),
             "a column too far": (
                 "columns.to(tl.int64)[None, :] * (tile",
@@ -242,6 +241,10 @@ FAULTS = {
     ),
     "transposed-codes-3d: codes of another expert": ("expert * N * K + row", "expert * N + row"),
     "transposed-codes-3d: rows of another tile": ("(expert * N + row) * K", "expert * N * K"),
+    "transposed-codes-3d, transposed_codes: codes of PACK rows in another order": (
+        "(8 * number)",
+        "(8 * (PACK - 1 - number))",
+    ),
     "transposed-codes-3d: the last expert left out": ("programs := E *", "programs := (E - 1) *"),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",

@@ -68,7 +68,8 @@ def compiled_for(arch: str) -> str:
 def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
     arch, kernels = compiled
     is_gemm = kernel.partition(" ")[0] in catalog.GEMMS
-    for instruction in OF_GEMMS[arch] if is_gemm else WIDE[arch]:
+    wide = WIDE[arch][:2] if kernel == "transposed-codes-3d" else WIDE[arch]  # which casts nothing
+    for instruction in OF_GEMMS[arch] if is_gemm else wide:
         if (arch, kernel, instruction) not in NARROW:
             assert re.search(instruction, kernels[kernel]["assembly"]), instruction
 

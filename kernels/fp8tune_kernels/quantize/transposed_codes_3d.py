@@ -5,8 +5,9 @@
     q             (E, K, N), strides (K*N, 1, K), FP8: the right operand of the forward's grouped GEMM
     q_transposed  (E, N, K), strides (N*K, 1, N): the layout of ``transpose-3d``'s codes
 
-N is a multiple of 16. In memory each expert's row-major (N, K) codes become (K, N); nothing is cast, and scales of q
-stay those of its columns: they are folded into the other operand (:mod:`.rowwise_factored`).
+N is a multiple of 16. The codes of PACK rows are put together before they change threads: as words they take 1 to 3 %
+less time than as bytes on an H100. In memory each expert's row-major (N, K) codes become (K, N). Nothing is cast, and
+scales of q stay those of its columns: they are folded into the other operand (:mod:`.rowwise_factored`).
 """
 
 from __future__ import annotations
@@ -98,7 +99,13 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 SPEC = KernelSpec(
     name="transposed-codes-3d",
-    axes=transposed_codes.AXES,
+    axes={
+        "BLOCK_SIZE_M": (32, 64, 128),
+        "BLOCK_SIZE_K": (64, 128, 256),
+        "PACK": (1, 4),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1,),
+    },
     default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=256, PACK=4, num_warps=8, num_stages=1),
     key=weights.KEY,
     problems=lambda row: (shape for shape in weights.problems(row) if shape["N"] % 16 == 0),
