@@ -345,9 +345,10 @@ def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The expert MLP of which the row is the GEMM down: its K is N here."""
-    if row["K"] < row["N"] or row["K"] == row["N"]:
-        yield NamedInts(M=row["M"], N=row["K"], G=row["E"])
+    """The activation that a GEMM down reads: its K is N here. Which rows of a set are such GEMMs no row says."""
+    N = row["K"]
+    row["N"]  # noqa: B018 -- a row without weights has no MLP
+    yield NamedInts(M=row["M"], N=N, G=row["E"])
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
