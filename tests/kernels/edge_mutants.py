@@ -157,16 +157,13 @@ EDGE_FAULTS: dict[str, Fault] = {
             ),
         }.items()
     },
+    "transposed-codes-3d, transposed_codes: an unaligned address taken for an aligned one": (
+        "from_ptr = tile.q_ptr.to(",
+        f"from_ptr = {aligned('tile.q_ptr')}.to(",
+    ),
     **{
-        f"{modules}: {what}": fault
+        f"{modules}: codes past the last column": ("exist = (columns < tile.K)", "exist = (columns < tile.K + 1)")
         for modules in ("transposed-codes", "transposed-codes-3d, transposed_codes")
-        for what, fault in {
-            "an unaligned address taken for an aligned one": (
-                "from_ptr = tile.q_ptr.to(",
-                f"from_ptr = {aligned('tile.q_ptr')}.to(",
-            ),
-            "codes past the last column": ("exist = (columns < tile.K)", "exist = (columns < tile.K + 1)"),
-        }.items()
     },
     "transposed-codes-3d: rows of the next expert": (
         "        N - row,\n        0.0,",

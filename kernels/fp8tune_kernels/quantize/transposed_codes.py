@@ -266,8 +266,7 @@ def check_codes(q: torch.Tensor) -> None:
 
 def arguments(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
     check_codes(q)
-    # Triton 3.6 on an H100, where codes are read one by one: a tenth of those of K=101 were shifted by another row's
-    # exponent. No GEMM reads other codes than these.
+    # no GEMM reads other codes, and words of them came out wrong where they were read one by one: see above
     if q.shape[1] % MULTIPLE:
         raise ValueError(f"q has K={q.shape[1]}, wanted a multiple of {MULTIPLE}")
     if q.is_cuda and not isinstance(q, FakeTensor) and q.data_ptr() % MULTIPLE:
