@@ -221,6 +221,7 @@ class OperationName(enum.StrEnum):
 
     GROUPED_MM = "grouped-mm"
     MXFP8_GROUPED_MM = "mxfp8-grouped-mm"
+    MOE_MLP = "moe-mlp"
 
     def covers(self, row: Published) -> bool:
         """Whether a published row is of this operation: ``grouped-mm`` is one in any recipe."""

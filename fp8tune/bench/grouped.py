@@ -117,8 +117,8 @@ class Row:
 
     @property
     def gemms_us(self) -> float | None:
-        """The three GEMMs of the recipe alone, each on operands quantized before, the faster of ours and torch's."""
-        return _sum([_least(self.part_us(gemm), self.part_us(gemm, FP8_OF_TORCH)) for gemm in GEMMS])
+        """The GEMMs of the recipe alone, each on operands quantized before, the faster of ours and torch's."""
+        return _sum([_least(self.part_us(gemm), self.part_us(gemm, FP8_OF_TORCH)) for gemm in self.operation.gemms])
 
     @property
     def bound(self) -> float | None:

@@ -16,7 +16,6 @@ from fp8tune.bench.operation import (
     BOTH,
     FORWARD,
     FP8,
-    GEMMS,
     GRAPH,
     QUANTIZE_WEIGHTS,
     Call,
@@ -39,7 +38,6 @@ FORWARD_PADDING = ("pad A", "unpad out")
 
 LEAST_SQNR_DB = 20.0
 """FP8 and MXFP8 give about 28 dB on normal values, bf16 over 45, unrelated values 0 or less."""
-RESULTS = ("out", "grad_A", "grad_B")
 
 LONG_US = 2000.0
 """A block has five samples of a launch that takes longer, after some that are thrown away. Four flushed launches say as
@@ -85,7 +83,7 @@ class Step(Contender):
     def work(self) -> Work:
         """The bytes of the parts; bf16 has GEMMs alone, of values twice as wide."""
         operation = operation_of(self.problem)
-        parts = GEMMS if self.name == BF16 else parts_of(self.problem)
+        parts = operation.gemms if self.name == BF16 else parts_of(self.problem)
         if self.step == FORWARD:
             parts = tuple(part for part in parts if part in (*operation.forward_parts, *FORWARD_PADDING))
         elif self.step == QUANTIZE_WEIGHTS:
@@ -149,22 +147,30 @@ def accuracy_of(operation: Operation, contender: str, given: Operands) -> Timing
     import torch
 
     out = operation.multiplication(contender, given)(given.A, given.B_t, given.offs)
-    grad_A, grad_B = torch.autograd.grad(out, (given.A, given.B_t), given.grad)
+    grad_A, *grads = torch.autograd.grad(out, given.leaves, given.grad)
+    exact = operation.exact or _exact
     sums = []  # looked at once in the end: each look waits for the device
     with torch.no_grad(), _tensor_cores():
         for group, (start, end) in enumerate(itertools.pairwise([0, *given.offs.tolist()])):
             if end <= start:
                 continue
             rows = slice(start, end)
-            A, grad, B = (x.float() for x in (given.A[rows], given.grad[rows], given.B_t[group]))
-            right = (A @ B, grad @ B.t(), A.t() @ grad)
-            got = (out[rows], grad_A[rows], grad_B[group])
+            right = exact(given, group, rows)
+            got = (out[rows], grad_A[rows], *(grad[group] for grad in grads))
             sums.append(torch.stack([_signal_and_noise(*pair) for pair in zip(got, right, strict=True)]))
     found = torch.stack(sums).tolist() if sums else []
-    worst = {name: min((_db(*group[i]) for group in found), default=math.inf) for i, name in enumerate(RESULTS)}
+    worst = {
+        name: min((_db(*group[i]) for group in found), default=math.inf) for i, name in enumerate(operation.results)
+    }
     name, least = min(worst.items(), key=lambda item: item[1])
     said = f"wrong: {name} has an SQNR of {least:.1f} dB, wanted {LEAST_SQNR_DB:.0f}"
     return Timing(reason="" if least >= LEAST_SQNR_DB else said, sqnr_db=worst)
+
+
+def _exact(given: Operands, group: int, rows: slice) -> tuple[torch.Tensor, ...]:
+    """The output and both gradients of one expert, in float32."""
+    A, grad, B = (x.float() for x in (given.A[rows], given.grad[rows], given.B_t[group]))
+    return A @ B, grad @ B.t(), A.t() @ grad
 
 
 @contextmanager
@@ -241,6 +247,10 @@ def operands_of(problem: Layer, torch_device: str) -> Operands:
     import torch
 
     _operands.clear()
+    operation = operation_of(problem)
+    if operation.operands is not None:
+        _operands[problem] = operation.operands(problem, torch_device, needs_padding(problem))
+        return _operands[problem]
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
     generator = torch.Generator(torch_device).manual_seed(problem.seed)
 
@@ -266,14 +276,15 @@ def step_call(operation: Operation, contender: str, step: str, given: Operands) 
 
     if step == QUANTIZE_WEIGHTS:
         return operation.quantize_weights[contender](given)
-    multiply = operation.multiplication(contender, given)
     if step == FORWARD:
-        A, B_t = given.A.detach(), given.B_t.detach()
+        A, B_t, *more = (leaf.detach() for leaf in given.leaves)
+        multiply = operation.multiplication(contender, replace(given, A=A, B_t=B_t, more=tuple(more)))
         return lambda: multiply(A, B_t, given.offs)
+    multiply = operation.multiplication(contender, given)
 
     def forward_and_backward() -> tuple[torch.Tensor, ...]:
         out = multiply(given.A, given.B_t, given.offs)
-        return torch.autograd.grad(out, (given.A, given.B_t), given.grad)
+        return torch.autograd.grad(out, given.leaves, given.grad)
 
     return _captured(forward_and_backward) if step == GRAPH else forward_and_backward
 
@@ -303,7 +314,9 @@ def part_call(operation: Operation, part: str, given: Operands) -> Call:
     A, grad = given.A.detach(), given.grad
     if part in ("pad A", "pad grad"):
         return lambda: token_groups.pad(A if part == "pad A" else grad, offs, multiple)
-    padded = replace(given, A=A, B_t=given.B_t.detach())  # no gradient is asked of it
+    padded = replace(
+        given, A=A, B_t=given.B_t.detach(), more=tuple(each.detach() for each in given.more)
+    )  # no gradient is asked of it
     if given.pad and operation.pads:
         padded_A, ends = token_groups.pad(A, offs, multiple)
         padded = replace(padded, A=padded_A, grad=token_groups.pad(grad, offs, multiple)[0], offs=ends)

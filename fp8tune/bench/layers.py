@@ -61,9 +61,13 @@ def layers_of(options: BenchOptions, operation: Operation) -> tuple[Layer, ...]:
     for row, label in named.items():
         if sizes and len(sizes) != row["E"]:
             continue
-        shape = NamedInts(M=sum(sizes) or row["M"], N=row["N"], K=row["K"], G=row["E"])
+        shape = operation.shape_of({**row, "M": sum(sizes) or row["M"]}, label)
+        if shape is None:
+            continue
         routing = GIVEN if sizes else options.routing
         layers.setdefault(shape, Layer(operation.name, shape, routing, seed=options.seed, label=label, sizes=sizes))
+    if not layers and not sizes:
+        raise UsageError(f"no row is a layer of {operation.name}: name one 'down', or none")
     if not layers:
         raise UsageError(f"{options.groups!r} has {len(sizes)} groups, and no row of {_experts(named)} experts fits")
     return tuple(layers.values())

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fp8tune.records import NamedInts
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,6 +32,8 @@ SHAPES = "grouped-mm"
 """The shape set of all of them."""
 DIMS = {"A": "MK", "B_t": "GKN", "grad": "MN", "out": "MN", "grad_A": "MK", "grad_B": "GKN"}
 """Operands and results."""
+DIMS |= {"w13": "2GNK", "w2": "GNK", "y": "2MN", "h": "MN"}
+"""Those of an MLP."""
 
 Call = Callable[[], Any]
 GroupedMM = Callable[..., "torch.Tensor"]
@@ -48,6 +52,13 @@ class Operands:
     grad: torch.Tensor
     pad: bool
     """Whether a group is no positive multiple of the rows that torch's GEMMs of the recipe want."""
+    more: tuple[torch.Tensor, ...] = ()
+    """Weights beside B_t, of an operation that multiplies twice."""
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """What has gradients."""
+        return self.A, self.B_t, *self.more
 
 
 @dataclass(frozen=True)
@@ -62,20 +73,27 @@ class Part:
     """Of a GEMM; what quantizes writes FP8 of all it reads."""
     width: int = 1
     """Bytes of an element that a GEMM reads."""
+    bytes_an_element: int = 3
+    """Of what is no GEMM: read and written for each element that it reads."""
 
     def least_bytes(self, shape: Mapping[str, int]) -> int:
         """What it reads and writes at least: bfloat16 is 2, FP8 is 1. For a clock that draws its times."""
         read = sum(elements(name, shape) for name in self.reads)
-        return self.width * read + 2 * elements(self.result, shape) if self.result else 3 * read
+        return self.width * read + 2 * elements(self.result, shape) if self.result else self.bytes_an_element * read
 
 
 def elements(name: str, shape: Mapping[str, int]) -> int:
     """Of an operand or result."""
-    return math.prod(shape[dim] for dim in DIMS[name])
+    return math.prod(int(dim) if dim.isdigit() else shape[dim] for dim in DIMS[name])
 
 
 Contenders = Mapping[str, Callable[[Operands], GroupedMM]]
 """Name -> how it multiplies these operands; raises MachineError where it cannot."""
+
+
+def _shape_of(row: Mapping[str, int], label: str) -> NamedInts | None:
+    """One grouped GEMM."""
+    return NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,18 @@ class Operation:
     """Ours with other options, timed only if asked for."""
     native_arches: tuple[str, ...] | None = None
     """Where its GEMMs run in hardware, elsewhere being emulated; None: wherever they run."""
+    what: str = "grouped GEMM"
+    """For titles."""
+    gemms: tuple[str, ...] = GEMMS
+    """The parts that multiply."""
+    results: tuple[str, ...] = ("out", "grad_A", "grad_B")
+    """The output, the gradient of the rows, and those of weights."""
+    shape_of: Callable[[Mapping[str, int], str], NamedInts | None] = _shape_of
+    """(a row of a shape set, its name) -> the shape of its layer; None: it is of none."""
+    operands: Callable[[Any, str, bool], Operands] | None = None
+    """(layer, device, pad) -> seeded random ones; None: those of one grouped GEMM."""
+    exact: Callable[[Operands, int, slice], tuple[torch.Tensor, ...]] | None = None
+    """(operands, group, its rows) -> the results of one group in float32; None: those of one grouped GEMM."""
 
     def steps(self, with_torchao: bool = True, with_variants: bool = False) -> tuple[tuple[str, str], ...]:
         """(contender, step) of everything that is timed as a whole. The forward pass alone of bf16 and ours."""

@@ -29,7 +29,8 @@ class BenchOptions:
         OperationName | None,
         Option(
             "--op",
-            "grouped-mm or mxfp8-grouped-mm: a whole grouped GEMM, forward and backward, instead of single kernels.",
+            "grouped-mm or mxfp8-grouped-mm: a whole grouped GEMM, forward and backward, instead of single kernels; or "
+            "moe-mlp: the MLP of all experts.",
             placeholder="NAME",
         ),
     ] = None

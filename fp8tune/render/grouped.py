@@ -60,12 +60,13 @@ def _title(row: Row) -> str:
     """What a table is of. Each says where the recipe is emulated: its times are then not the recipe's."""
     emulated = ", emulated here (codes times scales, a bf16 GEMM)" if row.is_emulated else ""
     where = f"on {row.device.name} ({row.device.arch}), {row.problem.routing} groups, seed {row.problem.seed}"
-    return f"grouped GEMM in {row.operation.recipe}{emulated}, us, {where}"
+    return f"{row.operation.what} in {row.operation.recipe}{emulated}, us, {where}"
 
 
 def _note(rows: Sequence[Row]) -> str:
     """What columns mean."""
-    bound = "bound: bf16 over the three GEMMs of the recipe alone"
+    count = {3: "three", 6: "six"}[len(rows[0].operation.gemms)]
+    bound = f"bound: bf16 over the {count} GEMMs of the recipe alone"
     if not rows[0].operation.once:
         return bound
     once = f"weights once: quantized for {MICRO_BATCHES} steps, a {_ordinal(MICRO_BATCHES)} of what that takes in each"

@@ -51,7 +51,7 @@ def test_only_mxfp8_pads_groups_where_one_needs_it(routing: str, needed: bool, o
 def test_mxfp8_wants_groups_of_32_rows() -> None:
     layer = NamedInts(M=96, N=32, K=64, G=2)  # 48 rows each
     found = {name: grouped_steps.needs_padding(replace(small(), kernel=name, shape=layer)) for name in OPERATIONS}
-    assert found == {"grouped-mm": False, "mxfp8-grouped-mm": True}
+    assert found == {"grouped-mm": False, "mxfp8-grouped-mm": True, "moe-mlp": False}
 
 
 def test_what_is_timed_of_a_step() -> None:

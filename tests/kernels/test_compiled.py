@@ -31,6 +31,9 @@ TRANSPOSING = (
 )
 """Not ``rowwise transposed``: the default is a contiguous matrix's, and its tile is 16 columns wide."""
 
+NARROW = {("gfx942", "swiglu-gradient", r"store_dwordx4")}
+"""What the default's threads hold too little for: 8 codes of a row, which AMD's 64 threads a warp make."""
+
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 WIDE = {
@@ -67,7 +70,8 @@ def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel:
     is_gemm = kernel.partition(" ")[0] in catalog.GEMMS
     wide = WIDE[arch][:2] if kernel == "transposed-codes-3d" else WIDE[arch]  # which casts nothing
     for instruction in OF_GEMMS[arch] if is_gemm else wide:
-        assert re.search(instruction, kernels[kernel]["assembly"]), instruction
+        if (arch, kernel, instruction) not in NARROW:
+            assert re.search(instruction, kernels[kernel]["assembly"]), instruction
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -321,7 +321,7 @@ class _Fp8MoeMLP(torch.autograd.Function):
         if wanted.w2:
             found = _weight_gradient(q, scales, scales_2, q_h, scales_h, ones[: E * N], offs, dtype)
             grads["w2"] = found.to(ctx.dtypes[2])
-        q = q_h = None
+        del q_h
         if dh is not None:
             q, scales, d_weights, d_bias = quantize_swiglu_gradient(
                 y, dh, offs, scales_13, scales_y, bias, weights, bias_gradient=wanted.b13, **names

@@ -370,7 +370,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="swiglu-gradient",
     axes={
-        "BLOCK_SIZE_M": (8, 16, 32, 64),
+        "BLOCK_SIZE_M": (4, 8, 16, 32),
         "TILE": (1024, 2048, 4096, 8192, 16384),
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2),

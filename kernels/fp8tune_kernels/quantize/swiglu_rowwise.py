@@ -345,9 +345,10 @@ def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The expert MLP of which the row is the GEMM down: its K is N here."""
-    if row["K"] < row["N"] or row["K"] == row["N"]:
-        yield NamedInts(M=row["M"], N=row["K"], G=row["E"])
+    """The activation that a GEMM down reads: its K is N here. Which rows of a set are such GEMMs no row says."""
+    N = row["K"]
+    row["N"]
+    yield NamedInts(M=row["M"], N=N, G=row["E"])
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
@@ -363,12 +364,12 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="swiglu-rowwise",
     axes={
-        "BLOCK_SIZE_M": (8, 16, 32, 64),
+        "BLOCK_SIZE_M": (4, 8, 16, 32),
         "TILE": (1024, 2048, 4096, 8192, 16384),
         "num_warps": (4, 8, 16),
         "num_stages": (1, 2),
     },
-    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=8, TILE=4096, num_warps=4, num_stages=1),
     key=("M_bucket", "N", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
