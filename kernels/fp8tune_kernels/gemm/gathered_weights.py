@@ -71,6 +71,8 @@ class Multipliable(NamedTuple):
     codes: tuple[Tensor, ...]
     float8_dtype: torch.dtype
     recipe: str
+    layout: str = "ENK"
+    """How the parameter lies: see :func:`.quantize_weights`."""
 
 
 def multipliable(weights: Tensor) -> Any:
