@@ -8,7 +8,7 @@ A row is (kernel, device name or "" for every device of the arch, lookup key or 
 Where a key has no row, kernels in NEAREST take that of the nearest key, others that for any other shape.
 """
 
-NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "transpose-3d-reduction")
+NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "transpose-3d-reduction")
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]], ...] = (
     # colwise: measured on NVIDIA H100 80GB HBM3
@@ -551,6 +551,17 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("rowwise-colwise", "", (("G", 128), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("rowwise-colwise", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
+    # rowwise-factored: measured on NVIDIA H100 80GB HBM3
+    ("rowwise-factored", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 4), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 16), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 64), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 128), ("K", 1536), ("M_bucket", 32768)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 2048), ("num_warps", 4), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 128), ("K", 1536), ("M_bucket", 131072)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 2048), ("num_warps", 4), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 2048), ("num_warps", 4), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 128), ("K", 2048), ("M_bucket", 32768)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 2048), ("num_warps", 4), ("num_stages", 1))),
+    ("rowwise-factored", "", (("G", 128), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 2048), ("num_warps", 4), ("num_stages", 1))),
+    ("rowwise-factored", "", None, (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 4), ("num_stages", 1))),
     # transpose-3d-atomic: measured on NVIDIA H100 80GB HBM3
     ("transpose-3d-atomic", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("transpose-3d-atomic", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
