@@ -347,7 +347,7 @@ def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     """The activation that a GEMM down reads: its K is N here. Which rows of a set are such GEMMs no row says."""
     N = row["K"]
-    row["N"]
+    row["N"]  # KeyError: a row without weights has no MLP
     yield NamedInts(M=row["M"], N=N, G=row["E"])
 
 
