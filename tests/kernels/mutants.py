@@ -214,7 +214,7 @@ FAULTS = {
             ),
             "a mask without the last rows": ("in_rows = (rows < M)", "in_rows = (rows < M - 1)"),
             "scales unwritten": ("tl.store(scales_ptr + rows, scale, mask=rows < M)", "rows += 0"),
-            "the last rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
+            "the last rows left out": ('-(-M // config["BLOCK_SIZE"])', '((M - 1) // config["BLOCK_SIZE"])'),
         }.items()
     },
     "rowwise-factored, factors: a factor half as large": ("254 - exponent, 0", "253 - exponent, 0"),
