@@ -137,10 +137,18 @@ def gather_statistics(connection: Connection) -> None:
 
 
 def state_of_last_write(connection: Connection) -> str:
-    """What became of the last transaction that wrote: ``committed``, ``aborted`` or ``in progress``."""
+    """What became of the last transaction that wrote: ``committed``, ``aborted`` or ``in progress``.
+
+    A server that crashed may have forgotten that it gave the id: what was committed it would know of.
+    """
     status = text("SELECT pg_xact_status(CAST(CAST(:id AS text) AS xid8))")
-    with connection.begin():
-        return str(connection.scalar(status, {"id": remembered.of(connection)[_TRANSACTION]}))
+    try:
+        with connection.begin():
+            return str(connection.scalar(status, {"id": remembered.of(connection)[_TRANSACTION]}))
+    except DatabaseError as error:
+        if "is in the future" not in str(error):
+            raise
+        return "aborted"
 
 
 def moment(connection: Connection) -> str:

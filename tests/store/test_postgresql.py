@@ -15,7 +15,7 @@ from servers import Server
 
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database, postgresql
+from fp8tune.store import database, postgresql, remembered
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
 from fp8tune.sweep.picks import are_current, refresh_picks
@@ -252,3 +252,10 @@ def test_a_migration_that_fails_leaves_a_server_s_database_as_it_was(url: str) -
     with connected(url) as connection:
         assert connection.execute("SELECT count(*) FROM judges").fetchone() == (0,)
         assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall() == [("1",)]
+
+
+def test_a_transaction_that_a_crashed_server_has_forgotten_was_not_committed(url: str) -> None:
+    connection = database.connect(url, create=True, writable=True)
+    remembered.of(connection)[postgresql._TRANSACTION] = str(2**40)
+    assert postgresql.state_of_last_write(connection) == "aborted"
+    connection.close()

@@ -175,8 +175,8 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The output's gradient, ``(M, N)``; ``G = E``. Of a row without weights, as wide as its activations."""
-    yield NamedInts(M=row["M"], K=row.get("N", row["K"]), G=row["E"])
+    """The output's gradient, ``(M, N)``; ``G = E``."""
+    yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
 SPEC = KernelSpec(
