@@ -256,6 +256,8 @@ def test_a_migration_that_fails_leaves_a_server_s_database_as_it_was(url: str) -
 
 def test_a_transaction_that_a_crashed_server_has_forgotten_was_not_committed(url: str) -> None:
     connection = database.connect(url, create=True, writable=True)
-    remembered.of(connection)[postgresql._TRANSACTION] = str(2**40)
+    with connection.begin():
+        newest = int(connection.exec_driver_sql("SELECT pg_current_xact_id()::text").scalar_one())
+    remembered.of(connection)[postgresql._TRANSACTION] = str(newest + 1000)
     assert postgresql.state_of_last_write(connection) == "aborted"
     connection.close()
