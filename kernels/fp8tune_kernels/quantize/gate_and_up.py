@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.quantize.arithmetic import quantize, reference_cast, reference_scale
@@ -55,14 +56,16 @@ def load_gate_and_up(
     if INTERLEAVED:
         WIDTH: tl.constexpr = columns.shape[0]
         both = tl.min(columns, 0) * 2 + tl.arange(0, 2 * WIDTH)
-        x = tl.load(x_rows + both[None, :], mask=in_rows[:, None] & (both < 2 * N)[None, :], other=0.0)
+        both_inside = in_rows[:, None] & (both < 2 * N)[None, :]
+        x = tl.load(x_rows + both[None, :], mask=both_inside, other=0.0, eviction_policy="evict_first")
         gate, up = tl.split(x.to(tl.float32).reshape(lanes.shape[0], WIDTH, 2))
     else:
-        gate = tl.load(x_rows + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(x_rows + N + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(x_rows + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        up = tl.load(x_rows + N + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        gate, up = gate.to(tl.float32), up.to(tl.float32)
     if x_scales_ptr is not None:
         scale = tl.load(x_scales_ptr + row + lanes, mask=in_rows, other=1.0)
-        inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)[:, None]
+        inverse = _inverse_of(scale)[:, None]
         gate, up = gate * inverse, up * inverse
     if bias_ptr is not None:
         of_gate, of_up = columns, N + columns
@@ -75,6 +78,17 @@ def load_gate_and_up(
         gate = tl.where(inside, gate.to(tl.bfloat16).to(tl.float32), 0.0)
         up = tl.where(inside, up.to(tl.bfloat16).to(tl.float32), 0.0)
     return gate, up
+
+
+@triton.jit
+def _inverse_of(scale: tl.tensor) -> tl.tensor:
+    """1 / scale: exact of powers of two, of others to 2**-23. A division has a branch, which loads do not pass."""
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [scale], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
@@ -40,7 +41,7 @@ from fp8tune_kernels.quantize.aligned_blocks import (
     Block,
     block_at,
     inverse_of,
-    largest_of_rows,
+    largest_of_both,
     load_codes,
     scale_of_bits,
 )
@@ -121,8 +122,9 @@ def swiglu_gradient_kernel(
             ACTIVATION,
             INTERLEAVED,
         )
-        y_gate, y_up = d_gate * factors[0], d_up * factors[1]
-        largest = tl.maximum(largest_of_rows(y_gate), largest_of_rows(y_up))
+        of_gate, of_up = _unpacked(factors)
+        y_gate, y_up = d_gate * of_gate, d_up * of_up
+        largest = largest_of_both(y_gate, y_up)
         if HAS_REST:
             d_gate_rest, d_up_rest, total_rest = _gradient(
                 x_ptr,
@@ -139,8 +141,9 @@ def swiglu_gradient_kernel(
                 ACTIVATION,
                 INTERLEAVED,
             )
-            y_gate_rest, y_up_rest = d_gate_rest * factors_rest[0], d_up_rest * factors_rest[1]
-            largest = tl.maximum(largest, tl.maximum(largest_of_rows(y_gate_rest), largest_of_rows(y_up_rest)))
+            of_gate, of_up = _unpacked(factors_rest)
+            y_gate_rest, y_up_rest = d_gate_rest * of_gate, d_up_rest * of_up
+            largest = tl.maximum(largest, largest_of_both(y_gate_rest, y_up_rest))
             total += total_rest
         if weights_ptr is not None:
             tl.store(d_weights_ptr + row + lanes, total, mask=in_rows)
@@ -164,15 +167,36 @@ def _factors(
     N: tl.tensor,
     columns: tl.tensor,
     INTERLEAVED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """What the gradients of gate and up are multiplied by: a row each."""
+) -> tl.tensor:
+    """What the gradients of gate and up are multiplied by: a row of both, as :func:`_unpacked` reads them.
+
+    Powers of two are numbers of bfloat16. So both take one register a column while rows pass by, not two.
+    """
     of_gate, of_up = columns, N + columns
     if INTERLEAVED:
         of_gate, of_up = 2 * columns, 2 * columns + 1
     inside = (columns < N) & (group < G)
     at = factors_ptr + group.to(tl.int64) * (2 * N)
-    gate, up = tl.load(at + of_gate, mask=inside, other=1.0), tl.load(at + of_up, mask=inside, other=1.0)
-    return factor_of(gate)[None, :], factor_of(up)[None, :]
+    gate = factor_of(tl.load(at + of_gate, mask=inside, other=1.0)).to(tl.int32, bitcast=True)
+    up = factor_of(tl.load(at + of_up, mask=inside, other=1.0)).to(tl.int32, bitcast=True)
+    return (gate | (up >> 16))[None, :]
+
+
+@triton.jit
+def _unpacked(factors: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Those of gate and up, float32. A compiler moves what it knows out of the loop, and needs the registers again."""
+    if is_cuda():
+        gate, up = tl.inline_asm_elementwise(
+            "and.b32 $0, $2, 0xffff0000; shl.b32 $1, $2, 16;",
+            "=r,=r,r",
+            [factors],
+            dtype=(tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        gate, up = factors & -65536, factors << 16
+    return gate.to(tl.float32, bitcast=True), up.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -194,7 +218,8 @@ def _gradient(
     """d_gate and d_up of a tile, and of each row the sum of dh * h, if there are weights."""
     gate, up = load_gate_and_up(x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, columns, INTERLEAVED)
     at = dh_ptr + row.to(tl.int64) * N + (lanes[:, None] * N + columns[None, :])
-    dh = tl.load(at, mask=is_read[:, None] & (columns < N)[None, :], other=0.0).to(tl.float32)
+    inside = is_read[:, None] & (columns < N)[None, :]
+    dh = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if weights is None:
         d_gate, d_up, _ = gated_gradient(gate, up, dh, ACTIVATION)
         return d_gate, d_up, tl.zeros((lanes.shape[0],), tl.float32)
@@ -361,7 +386,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="swiglu-gradient",
     axes=gated_rows.AXES,
-    default=NamedInts(BLOCK_SIZE_M=16, TILE=2048, num_warps=8, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
     key=gated_rows.KEY,
     problems=problems,
     inputs=inputs,

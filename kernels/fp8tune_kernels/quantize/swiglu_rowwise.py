@@ -30,7 +30,7 @@ from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.quantize import gated_rows
-from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_rows, scale_of_bits
+from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_both, largest_of_rows, scale_of_bits
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast
 from fp8tune_kernels.quantize.gate_and_up import (
     check_gate_and_up,
@@ -102,9 +102,9 @@ def swiglu_rowwise_kernel(
                 h_rest = h_rest * weights
             largest = tl.maximum(largest, largest_of_rows(h_rest))
         if kept_ptr is not None:
-            of_x = tl.maximum(largest_of_rows(gate), largest_of_rows(up))
+            of_x = largest_of_both(gate, up)
             if HAS_REST:
-                of_x = tl.maximum(of_x, tl.maximum(largest_of_rows(gate_rest), largest_of_rows(up_rest)))
+                of_x = tl.maximum(of_x, largest_of_both(gate_rest, up_rest))
             scale = scale_of_bits(of_x, FP8_MAX)
             tl.store(kept_scales_ptr + row + lanes, scale, mask=in_rows)
             store_gate_and_up(kept_ptr, gate, up, scale, FP8_MAX, N, row, in_rows, lanes, columns, INTERLEAVED)
@@ -234,7 +234,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 SPEC = KernelSpec(
     name="swiglu-rowwise",
     axes=gated_rows.AXES,
-    default=NamedInts(BLOCK_SIZE_M=8, TILE=4096, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
     key=gated_rows.KEY,
     problems=problems,
     inputs=inputs,
