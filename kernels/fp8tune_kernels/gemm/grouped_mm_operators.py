@@ -23,6 +23,8 @@ from fp8tune_kernels.spec import bucket
 
 __all__ = ["forward", "gradients"]
 
+_NO_CODES: tuple[Tensor | None, ...] = (None, None, None, None)
+
 
 def _run_forward(
     A: Tensor,
@@ -104,20 +106,18 @@ def _run_gradients(
     Where A is codes, one read casts grad for both.
     """
     options = offs, float8_dtype, precision
-    rows: tuple[Tensor | None, ...] = (None, None)
-    columns = rows
+    q, scales, q_columns, scales_columns = _NO_CODES
     if q_A is not None and wants_A and wants_B:
         key = bucket(grad.shape[0]), grad.shape[1], offs.shape[0]
         inputs = grad, offs, fp8_dtype_for(grad.device, float8_dtype), True, ALIGNMENT
-        codes = run(rowwise_colwise.SPEC, key, inputs)
-        rows, columns = codes[:2], codes[2:]
-        del codes
+        q, scales, q_columns, scales_columns = run(rowwise_colwise.SPEC, key, inputs)
     found = []
     if wants_A:
-        found.append(_run_input_gradient(grad, B_t, *options, *rows, q_B, scales_B))
-        del rows  # what the other gradient would have beside its own
+        found.append(_run_input_gradient(grad, B_t, *options, q, scales, q_B, scales_B))
+        del q  # what the other gradient would have beside its own
     if wants_B:
-        found.append(_run_weight_gradient(grad, A, *options, *columns, q_A, scales_A, is_row_major))
+        given = q_columns, scales_columns, q_A, scales_A
+        found.append(_run_weight_gradient(grad, A, *options, *given, is_row_major))
     return found
 
 
@@ -179,7 +179,8 @@ def _fake_gradients(
     wants_B: bool,
     is_row_major: bool,
 ) -> list[Tensor]:
-    (M, N), E, shapes = grad.shape, offs.shape[0], []
+    (M, N), E = grad.shape, offs.shape[0]
+    shapes: list[tuple[int, ...]] = []
     if wants_A:
         shapes.append((M, _columns_of_input_gradient(B_t, q_B)))
     if wants_B:
