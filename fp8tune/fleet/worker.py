@@ -7,9 +7,11 @@ whose host is gone, stops renewing its lease, and the unit comes back when that 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ from fp8tune.measure.engine import Backend
 from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
-from fp8tune.sweep import picks
+from fp8tune.sweep import picks, planning
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
@@ -46,9 +48,6 @@ WAIT_S = 2.0
 
 MOST_FAILURES = 2
 """Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
-
-STALLS_AFTER_S = 180.0
-"""Beside the trial timeout: work that gives no sign for longer hangs. Compilers may take minutes for a first config."""
 
 LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
@@ -95,8 +94,11 @@ def work(
     backend, _ = backend_for(None, options.timer)
     if not backend.times:
         raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+    planning.make_ready(backend)
+    importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
     with Store.open(options.db, create=True) as store:
-        yield from _Worker(options, store, backend, do, clock, sleep).run()
+        yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
 
 
 @dataclass
@@ -107,6 +109,8 @@ class _Worker:
     do: Do | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    importing: threading.Thread
+    """Of what a plan needs: done before there is a unit to lose."""
     done: int = 0
     failed: int = 0
     failures_in_row: int = 0
@@ -165,6 +169,7 @@ class _Worker:
             return
         yield Preparing()
         yield from map(Notice, self._guard.prepare(self._left_s()))
+        self.importing.join()
         self.is_prepared = True
 
     def _why_to_end(self) -> str:
@@ -193,10 +198,9 @@ class _Worker:
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
         try:
-            with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
+            with Heartbeat(self.options.db, lease) as heart, self.store.fenced(lease):
                 plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
                 self.last_problems = [of.problem for of in plan.problems]
-                heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials = 0
                 for event in (self.do or swept)(self.store, plan):
                     heart.beat()

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from fp8tune import alive
 from fp8tune.store import postgresql, remembered
 from fp8tune.store.postgresql import LostConnectionError
 
@@ -57,6 +58,7 @@ class _Waiting:
             self._label = lost.label
             _logger.warning(f"{lost.label} {lost.what}: waiting up to {_duration(self._patience_s)}, then going on")
         pause_s = self._pause_s * random.uniform(0.5, 1)  # many workers have lost the same server
+        alive.sign()
         time.sleep(min(pause_s, self._patience_s - waited_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
