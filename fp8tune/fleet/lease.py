@@ -14,10 +14,9 @@ from fp8tune.errors import DatabaseError
 from fp8tune.store.results import Store
 from fp8tune.store.units import RENEWALS, Lease, LeaseLostError
 
-
 STALLS_AFTER_S = 10.0
-"""With a lease of 45 s a unit whose worker hangs comes back within a minute. What waits gives a sign each second; planning
-and the database's answers are silent for a few seconds at most, and 45 s of silence cost a lease, not 10."""
+"""With a lease of 45 s a unit whose worker hangs comes back within a minute. What waits gives a sign each second.
+Planning and the database's answers are silent for a few seconds at most; 45 s of silence cost a lease, not 10."""
 
 
 class Heartbeat:
