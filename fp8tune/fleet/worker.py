@@ -49,6 +49,10 @@ WAIT_S = 2.0
 MOST_FAILURES = 2
 """Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
 
+TOGETHER_S = 1.0
+"""Trials of a unit that come within so long are stored in one commit: writers of one database take turns. A worker that
+is killed loses them, and with it its unit, which another GPU begins anew."""
+
 LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
 
@@ -198,7 +202,11 @@ class _Worker:
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
         try:
-            with Heartbeat(self.options.db, lease) as heart, self.store.fenced(lease):
+            with (
+                Heartbeat(self.options.db, lease) as heart,
+                self.store.fenced(lease),
+                self.store.adding_together(TOGETHER_S),
+            ):
                 plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
                 self.last_problems = [of.problem for of in plan.problems]
                 trials = 0

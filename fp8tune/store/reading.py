@@ -80,10 +80,14 @@ class Connected:
         """What another process's commit changes."""
         return self._whole(lambda: database.moment(self._connection))
 
+    def _store_waiting(self) -> None:
+        """Store what waits to be stored with others: whatever is asked next knows it."""
+
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
         if write and not self._writable:
             raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        self._store_waiting()
         try:
             with database.transaction(self._connection, write=write):
                 if write:
