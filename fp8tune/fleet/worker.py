@@ -43,7 +43,7 @@ from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
 from fp8tune.sweep.published import with_published
 
-WAIT_S = 2.0
+WAIT_S = 0.5
 """Seconds between looks at a queue in which nothing waits."""
 
 MOST_FAILURES = 2

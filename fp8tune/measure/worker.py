@@ -39,7 +39,6 @@ PRELOAD = [
     "triton.language",
     "triton.testing",
     "torch.fx.experimental.symbolic_shapes",  # a second, where a tensor is made on "meta"
-    "scipy.stats",
     "fp8tune.measure.trial",
     "fp8tune.measure.compiling",
 ]
