@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -114,6 +115,16 @@ class ProcessBackend:
 
     def close(self) -> None:  # noqa: D102
         self._end_runners()
+        self._end_compilers()
+
+    def finish_compiling(self) -> None:  # noqa: D102
+        compiling: list[Future[Any]] = [*self._compiling.values(), *self._compiling_edges.values()]
+        for queued in compiling:
+            with contextlib.suppress(WorkerDied, RemoteError):  # it fails again where it is launched
+                alive.result(queued)
+        self._end_compilers()
+
+    def _end_compilers(self) -> None:
         if self._compilers is not None:
             self._compilers.close()
         self._compilers = None
