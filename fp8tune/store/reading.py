@@ -33,7 +33,7 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, optional, references, retrying, unreadable
+from fp8tune.store import database, last_writes, optional, references, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL
 from fp8tune.store.references import Ended
@@ -92,6 +92,7 @@ class Connected:
             with database.transaction(self._connection, write=write):
                 if write:
                     optional.make(self._connection)
+                    last_writes.note(self._connection)
                     if self._fence is not None:
                         self._fence(self._connection)
                 yield
