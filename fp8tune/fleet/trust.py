@@ -65,8 +65,12 @@ class Guard:
         allowed_s = MOST_OF_BUDGET * left_s
         begun = self.clock()
         self.remembered_gb_per_s = self.store.calibration(self.backend.device).get(COPY)
+        is_checked = allowed_s >= COPY_S + CHECK_S
+        if is_checked:
+            self.backend.compile(arms_of(self.backend))  # beside the copy: for the check and for a calibration
         fault = self._fault(with_copy=allowed_s >= COPY_S)
-        self._refuse(fault or (self._wrong() if allowed_s >= COPY_S + CHECK_S else ""))
+        self.backend.finish_compiling()
+        self._refuse(fault or (self._wrong() if is_checked else ""))
         self.store.readmit(self.backend.device)
         return self._calibrated(left_s, allowed_s - (self.clock() - begun))
 

@@ -7,9 +7,11 @@ whose host is gone, stops renewing its lease, and the unit comes back when that 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -35,20 +37,21 @@ from fp8tune.measure.engine import Backend
 from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
-from fp8tune.sweep import picks
+from fp8tune.sweep import picks, planning
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
 from fp8tune.sweep.published import with_published
 
-WAIT_S = 2.0
+WAIT_S = 0.5
 """Seconds between looks at a queue in which nothing waits."""
 
 MOST_FAILURES = 2
 """Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
 
-STALLS_AFTER_S = 180.0
-"""Beside the trial timeout: work that gives no sign for longer hangs. Compilers may take minutes for a first config."""
+TOGETHER_S = 1.0
+"""Trials of a unit that come within so long are stored in one commit: writers of one database take turns. A worker that
+is killed loses them, and with it its unit, which another GPU begins anew."""
 
 LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
@@ -95,8 +98,11 @@ def work(
     backend, _ = backend_for(None, options.timer)
     if not backend.times:
         raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+    planning.make_ready(backend)
+    importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
     with Store.open(options.db, create=True) as store:
-        yield from _Worker(options, store, backend, do, clock, sleep).run()
+        yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
 
 
 @dataclass
@@ -107,6 +113,8 @@ class _Worker:
     do: Do | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    importing: threading.Thread
+    """Of what a plan needs: done before there is a unit to lose."""
     done: int = 0
     failed: int = 0
     failures_in_row: int = 0
@@ -165,6 +173,7 @@ class _Worker:
             return
         yield Preparing()
         yield from map(Notice, self._guard.prepare(self._left_s()))
+        self.importing.join()
         self.is_prepared = True
 
     def _why_to_end(self) -> str:
@@ -193,10 +202,13 @@ class _Worker:
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
         try:
-            with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
+            with (
+                Heartbeat(self.options.db, lease) as heart,
+                self.store.fenced(lease),
+                self.store.adding_together(TOGETHER_S),
+            ):
                 plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
                 self.last_problems = [of.problem for of in plan.problems]
-                heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials = 0
                 for event in (self.do or swept)(self.store, plan):
                     heart.beat()

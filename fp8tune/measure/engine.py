@@ -113,6 +113,10 @@ class Backend(Protocol):
         """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next."""
         ...
 
+    def finish_compiling(self) -> None:
+        """Wait for what is queued, and end the compilers: nothing runs beside what follows."""
+        ...
+
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
     ) -> Iterator[Screened]:

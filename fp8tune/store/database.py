@@ -57,7 +57,7 @@ def connect(url: str, *, create: bool, writable: bool, patience_s: float | None 
         raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
     _map_errors(engine, label(url), passwords(url))
     connection = remembered.begin(engine.connect())
-    retrying.be_patient(connection, label(url), patience_s)
+    retrying.be_patient(connection, patience_s)
     if _is_sqlite(parsed):
         sqlite.prepare(connection, path)
     return connection

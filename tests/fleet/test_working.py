@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,15 +17,17 @@ import pytest
 from command_line import environment, fp8tune
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
+from fp8tune import alive
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
-from fp8tune.fleet.lease import Heartbeat
+from fp8tune.fleet.lease import STALLS_AFTER_S, Heartbeat
 from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.worker import Worker
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, UnitState
+from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.options import Options
@@ -226,6 +229,24 @@ def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
                 heart.beat()
 
 
+def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_does_not(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells the heartbeat of what goes on: in the one case nothing does, in the other a process works."""
+    assert LEASE_S + STALLS_AFTER_S + worker.WAIT_S <= 60
+    monkeypatch.setattr(alive, "EVERY_S", 0.05)
+    queued(db, 1)
+    with Store.open(db) as store, contextlib.closing(Worker()) as process:
+        process.call(60, time.sleep, 0)
+        for wait, returned in ((lambda: process.call(60, time.sleep, 1.2), 0), (lambda: time.sleep(1.2), 1)):
+            lease = store.take_unit(DEVICE, "me", lease_s=0.4)
+            assert lease is not None
+            with Heartbeat(db, lease, stalls_after_s=0.3):
+                wait()
+                assert store.return_expired_units() == returned
+            store.return_units_of("me", "the next case")
+
+
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
     options = ("--kernel", "colwise", "--shapes", "tiny", "--timer", DEVICE, "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
@@ -256,8 +277,9 @@ def test_the_queue_says_what_there_is(db: str) -> None:
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = [json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)]
-        assert sorted(one["state"] for one in found[0]) == ["done", "running", "waiting"]
+        found = json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)
+        assert sorted(one["state"] for one in found["units"]) == ["done", "running", "waiting"]
+        assert found["excluded"] == []
         store.fail_unit(replace(lease, attempt=9), "it broke")
     shown = fp8tune("queue", "--db", db).stdout
     assert "it broke" in shown

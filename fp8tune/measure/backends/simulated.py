@@ -92,6 +92,9 @@ class SimulatedBackend:
     def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
         pass
 
+    def finish_compiling(self) -> None:  # noqa: D102
+        pass
+
     def screen(  # noqa: D102
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
     ) -> Iterator[Screened]:
