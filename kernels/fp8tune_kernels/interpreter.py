@@ -68,7 +68,7 @@ def install() -> None:
 
 def quiet() -> None:
     """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN."""
-    for module in (r"triton\.runtime\.interpreter", r"numpy\..*"):
+    for module in (r"triton\.runtime\.interpreter", r"fp8tune_kernels\.quick_interpreter", r"numpy\..*"):
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=module)
 
 

@@ -7,8 +7,10 @@ surrounds it: types and shapes that are built anew for each operation. Those are
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 
 __all__ = ["install"]
@@ -29,7 +31,8 @@ def install() -> None:
     semantic.binary_op_type_checking_impl = _with_kept_constants(semantic.binary_op_type_checking_impl)
     interpreter._get_np_dtype = _kept_by_name(interpreter._get_np_dtype)
     interpreter.TensorHandle.__init__ = _checking_sizes_by_name(interpreter.TensorHandle)
-    interpreter._patch_attr = _calling_once(interpreter.interpreter_semantic)
+    interpreter._patch_attr = _calling_once(interpreter)
+    interpreter._patch_builtin = _finding_them_once(interpreter)
 
 
 _TYPES = 4096
@@ -177,14 +180,13 @@ _NUMBERS = 2**14
 
 
 def _with_kept_constants(check: Any) -> Any:
-    """Two tensors of one type need no cast and no broadcast. What a Python number becomes beside a tensor is kept with
+    """Two tensors of one element type need no cast. What a Python number becomes beside a tensor is kept with
     the tensor's type: its array, as operations may put another one into the handle, but never write to one."""
     from triton.runtime import interpreter
 
     constants = _Kept()
 
-    def stays(semantic: Any, of: Any, arithmetic_check: bool, div_or_mod: bool) -> bool:
-        scalar = of.scalar
+    def stays(semantic: Any, scalar: Any, arithmetic_check: bool, div_or_mod: bool) -> bool:
         if scalar.is_ptr():
             return False
         return (
@@ -203,8 +205,8 @@ def _with_kept_constants(check: Any) -> Any:
     ) -> Any:
         left, right = type(lhs), type(rhs)
         if left is right is tl.tensor:
-            if lhs.type is rhs.type and stays(self, lhs.type, arithmetic_check, div_or_mod):
-                return lhs, rhs
+            if lhs.dtype is rhs.dtype and stays(self, lhs.dtype, arithmetic_check, div_or_mod):
+                return (lhs, rhs) if lhs.type is rhs.type else self.broadcast_impl_value(lhs, rhs)
             return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
         beside, number = (lhs, rhs) if left is tl.tensor else (rhs, lhs)
         if type(beside) is not tl.tensor or type(number) not in (int, float) or number != number:
@@ -253,9 +255,9 @@ def _checking_sizes_by_name(handle: Any) -> Any:
     return init
 
 
-def _calling_once(semantic: Any) -> Any:
+def _calling_once(interpreter: Any) -> Any:
     """Call what is inside ``tl.core.builtin``, whose one check is whether ``_semantic`` is there."""
-    checks = tl.core.builtin(lambda: None).__code__
+    checks, semantic = tl.core.builtin(lambda: None).__code__, interpreter.interpreter_semantic
 
     def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = member.__wrapped__ if getattr(member, "__code__", None) is checks else member
@@ -264,6 +266,70 @@ def _calling_once(semantic: Any) -> Any:
             named["_semantic"] = semantic
             return function(*given, **named)
 
-        scope.set_attr(owner, name, call)
+        is_operator = owner is tl.tensor and name in _OPERATORS
+        scope.set_attr(owner, name, _at_once(*_OPERATORS[name], call, interpreter) if is_operator else call)
 
     return patch_attr
+
+
+_NUMERIC = frozenset(("int32", "int64", "fp32"))
+_INTEGERS = frozenset(("int1", "int32", "int64"))
+_OPERATORS: dict[str, tuple[Any, Any, frozenset[str]]] = {
+    "__add__": (np.add, int | float, _NUMERIC),
+    "__radd__": (lambda x, y: np.add(y, x), int | float, _NUMERIC),
+    "__sub__": (np.subtract, int | float, _NUMERIC),
+    "__rsub__": (lambda x, y: np.subtract(y, x), int | float, _NUMERIC),
+    "__mul__": (np.multiply, int | float, _NUMERIC),
+    "__rmul__": (lambda x, y: np.multiply(y, x), int | float, _NUMERIC),
+    "__lt__": (np.less, int, _NUMERIC),
+    "__le__": (np.less_equal, int, _NUMERIC),
+    "__gt__": (np.greater, int, _NUMERIC),
+    "__ge__": (np.greater_equal, int, _NUMERIC),
+    "__eq__": (np.equal, int, _NUMERIC),
+    "__ne__": (np.not_equal, int, _NUMERIC),
+    "__and__": (np.bitwise_and, (), _INTEGERS),
+    "__or__": (np.bitwise_or, (), _INTEGERS),
+}
+"""Operators -> the function of arrays, the Python numbers that it takes beside a tensor, and the types it is quick
+for: those that numpy holds as they are."""
+
+
+def _at_once(function: Any, numbers: Any, types: frozenset[str], slowly: Any, interpreter: Any) -> Any:
+    """An operator that checks and broadcasts what it is given, and then calls numpy without a detour."""
+    semantic, builder = interpreter.interpreter_semantic, interpreter.interpreter_builder
+    compares = function in (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+
+    def operate(self: Any, other: Any) -> Any:
+        if type(other) is tl.constexpr:
+            other = other.value
+        if self.dtype.name not in types or builder.options.debug:
+            return slowly(self, other)
+        if type(other) is tl.tensor:
+            if other.dtype.name not in types:
+                return slowly(self, other)
+        elif type(other) is bool or not isinstance(other, numbers):
+            return slowly(self, other)
+        lhs, rhs = semantic.binary_op_type_checking_impl(self, other)
+        of, scalar = lhs.type, lhs.handle.dtype.scalar
+        if of is not rhs.type or lhs.dtype.name not in types:
+            return slowly(self, other)
+        found = function(lhs.handle.data, rhs.handle.data)
+        if not compares and found.itemsize != lhs.handle.data.itemsize:  # numpy has found a wider type
+            return slowly(self, other)
+        return tl.tensor(interpreter.TensorHandle(found, scalar), of.with_element_ty(tl.int1) if compares else of)
+
+    return operate
+
+
+def _finding_them_once(interpreter: Any) -> Any:
+    """Which members of a module or class are builtins, looked up at the first launch."""
+
+    @functools.cache
+    def builtins(owner: Any) -> list[tuple[str, Any]]:
+        return [(name, member) for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
+
+    def patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
+        for name, member in builtins(owner):
+            interpreter._patch_attr(owner, name, member, builder, scope)
+
+    return patch_builtin
