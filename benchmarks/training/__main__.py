@@ -28,7 +28,7 @@ import transformers
 from benchmarks.training.arms import ARMS
 from benchmarks.training.language import FLOOR
 from benchmarks.training.run import Settings, measured, worker
-from benchmarks.training.summary import REFERENCE, lines, table
+from benchmarks.training.summary import REFERENCE, lines, speeds_table, table
 
 SIZES = {
     "small": Settings(),
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         held_out.setdefault(found["arm"], {})[found["seed"]] = found["held_out"]
     if REFERENCE in held_out:
         print(table(lines(held_out), FLOOR))
+    if speeds:
+        print(speeds_table(speeds))
     print(f"written: {options.json}")
     return 0
 

@@ -59,3 +59,14 @@ def table(found: Sequence[Line], floor: float) -> str:
             f"| {less} | {verdict} |"
         )
     return "\n".join(rows)
+
+
+def speeds_table(speeds: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown, of what :func:`benchmarks.training.run.measured` found for each arm."""
+    rows = [
+        "| arm | a step as a CUDA graph, ms | launched from the host, ms | peak memory, MiB |",
+        "|---|---:|---:|---:|",
+    ]
+    for arm, found in speeds.items():
+        rows.append(f"| {arm} | {found['graph_ms']:.2f} | {found['eager_ms']:.1f} | {found['peak_mib']:,.0f} |")
+    return "\n".join(rows)
