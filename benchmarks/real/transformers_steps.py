@@ -340,6 +340,7 @@ def main() -> int:
 
     where = "CPU" if options.small else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}")
+    head = {"device": where, "torch": torch.__version__, "transformers": transformers.__version__}
     heads = ["model", "tokens", "experts", "ms", "x-bf16", "loss-diff", "logits"]
     heads += ["cos-all", "cos-exp", "cos-rep", "alike", "GiB"]
     print(ROW.format(*heads), flush=True)
@@ -353,7 +354,7 @@ def main() -> int:
                     rows.append(row)
                     print(shown(row), flush=True)
                 if options.json:
-                    Path(options.json).write_text(json.dumps(rows, indent=1))
+                    Path(options.json).write_text(json.dumps({**head, "rows": rows}, indent=1))
             except Exception:
                 failed += 1
                 traceback.print_exc(limit=4, file=sys.stdout)
