@@ -2,6 +2,7 @@
 
     python -m benchmarks.example_loss                  # three precisions, five seeds, 1,000 steps: a minute on a GPU
     python -m benchmarks.example_loss --steps 5 --tokens 64 --dim 32 --hidden 48 --experts 4 --seeds 2
+    python -m benchmarks.example_loss --show docs/results/example-loss.json    # the table of such a file
 
 Layers are trained in each precision. Then each is judged on the same new data in each precision: the weights of FP8 in
 bf16 say what training has lost, and those of bf16 in FP8 what rounding the outputs alone adds to the squared error.
@@ -103,7 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="write all losses here too")
+    parser.add_argument("--show", metavar="FILE", help="print the table of a file that --json wrote, and train nothing")
     options = parser.parse_args(arguments)
+    if options.show:
+        print(table(json.loads(Path(options.show).read_text(encoding="utf-8"))))
+        return 0
     processes = options.seeds if options.device == "cuda" else 1
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(losses_of, [options] * options.seeds, range(options.seeds)))
