@@ -111,12 +111,13 @@ def outcome(spec: KernelSpec, device: str) -> str | None:
     return next(filter(None, found), None)
 
 
+# of a module beside the kernel's own, the title says which
 FAULTS = {
     "swiglu-rowwise": {
         "rows of no group read": ("(row + lanes < last)", "(row + lanes < M)"),
         "the maxima of the first tile alone": ("tl.maximum(largest, largest_of_rows(h_rest))", "largest"),
-        "interleaved taken for halves": ("if INTERLEAVED:\n        WIDTH", "if INTERLEAVED == 2:\n        WIDTH"),
-        "a bias without rounding": ("gate.to(tl.bfloat16).to(tl.float32), 0.0)", "gate, 0.0)"),
+        "gate_and_up: interleaved taken for halves": ("if INTERLEAVED:\n        W", "if INTERLEAVED == 2:\n        W"),
+        "gate_and_up: a bias without rounding": ("gate.to(tl.bfloat16).to(tl.float32), 0.0)", "gate, 0.0)"),
         "weights left out": ("* weights if weights_ptr is not None", "if weights_ptr is not None"),
         "the last rows left out": ("-(-rows // config", "(rows // config"),
         "scales unwritten": ("tl.store(scales_ptr + row + lanes, scale, mask=in_rows)", "in_rows = in_rows & True"),
@@ -133,13 +134,14 @@ FAULTS = {
 
 @pytest.mark.parametrize(("kernel", "fault"), [(kernel, fault) for kernel in FAULTS for fault in FAULTS[kernel]])
 def test_a_planted_fault_is_caught(kernel: str, fault: str, tmp_path: Path, device: str) -> None:
-    [file] = plant(kernel, tmp_path, (), *FAULTS[kernel][fault])
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[file.stem] = module
-    found.loader.exec_module(module)
+    where, colon, _ = fault.partition(":")
+    for file in plant(kernel, tmp_path, (where,) if colon else (), *FAULTS[kernel][fault]):
+        found = importlib.util.spec_from_file_location(file.stem, file)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[file.stem] = module
+        found.loader.exec_module(module)
     assert outcome(module.SPEC, device) is not None
 
 

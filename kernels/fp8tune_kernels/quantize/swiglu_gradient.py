@@ -31,10 +31,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import swiglu_rowwise
+from fp8tune_kernels.quantize import gated_rows
 from fp8tune_kernels.quantize.aligned_blocks import (
     ALIGNMENT,
     Block,
@@ -46,22 +46,19 @@ from fp8tune_kernels.quantize.aligned_blocks import (
 )
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast
 from fp8tune_kernels.quantize.factors import factor_of, random_powers, reference_factor
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
-from fp8tune_kernels.quantize.limits import wrong_tile
-from fp8tune_kernels.quantize.swiglu_rowwise import (
+from fp8tune_kernels.quantize.gate_and_up import (
     check_gate_and_up,
     check_values,
-    key,
     load_gate_and_up,
     options_of,
-    problems,
     random_gate_and_up,
     scale_of_rows,
     split,
     store_gate_and_up,
-    tile_of,
     values_of,
 )
+from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
+from fp8tune_kernels.quantize.gated_rows import key, problems, tile_of
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -358,46 +355,28 @@ def _blocks_of_groups(offs: torch.Tensor, blocks: int, BLOCK_SIZE_M: int) -> tor
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    if config == SPEC.default:
-        return None
-    width, _, rows = tile_of(config, shape["N"])
-    least = min(SPEC.axes["TILE"])
-    if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
-        return f"same binary as TILE={least}: one row at a time"
-    return wrong_tile(config, width * rows, limits, least=4, too_few="too few loads under way", held="gate and up do")
+    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits)
 
 
 SPEC = KernelSpec(
     name="swiglu-gradient",
-    axes={
-        "BLOCK_SIZE_M": (4, 8, 16, 32),
-        "TILE": (1024, 2048, 4096, 8192, 16384),
-        "num_warps": (4, 8, 16),
-        "num_stages": (1, 2),
-    },
+    axes=gated_rows.AXES,
     default=NamedInts(BLOCK_SIZE_M=16, TILE=2048, num_warps=8, num_stages=1),
-    key=swiglu_rowwise.SPEC.key,
+    key=gated_rows.KEY,
     problems=problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    interpreted=swiglu_rowwise.SPEC.interpreted,
+    interpreted=gated_rows.INTERPRETED,
     invalid=invalid,
     edges=declared(
-        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, G=3),
-        edge("a block and one more", routing="balanced", M=513, N=144, G=1),
-        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=48, G=3),
-        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, G=3),
-        edge("one column, tiny values", "tiny", routing="ragged", M=67, N=1, G=2),
-        edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, G=2),
-        edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
+        *gated_rows.EDGES,
         edge("interleaved, gpt-oss", routing="empty", M=277, N=80, G=4, layout=1, activation=1),
     ),
     routed=True,
     layout_sizes={"N": 272},
-    in_dtypes=swiglu_rowwise.SPEC.in_dtypes,
+    in_dtypes=gated_rows.IN_DTYPES,
     uses_fp8=True,
 )
 
