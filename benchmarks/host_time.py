@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from fp8tune_kernels import fp8_grouped_mm
-from fp8tune_kernels.gemm import grouped_mm, passes
+from fp8tune_kernels.gemm import grouped_mm_operators, passes
 
 M, N, K, E = 256, 128, 128, 4
 CALLS, BATCHES = 50, 20
@@ -74,7 +74,7 @@ def main() -> None:
     row("torch._grouped_mm", lambda A, B_t, offs: torch._grouped_mm(A, B_t, offs=offs))
     row("fp8_grouped_mm", fp8_grouped_mm)
     for method, name in enumerate(passes.METHODS):
-        with mock.patch.object(grouped_mm, "method_for", lambda *given, _method=method: _method):
+        with mock.patch.object(grouped_mm_operators, "method_for", lambda *given, _method=method: _method):
             row(name, lambda *given: fp8_grouped_mm(*given, precision="auto"))
 
 

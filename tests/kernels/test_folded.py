@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import assert_same_bits
+from cases import assert_same_bits, poisoned
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import (
     fp8_grouped_mm,
+    interpreter,
     quantize_colwise_3d,
     quantize_rowwise_2d,
     quantize_rowwise_factored,
@@ -24,9 +25,10 @@ from fp8tune_kernels import (
     transpose_codes,
     transpose_codes_3d,
 )
+from fp8tune_kernels.quantize import transposed_codes
 from fp8tune_kernels.quantize.factors import reference_factor
-from fp8tune_kernels.quantize.row_shifts import reference_shifts, shifts_of_rows
-from fp8tune_kernels.spec import ROUTINGS
+from fp8tune_kernels.quantize.row_shifts import reference_shifts, shifts_and_scales, shifts_of_rows
+from fp8tune_kernels.spec import ROUTINGS, NamedInts, Problem
 
 pytestmark = [
     pytest.mark.usefixtures("quantizers_in_plain_torch"),
@@ -215,13 +217,31 @@ def test_shifts_bring_rows_to_the_least_of_their_group(sizes: list[int], beyond:
 
 
 @pytest.mark.parametrize("sizes", [[0, 5, 0], [3], [4096, 1, 5000]])
-def test_the_kernel_of_shifts_gives_the_references_bits(sizes: list[int], device: str) -> None:
+def test_the_kernel_of_shifts_gives_the_references_bits(
+    sizes: list[int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)  # else both are the reference
     offs = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
     M = int(offs[-1]) + 7
     generator = torch.Generator().manual_seed(0)
     scales, others = (torch.exp2(torch.randint(-20, 49, (M,), generator=generator)).to(device) for _ in range(2))
     scales[:2], others[1:2] = 0, float("nan")
-    assert_same_bits(shifts_of_rows(scales, others, offs), reference_shifts(scales, others, offs))
+    shifts, least = reference_shifts(scales, others, offs)
+    assert_same_bits(shifts_of_rows(scales, others, offs), (shifts, least))
+    column_scales = torch.exp2(torch.randint(-9, 9, (len(sizes), 1, 2064), generator=generator)).to(device)
+    wanted = shifts, (least[:, None] / column_scales.view(len(sizes), -1)).view(-1), least.new_ones(len(sizes) * 48)
+    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 48), wanted)
+
+
+@pytest.mark.parametrize("G", [128, 131, 300])
+def test_more_groups_than_are_counted_at_once(G: int, device: str) -> None:
+    one = Problem("transposed-codes", NamedInts(M=700, K=16, G=G), routing="empty", in_dtype="float8_e4m3fn")
+    inputs = transposed_codes.inputs(one, device)
+    expected = transposed_codes.reference(*inputs)
+    outputs = poisoned(transposed_codes.SPEC, inputs, expected)
+    transposed_codes.launch(transposed_codes.SPEC.default, inputs, outputs)
+    transposed_codes.unwritten(inputs, outputs)
+    assert_same_bits(outputs, expected)
 
 
 def test_a_shift_changes_the_exponent_alone_until_codes_are_subnormal(device: str) -> None:

@@ -60,6 +60,7 @@ class FakeKernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     monkeypatch.setattr(launching, "_REMEMBERS", True)
     monkeypatch.setattr(launching, "_binaries", {})
+    monkeypatch.setattr(launching, "_launches", {})
     active = SimpleNamespace(get_current_stream=lambda device: STREAM)
     monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
     return FakeKernel()
@@ -101,6 +102,17 @@ def test_what_triton_specializes_on_is_another_binary(kernel: FakeKernel, other:
     assert (len(kernel.own), len(kernel.again)) == (2, 1)
 
 
+def test_rows_that_never_repeat_run_one_binary_and_fill_no_memory(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "MOST_LAUNCHES", 8)
+    for rows in range(160, 160 + 16 * 40, 16):
+        launch(kernel, M=rows)
+    assert (len(kernel.own), len(kernel.again)) == (1, 39)
+    assert len(launching._launches) <= 8
+    assert [given[11] for given in kernel.again] == list(range(176, 160 + 16 * 40, 16))
+
+
 def test_two_kernels_share_nothing(kernel: FakeKernel) -> None:
     launch(kernel)
     launch(other := FakeKernel())
@@ -138,12 +150,16 @@ def chosen_by_triton(tensors: list[FakeTensor], sizes: list[int]) -> list[Any]:
     return [native_specialize_impl(BACKEND, argument, False, True, True) for argument in (*tensors, *sizes)]
 
 
+def kinds(tensors: list[FakeTensor]) -> list[Any]:
+    return [(tensor.dtype,) if tensor.address & 15 else tensor.dtype for tensor in tensors]
+
+
 @given(*[st.tuples(st.lists(TENSORS, min_size=2, max_size=2), st.lists(SIZES, min_size=2, max_size=2))] * 2)
 def test_arguments_that_triton_tells_apart_have_different_keys(
     one: tuple[list[FakeTensor], list[int]], other: tuple[list[FakeTensor], list[int]]
 ) -> None:
     keys = [
-        launching._specialization(SimpleNamespace(fn=0), tensors, [t.address for t in tensors], sizes, (), {})
+        launching._specialization(SimpleNamespace(fn=0), kinds(tensors), tuple(sizes), (), {})
         for tensors, sizes in (one, other)
     ]
     if chosen_by_triton(*one) != chosen_by_triton(*other):

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import ComposedActivationWarning, fp8_grouped_mm, fp8_moe_mlp, quantize_weights
-from fp8tune_kernels.gemm import moe_mlp
+from fp8tune_kernels.gemm import moe_mlp, moe_mlp_composed
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.gated import reference_gated
 from fp8tune_kernels.spec import ROUTINGS
@@ -240,7 +240,7 @@ def test_what_is_held_is_at_most_three_fifths_of_bfloat16s(recompute: str) -> No
 
 def test_other_activations_are_composed_and_say_so_once() -> None:
     given = layer(is_full=True)
-    moe_mlp._warned.clear()
+    moe_mlp_composed._warned.clear()
     with pytest.warns(ComposedActivationWarning, match="'gelu' has no fused kernel"):
         found = results(given, activation="gelu")
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ import torch
 from fp8tune.measure.edges import fill_integers
 from fp8tune_kernels import fp8_grouped_mm, interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm import grouped_mm, passes, token_groups
+from fp8tune_kernels.gemm import grouped_mm_operators, passes, token_groups
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.colwise import quantize_colwise
@@ -143,7 +143,11 @@ def test_the_operators_are_what_torch_library_expects(precision: int, device: st
         calls += [
             (ops.grouped_mm_input_gradient, (grad, None, *options, *rows, *weights)),
             (ops.grouped_mm_weight_gradient, (grad, None, *options, *columns[0], *columns[1])),
+            (ops.grouped_mm_gradients, (grad, None, *columns[1], B_t, None, None, *options, True, True, False)),
         ]
+    for wanted in ((True, True), (True, False), (False, True)):
+        given = A if wanted[1] else None, None, None, B_t if wanted[0] else None, None, None
+        calls.append((ops.grouped_mm_gradients, (grad, *given, *options, *wanted, False)))
     for operator, arguments in calls:
         checks = ["test_faketensor", "test_aot_dispatch_dynamic"]
         if arguments[-1] is None:  # it multiplies codes to find one that was written to, and torch multiplies none
@@ -162,7 +166,7 @@ def test_the_op_takes_the_method_of_each_pass_from_the_table(
         asked.append(given[:-1])
         return method
 
-    monkeypatch.setattr(grouped_mm, "method_for", chosen)
+    monkeypatch.setattr(grouped_mm_operators, "method_for", chosen)
     A, B_t, offs, grad = operands("ragged", device, exact=True)
     used = int(offs[-1])
     A[used:], grad[used:] = 0, 0
@@ -194,7 +198,7 @@ def test_auto_multiplies_in_fp8_what_is_not_bfloat16_or_is_kept(
         asked.append(given[-2])
         return passes.FP8
 
-    monkeypatch.setattr(grouped_mm, "method_for", chosen)
+    monkeypatch.setattr(grouped_mm_operators, "method_for", chosen)
     A, B_t, offs, grad = operands("balanced", device, exact=False)
     A, B_t = A.to(dtype).requires_grad_(), B_t.to(dtype).requires_grad_()
     fp8_grouped_mm(A, B_t, offs, precision="auto", keep_fp8=keep_fp8).backward(grad)

@@ -12,7 +12,7 @@ from test_grouped_mm import E, K, Layer, N, layer
 from torch import nn
 
 from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm, quantize_weights
-from fp8tune_kernels.gemm import grouped_mm, row_major
+from fp8tune_kernels.gemm import grouped_mm_operators, row_major
 from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -135,7 +135,7 @@ def test_the_method_is_looked_up_for_the_gradient_as_it_lies(device: str, monkey
         asked.append((name, *sizes[1:3]))
         return int(original(name, *sizes))
 
-    original = grouped_mm.method_for
-    monkeypatch.setattr(grouped_mm, "method_for", method_for)
+    original = grouped_mm_operators.method_for
+    monkeypatch.setattr(grouped_mm_operators, "method_for", method_for)
     run(layer("ragged", device), True)
     assert asked == [("forward", N, K), ("input-gradient", N, K), ("weight-gradient", K, N)]

@@ -36,7 +36,7 @@ from torch import Tensor
 from fp8tune_kernels.gemm import passes
 from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
 from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, rowwise_factored, transposed_codes, transposed_codes_3d
-from fp8tune_kernels.quantize.row_shifts import shifts_by_kernel
+from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
 from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
 from fp8tune_kernels.runtime.once import differentiable_once
 from fp8tune_kernels.runtime.ops import define, run
@@ -135,8 +135,13 @@ def _run_backward(
     (M, N), E, K, device = grad.shape, offs.shape[0], _columns(q_A, q_B, transposed_B), grad.device
     float8_dtype = fp8_dtype_for(device, float8_dtype)
     q, scales = run(rowwise_factored.SPEC, (bucket(M), N, E), (grad, offs, scales_B, float8_dtype, True))
-    ones = torch.ones(E * K, device=device)  # a GEMM of codes takes scales of both operands
     found = []
+    if wants_B:
+        assert q_A is not None
+        assert scales_A is not None
+        shifts, of_grad, ones = shifts_and_scales(scales, scales_A, offs, scales_B, K)
+    else:
+        ones = torch.ones(E * K, device=device)  # a GEMM of codes takes scales of both operands
     if wants_A:
         if transposed_B is None:
             (transposed_B,) = run(transposed_codes_3d.SPEC, (E, K, N), (q_B,))
@@ -145,12 +150,8 @@ def _run_backward(
         found.append(passes.input_gradient(grad, None, offs, method, float8_dtype, codes, (q, scales)))
         del codes, transposed_B  # what the other gradient would have beside its own
     if wants_B:
-        assert q_A is not None
-        assert scales_A is not None
-        shifts, least = shifts_by_kernel(scales, scales_A, offs)
         (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (q, offs, shifts))
         (transposed_A,) = run(transposed_codes.SPEC, (bucket(M), K, E), (q_A, offs, None))
-        of_grad = (least[:, None] / scales_B.view(E, N)).view(-1)
         method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, device)
         of_A = transposed_A, ones
         found.append(passes.weight_gradient(grad, None, offs, method, float8_dtype, (shifted, of_grad), of_A))

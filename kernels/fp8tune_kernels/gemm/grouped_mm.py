@@ -11,9 +11,9 @@
     out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
     bias  (E, N): added to the rows of each expert, in the GEMM's bfloat16 result (:mod:`.expert_bias`)
 
-Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. A pass is one operator, which
-``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none waits for the device. Which GEMM multiplies, ours
-or torch's, is a row of the table (:mod:`.methods`).
+Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. Forward and backward are one
+operator each (:mod:`.grouped_mm_operators`), which ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture:
+none waits for the device. Which GEMM multiplies, ours or torch's, is a row of the table (:mod:`.methods`).
 
 The backward pass is given A and B_t as they were, or, named in ``keep_fp8``, the codes that it multiplies: one read
 quantizes an operand both ways, and grad too where A is kept. Bytes that move in a step, and that are held between the
@@ -37,16 +37,16 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.catalog import RECIPES
-from fp8tune_kernels.gemm import passes, row_major
+from fp8tune_kernels.gemm import row_major
 from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY, method_for
+from fp8tune_kernels.gemm.grouped_mm_operators import forward, gradients
+from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY
 from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
-from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
+from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
-from fp8tune_kernels.runtime.ops import define
 
 if TYPE_CHECKING:
     from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
@@ -186,35 +186,26 @@ class _Fp8GroupedMM(torch.autograd.Function):
         # where there are codes of it, methods of bfloat16 alone read B_t
         held_B = None if of_B[2] is not None and precision == FP8_ONLY else B_t
         ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
-        ctx.float8_dtype, ctx.precision, ctx.keep_A = float8_dtype, precision, keep_A
+        ctx.float8_dtype, ctx.precision = float8_dtype, precision
         ctx.dtypes, ctx.is_row_major = (A.dtype, B_t.dtype), row_major.is_row_major(B_t)
-        return _forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
+        return forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        A, q_A, scales_A, B_t, q_B, scales_B, offs = ctx.saved_tensors
-        options = offs, ctx.float8_dtype, ctx.precision
         wants_A, wants_B, *others = ctx.needs_input_grad
+        options = ctx.float8_dtype, ctx.precision, wants_A, wants_B, ctx.is_row_major
+        found = gradients(grad.contiguous(), *ctx.saved_tensors, *options)
         dtype_A, dtype_B = ctx.dtypes
-        grad = grad.contiguous()
-        grad_A = grad_B_t = None
-        codes: Quantized = NONE
-        if ctx.keep_A and wants_A and wants_B:
-            codes = quantize_rowwise_colwise(grad, offs, float8_dtype=ctx.float8_dtype, alignment=ALIGNMENT)
-        columns = codes[2:]
-        if wants_A:
-            grad_A = _input_gradient(grad, B_t, *options, *codes[:2], q_B, scales_B)
-            if dtype_A != torch.bfloat16:
-                grad_A = grad_A.to(dtype_A)
-        del codes, q_B, scales_B  # what the other gradient would have beside its own
-        if wants_B:
-            weight_gradient = _row_major_weight_gradient if ctx.is_row_major else _weight_gradient
-            grad_B = weight_gradient(grad, A, *options, *columns, q_A, scales_A)
-            if dtype_B != torch.bfloat16:
-                grad_B = grad_B.to(dtype_B)
-            grad_B_t = grad_B if ctx.is_row_major else grad_B.transpose(1, 2)  # the strides of B_t
-        return grad_A, grad_B_t, *(None for _ in others)
+        grad_A = _as(found[0], dtype_A) if wants_A else None
+        grad_B = _as(found[-1], dtype_B) if wants_B else None
+        if grad_B is not None and not ctx.is_row_major:
+            grad_B = grad_B.transpose(1, 2)  # the strides of B_t
+        return grad_A, grad_B, *(None for _ in others)
+
+
+def _as(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    return gradient if dtype == torch.bfloat16 else gradient.to(dtype)
 
 
 _apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
@@ -263,162 +254,3 @@ def finished(out: Tensor, offs: Tensor, bias: Tensor | None, out_dtype: torch.dt
     if bias is not None:
         out = add_bias(out, bias, offs)
     return out if out_dtype is None else out.to(out_dtype)
-
-
-# The operators, one a pass. The method is chosen inside: what is traced has no sizes yet
-
-
-def _run_forward(
-    A: Tensor,
-    B_t: Tensor,
-    offs: Tensor,
-    float8_dtype: torch.dtype | None,
-    precision: int,
-    q_A: Tensor | None,
-    scales_A: Tensor | None,
-    q_B: Tensor | None,
-    scales_B: Tensor | None,
-) -> Tensor:
-    (M, K), N, device = A.shape, B_t.shape[2], A.device
-    method = method_for("forward", M, N, K, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_B = _pair(q_B, scales_B) or row_major.forward_codes(B_t, method, float8_dtype)
-    return passes.forward(A, B_t, offs, method, float8_dtype, codes_B, _pair(q_A, scales_A))
-
-
-def _run_input_gradient(
-    grad: Tensor,
-    B_t: Tensor | None,
-    offs: Tensor,
-    float8_dtype: torch.dtype | None,
-    precision: int,
-    q_grad: Tensor | None,
-    scales_grad: Tensor | None,
-    q_B: Tensor | None,
-    scales_B: Tensor | None,
-) -> Tensor:
-    (M, N), K, device = grad.shape, _columns_of_input_gradient(B_t, q_B), grad.device
-    method = method_for("input-gradient", M, N, K, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_B = _pair(q_B, scales_B) or row_major.input_gradient_codes(B_t, method, float8_dtype)
-    return passes.input_gradient(grad, B_t, offs, method, float8_dtype, codes_B, _pair(q_grad, scales_grad))
-
-
-def _run_weight_gradient(
-    grad: Tensor,
-    A: Tensor | None,
-    offs: Tensor,
-    float8_dtype: torch.dtype | None,
-    precision: int,
-    q_grad: Tensor | None,
-    scales_grad: Tensor | None,
-    q_A: Tensor | None,
-    scales_A: Tensor | None,
-) -> Tensor:
-    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
-    method = method_for("weight-gradient", M, N, K, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    return passes.weight_gradient(grad, A, offs, method, float8_dtype, _pair(q_grad, scales_grad), _pair(q_A, scales_A))
-
-
-def _run_row_major_weight_gradient(
-    grad: Tensor,
-    A: Tensor | None,
-    offs: Tensor,
-    float8_dtype: torch.dtype | None,
-    precision: int,
-    q_grad: Tensor | None,
-    scales_grad: Tensor | None,
-    q_A: Tensor | None,
-    scales_A: Tensor | None,
-) -> Tensor:
-    """The same, (E, K, N): A.t() @ grad, of the same shape as a layer's of N inputs and K outputs."""
-    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
-    method = method_for("weight-gradient", M, K, N, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_grad, codes_A = _pair(q_grad, scales_grad), _pair(q_A, scales_A)
-    if A is None:  # of a pass whose codes are all there only the rows of its first operand are counted
-        codes_grad, A = codes_grad or row_major.columns(grad, offs, float8_dtype), grad
-    return passes.weight_gradient(A, grad, offs, method, float8_dtype, codes_A, codes_grad)
-
-
-def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:
-    return None if q is None or scales is None else (q, scales)
-
-
-def _columns_of_input_gradient(B_t: Tensor | None, q_B: Tensor | None) -> int:
-    """K, of what is there."""
-    if B_t is not None:
-        return B_t.shape[1]
-    assert q_B is not None
-    return q_B.shape[2]
-
-
-def _columns_of_weight_gradient(A: Tensor | None, q_A: Tensor | None) -> int:
-    found = q_A if A is None else A
-    assert found is not None
-    return found.shape[1]
-
-
-def _on_cpu(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What of a pass runs on a CPU: also the check of the values in ``offs``."""
-
-    def on_cpu(x: Tensor, other: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
-        check_ends(offs, x.shape[0])
-        with torch.no_grad():  # autograd would follow the references, and stumbles over their views
-            return run(x, other, offs, *rest)
-
-    return on_cpu
-
-
-def _fake_forward(A: Tensor, B_t: Tensor, *rest: Any) -> Tensor:
-    return A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
-
-
-def _fake_input_gradient(grad: Tensor, B_t: Tensor | None, *rest: Any) -> Tensor:
-    return grad.new_empty(grad.shape[0], _columns_of_input_gradient(B_t, rest[-2]), dtype=torch.bfloat16)
-
-
-def _fake_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
-    shape = offs.shape[0], grad.shape[1], _columns_of_weight_gradient(A, rest[-2])
-    return grad.new_empty(shape, dtype=torch.bfloat16)
-
-
-def _fake_row_major_weight_gradient(grad: Tensor, A: Tensor | None, offs: Tensor, *rest: Any) -> Tensor:
-    shape = offs.shape[0], _columns_of_weight_gradient(A, rest[-2]), grad.shape[1]
-    return grad.new_empty(shape, dtype=torch.bfloat16)
-
-
-def _define(name: str, operands: str, codes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
-    schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, int precision, {codes}) -> Tensor"
-    return define(schema, run, _on_cpu(run), fake, makes_codes=True)
-
-
-_forward: Callable[..., Tensor] = _define(
-    "forward",
-    "Tensor A, Tensor B_t",
-    "Tensor? q_A, Tensor? scales_A, Tensor? q_B, Tensor? scales_B",
-    _run_forward,
-    _fake_forward,
-)
-_input_gradient: Callable[..., Tensor] = _define(
-    "input_gradient",
-    "Tensor grad, Tensor? B_t",
-    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_B, Tensor? scales_B",
-    _run_input_gradient,
-    _fake_input_gradient,
-)
-_weight_gradient: Callable[..., Tensor] = _define(
-    "weight_gradient",
-    "Tensor grad, Tensor? A",
-    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
-    _run_weight_gradient,
-    _fake_weight_gradient,
-)
-_row_major_weight_gradient: Callable[..., Tensor] = _define(
-    "row_major_weight_gradient",
-    "Tensor grad, Tensor? A",
-    "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
-    _run_row_major_weight_gradient,
-    _fake_row_major_weight_gradient,
-)

@@ -8,6 +8,11 @@ With ``product[m] = scales[m] * other_scales[m]``, in float32, for a row m of gr
 So no shift is above 1 but where a product is 0, and then the row has codes that are NaN. Codes that are multiplied by
 their shift never overflow. They lose bits where they become subnormal: in rows that weigh as little in a sum over the
 group.
+
+A GEMM that sums over the rows of each group divides by a scale a column of either operand. With factors that were
+folded into the first one, and the second one's scales in the shifts, they are:
+
+    of_columns[g, n] = least[g] / column_scales[g, n], and ones
 """
 
 from __future__ import annotations
@@ -24,21 +29,26 @@ from fp8tune_kernels.runtime.checks import check_ends, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import define
 
-__all__ = ["reference_shifts", "shifts_by_kernel", "shifts_of_rows"]
+__all__ = ["reference_shifts", "shifts_and_scales", "shifts_by_kernel", "shifts_of_rows"]
 
 CONFIG = {"BLOCK_SIZE": 2048, "num_warps": 8}
 """Rows that a program looks at together: 131,072 of one group are 64 times."""
 
 
-@triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
+@triton.jit(do_not_specialize=["M", "G", "N", "K"])  # those that change every step may not recompile anything
 def shifts_kernel(
     scales_ptr: tl.tensor,  # (M,)
     other_ptr: tl.tensor,  # (M,)
     offs_ptr: tl.tensor,  # (G,)
     shifts_ptr: tl.tensor,  # (M,)
     least_ptr: tl.tensor,  # (G,)
+    column_scales_ptr: tl.tensor,  # (G, N), or None
+    of_columns_ptr: tl.tensor,  # (G, N), or None
+    ones_ptr: tl.tensor,  # (G, K), or None
     M: tl.tensor,
     G: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
     """One program: a group, or the rows of none."""
@@ -53,6 +63,15 @@ def shifts_kernel(
     smallest = tl.min(least, 0)
     smallest = tl.where(smallest < float("inf"), smallest, 1.0)
     tl.store(least_ptr + group, smallest, mask=group < G)
+    if column_scales_ptr is not None:
+        for column in range(0, tl.where(group < G, N, 0), BLOCK_SIZE):
+            columns, inside = group.to(tl.int64) * N + column + lanes, column + lanes < N
+            divisor = tl.load(column_scales_ptr + columns, mask=inside, other=1.0)
+            quotient = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, divisor)
+            tl.store(of_columns_ptr + columns, quotient, mask=inside)
+        for column in range(0, tl.where(group < G, K, 0), BLOCK_SIZE):
+            columns = group.to(tl.int64) * K + column + lanes
+            tl.store(ones_ptr + columns, tl.full((BLOCK_SIZE,), 1.0, tl.float32), mask=column + lanes < K)
     for row in tl.range(start, end, BLOCK_SIZE, num_stages=1):
         product = _product(scales_ptr, other_ptr, row + lanes, end)
         shift = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, product)
@@ -83,16 +102,34 @@ def shifts_by_kernel(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tupl
     """:func:`shifts_of_rows` without a dispatcher, for operators that launch several kernels."""
     if scales.is_cpu and not interpreter.INTERPRETED:
         return reference_shifts(scales, other_scales, offs)
-    return _launch(scales, other_scales, offs)
-
-
-def _launch(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
     shifts, least = _outputs(scales, other_scales, offs)
-    if offs.is_cpu:
-        check_ends(offs, scales.numel())
-    tensors = (scales, other_scales, offs, shifts, least)
-    launch_kernel(shifts_kernel, offs.shape[0] + 1, tensors, (scales.numel(), offs.shape[0]), (), CONFIG)
+    _launch((scales, other_scales, offs, shifts, least, None, None, None), 0, 0)
     return shifts, least
+
+
+def shifts_and_scales(
+    scales: Tensor, other_scales: Tensor, offs: Tensor, column_scales: Tensor, K: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(shifts, of_columns, ones)`` of one launch, without a dispatcher: (M,), (G*N,) and (G*K,), float32."""
+    G = offs.shape[0]
+    if scales.is_cpu and not interpreter.INTERPRETED:
+        shifts, least = reference_shifts(scales, other_scales, offs)
+        return shifts, (least[:, None] / column_scales.view(G, -1)).view(-1), scales.new_ones(G * K)
+    shifts, least = _outputs(scales, other_scales, offs)
+    of_columns, ones = scales.new_empty(column_scales.numel()), scales.new_empty(G * K)
+    tensors = scales, other_scales, offs, shifts, least, column_scales, of_columns, ones
+    _launch(tensors, column_scales.numel() // G, K)
+    return shifts, of_columns, ones
+
+
+def _launch(tensors: tuple[Tensor | None, ...], N: int, K: int) -> None:
+    scales, _, offs, *_ = tensors
+    assert scales is not None
+    assert offs is not None
+    M, G = scales.numel(), offs.shape[0]
+    if offs.is_cpu:
+        check_ends(offs, M)
+    launch_kernel(shifts_kernel, G + 1, tensors, (M, G, N, K), (), CONFIG)
 
 
 def reference_shifts(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,10 @@ Zeros follow a group's codes up to the next multiple of 128; what lies past the 
 no group nothing is read. Rounded to nearest even; a NaN becomes the one code of :mod:`.arithmetic`, where there are
 shifts.
 
-A program copies a tile. Bytes change threads one by one: words of two or four codes, as :mod:`.transposed_codes_3d` has
-them, came out wrong with shifts on an H100 with Triton 3.6.0: of two always, of four where K is no multiple of 16.
+A program copies a tile. Bytes change threads one by one: on an H100 that takes as long as words of two or four codes, as
+:mod:`.transposed_codes_3d` has them. Words of shifted codes came out wrong there: ptxas 12.8.93, which Triton 3.6.0
+has, converts two pairs of codes into one register (``F2FP`` with a third operand), and then reads the second code of
+the first pair from another register.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def transpose_tile(
     to_ptr = tile.transposed_ptr.to(tl.pointer_type(word), bitcast=True)
     at = to_ptr + words[:, None] + columns.to(tl.int64)[None, :] * (tile.stride // 16 * (16 // PACK))
     whole = words // (16 // PACK) * 16 < room  # constant over 16 bytes, which are then one store
-    tl.store(at, packed, mask=whole[:, None] & exist, eviction_policy="evict_first")
+    tl.store(at, packed, mask=whole[:, None] & exist)  # what evicts it first takes 1 to 2 % longer on an H100
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
@@ -140,8 +142,11 @@ def transposed_codes_kernel(
 
 @triton.jit
 def _rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of a row of the transposed codes: its group, the row that it is a copy of, and how many rows are left there."""
-    group, start, begin, total = 0, 0, 0, 0
+    """Of a row of the transposed codes: its group, the row that it is a copy of, and how many rows are left there.
+
+    One maximum finds the last group before it and where that ends: each further one takes a program's warps a barrier.
+    """
+    last, total = tl.cast(0, tl.int64), 0
     for first in range(0, G, 128):
         groups = first + tl.arange(0, 128)
         ends = tl.load(offs_ptr + groups, mask=groups < G, other=0)
@@ -149,10 +154,12 @@ def _rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.te
         taken = tl.where(groups < G, tl.maximum(tl.cdiv(ends - starts, 128), 1) * 128, 0)
         taken_ends = total + tl.cumsum(taken, 0)
         is_before = (groups < G) & (taken_ends <= place)
-        group += tl.sum(is_before.to(tl.int32), 0)
-        start = tl.maximum(start, tl.max(tl.where(is_before, ends, 0), 0))
-        begin = tl.maximum(begin, tl.max(tl.where(is_before, taken_ends, 0), 0))
-        total += tl.sum(taken, 0)
+        both = (taken_ends.to(tl.int64) << 32) | (groups + 1)
+        last = tl.maximum(last, tl.max(tl.where(is_before, both, 0), 0))
+        if first + 128 < G:
+            total += tl.sum(taken, 0)
+    group, begin = (last & 0xFFFFFFFF).to(tl.int32), (last >> 32).to(tl.int32)
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
     end = tl.load(offs_ptr + group, mask=group < G, other=0)
     row = start + place - begin
     return group, row, end - row

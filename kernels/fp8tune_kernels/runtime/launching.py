@@ -22,15 +22,24 @@ _REMEMBERS = torch.version.cuda is not None
 
 _NO_ALLOCATOR = _allocation._NULL_ALLOCATOR
 
-_binaries: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-"""Key -> (the compiled kernel, its arguments that follow the sizes)."""
+Launch = tuple[Any, Any, Any, tuple[Any, ...]]
+"""Of a compiled kernel: what runs it, its function, its packed metadata, its arguments that follow the sizes."""
+
+_launches: dict[tuple[Any, ...], Launch] = {}
+"""By what a call is given, which takes less time to tell than what Triton chooses by: sizes as they are."""
+
+MOST_LAUNCHES = 4096
+"""A process whose numbers of rows never repeat begins anew."""
+
+_binaries: dict[tuple[Any, ...], Launch] = {}
+"""By what Triton chooses by."""
 
 
 def launch_kernel(
     kernel: Any,
     programs: int,
     tensors: Sequence[torch.Tensor | None],
-    sizes: Sequence[int],
+    sizes: tuple[int, ...],
     constants: tuple[Any, ...],
     config: Mapping[str, int],
 ) -> None:
@@ -46,37 +55,48 @@ def launch_kernel(
     if not (_REMEMBERS and first.is_cuda) or _hooked():
         kernel[(programs,)](*tensors, *sizes, *constants, **config)
         return
-    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     device = first.get_device()
-    key = (device, *_specialization(kernel, tensors, pointers, sizes, constants, config))
-    found = _binaries.get(key)
+    pointers: list[int | None] = []
+    kinds: list[Any] = []
+    for tensor in tensors:
+        if tensor is None:
+            pointers.append(None)
+            kinds.append(None)
+        else:
+            pointers.append(pointer := tensor.data_ptr())
+            kinds.append((tensor.dtype,) if pointer & 15 else tensor.dtype)
+    key = (kernel.fn, device, sizes, constants, *config, *config.values(), *kinds)
+    found = _launches.get(key)
     if found is None:
-        compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
-        names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but the launcher counts
-        _binaries[key] = compiled, (*constants, *(config[name] for name in names))
-        return
-    compiled, rest = found
+        choice = (device, *_specialization(kernel, kinds, sizes, constants, config))
+        found = _binaries.get(choice)
+        if found is None:
+            compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
+            names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but counted
+            rest = (*constants, *(config[name] for name in names))
+            _binaries[choice] = compiled.run, compiled.function, compiled.packed_metadata, rest
+            return
+        if len(_launches) >= MOST_LAUNCHES:
+            _launches.clear()
+        _launches[key] = found
+    run, function, metadata, rest = found
     stream = driver.active.get_current_stream(device)
-    compiled.run(
-        programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *sizes, *rest
-    )
+    run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *sizes, *rest)
 
 
 def _specialization(
     kernel: Any,
-    tensors: Sequence[torch.Tensor | None],
-    pointers: Sequence[int | None],
-    sizes: Sequence[int],
+    kinds: Sequence[Any],
+    sizes: tuple[int, ...],
     constants: tuple[Any, ...],
     config: Mapping[str, int],
 ) -> tuple[Any, ...]:
-    """At least as fine as Triton's choice of a binary."""
+    """At least as fine as Triton's choice of a binary. ``kinds``: a tensor's dtype, in a tuple if it is not aligned."""
     return (
         kernel.fn,
         constants,
         tuple(config.items()),
-        *[None if tensor is None else tensor.dtype for tensor in tensors],
-        *[pointer is not None and pointer & 15 == 0 for pointer in pointers],
+        *kinds,
         *[(size == 1, size & 15 == 0, size >> 31) for size in sizes],
     )
 
