@@ -2,9 +2,9 @@
 
 Each run begins with an empty database and an empty Triton cache of its own. Its seconds go from the start of its
 workers to the end of the last, calibration included; queueing the work is told apart. The time budget is shared out:
-each of several workers has a part of what one has for all the work.
+each of several workers has a part of what one has for all the work. Several go first: that run is the shorter one.
 
-    python -m benchmarks.fleet_on_gpus --gpus 0,1 --cores 16 --time-budget 400 --folder out -- --kernel colwise
+    python -m benchmarks.fleet_on_gpus --gpus 0,1 --cores 16 --time-budget 600 --folder out --sweep '--kernel colwise'
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -40,13 +43,15 @@ class Run:
     """Of each worker: seconds since the workers were started, and an event."""
 
 
-def run(folder: Path, name: str, gpus: Sequence[str], cores: int, budget_s: float, sweep: Sequence[str]) -> Run:
+def run(folder: Path, name: str, gpus: Sequence[str], cores: int, budget_s: float, sweeps: Sequence[str]) -> Run:
     """Queue the work, and have a worker on each GPU do it, each on cores of its own."""
     db = folder / f"{name}.db"
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / f"triton-{name}"), "FP8TUNE_DB": str(db)}
+    cache = tempfile.mkdtemp(prefix="fp8tune-triton-")
+    environment = {**os.environ, "TRITON_CACHE_DIR": cache, "FP8TUNE_DB": str(db)}
     begun = time.monotonic()
-    queue = [*FP8TUNE, "sweep", "--on", "queue", *sweep]
-    subprocess.run(queue, env={**environment, "CUDA_VISIBLE_DEVICES": gpus[0]}, check=True)
+    for sweep in sweeps:
+        queue = [*FP8TUNE, "sweep", "--on", "queue", *shlex.split(sweep)]
+        subprocess.run(queue, env={**environment, "CUDA_VISIBLE_DEVICES": gpus[0]}, check=True)
     done = Run(db, time.monotonic() - begun)
     begun, threads = time.monotonic(), []
     for place, gpu in enumerate(gpus):
@@ -63,6 +68,7 @@ def run(folder: Path, name: str, gpus: Sequence[str], cores: int, budget_s: floa
     for thread in threads:
         thread.join()
     done.seconds = time.monotonic() - begun
+    shutil.rmtree(cache)
     return done
 
 
@@ -108,16 +114,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", type=int, required=True, help="of each worker")
     parser.add_argument("--time-budget", type=float, required=True, help="seconds of the run on one GPU")
     parser.add_argument("--folder", type=Path, required=True, help="an empty one")
-    parser.add_argument("sweep", nargs="*", help="options of fp8tune sweep, after --")
+    parser.add_argument("--sweep", action="append", required=True, help="options of fp8tune sweep; repeatable")
     given = parser.parse_args(arguments)
     gpus = given.gpus.split(",")
-    runs = []
-    for name, mine in (("one", gpus[:1]), ("several", gpus)):
-        runs.append(found := run(given.folder, name, mine, given.cores, given.time_budget, given.sweep))
+    runs: dict[str, Run] = {}
+    for name, mine in (("several", gpus), ("one", gpus[:1])):
+        found = runs[name] = run(given.folder, name, mine, given.cores, given.time_budget, given.sweep)
         print(f"{len(mine)} GPUs: {found.seconds:.1f} s, after {found.queued_s:.1f} s to queue")
         print(*told_lines(found), sep="\n", flush=True)
-    print(f"{runs[0].seconds / runs[1].seconds:.2f} times as fast on {len(gpus)} GPUs")
-    print(compared(runs[0].db, runs[1].db))
+    print(f"{runs['one'].seconds / runs['several'].seconds:.2f} times as fast on {len(gpus)} GPUs")
+    print(compared(runs["one"].db, runs["several"].db))
     return 0
 
 

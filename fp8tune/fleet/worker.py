@@ -38,7 +38,7 @@ from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks, planning
-from fp8tune.sweep.events import Event, TrialDone
+from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
 from fp8tune.sweep.published import with_published
@@ -63,6 +63,10 @@ Do = Callable[[Store, Plan], Iterator[Event]]
 
 class UnfinishedError(Fp8tuneError):
     """A unit's sweep did not come to its end."""
+
+
+class OutOfTimeError(UnfinishedError):
+    """Its time budget left something out: also what would have ended too late, so that some of it may be left."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class _Worker:
     last_kernel: str = ""
     is_prepared: bool = False
     is_waiting: bool = False
+    is_out_of_time: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -159,7 +164,7 @@ class _Worker:
                 break
         if not self.store.count_units()[UnitState.RUNNING]:
             picks.keep_current(self.store)
-        is_in_vain = bool(reason) and self._left_s() >= LEAST_S
+        is_in_vain = bool(reason) and not self.is_out_of_time and self._left_s() >= LEAST_S
         if not reason and self.refused and not self.done:
             reason, is_in_vain = next(iter(self.refused.values())), True
         waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
@@ -180,7 +185,7 @@ class _Worker:
         """Empty while there is no reason."""
         if self.failures_in_row >= MOST_FAILURES:
             return f"{MOST_FAILURES} units in a row failed here"
-        return "the time budget is over" if self._left_s() < LEAST_S else ""
+        return "the time budget is over" if self.is_out_of_time or self._left_s() < LEAST_S else ""
 
     def _take(self) -> Lease | None:
         without = list(self.refused)
@@ -222,9 +227,10 @@ class _Worker:
             self._give_back(lease, str(other))
             yield SweepRefused(lease.sweep.key, str(other))
         except UnfinishedError as unfinished:
-            if self._left_s() > 0:
+            if self._left_s() > 0 and not isinstance(unfinished, OutOfTimeError):
                 yield from self._fail(lease, str(unfinished))
                 return
+            self.is_out_of_time = True
             self._give_back(lease, "the time budget of its worker was over")
             yield UnitReturned(unit, "the time budget is over")
         except Exception as error:
@@ -269,6 +275,11 @@ class _Worker:
 
 def swept(store: Store, plan: Plan) -> Iterator[Event]:
     """Sweep a unit's problems. Raises UnfinishedError."""
-    yield from sweep(store, with_published(store, plan))
+    left_out = 0
+    for event in sweep(store, with_published(store, plan)):
+        left_out += event.left_out if isinstance(event, Finished) else 0
+        yield event
+    if left_out:
+        raise OutOfTimeError(f"the time budget left {left_out} trials out")
     if store.finished_sweep(plan.key, plan.backend.device) is None:
         raise UnfinishedError("not all of its problems could be built and timed: fp8tune show --failed has the reasons")

@@ -136,6 +136,7 @@ def checked_block(
         if not times:
             return _wrong(_race(arm, tensors, torch_device))
         tensors.timed.poison()
+        tensors.timed.prepare(arm.config)  # what no launch writes must not be poison afterwards
         # in later rounds nobody is given up: a stalled estimate once passed for a slow config in its third round
         outcome = timed(tensors.timed.launcher(arm.config), tensors.too_slow_us if round == 0 else None, clock)
         wrong = tensors.timed.wrong() or (None if tensors.timed.expected else tensors.check(arm.config, [0]))

@@ -29,7 +29,7 @@ from fp8tune.measure.worker import Worker
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session
-from fp8tune.sweep.events import Event, TrialDone
+from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
@@ -194,6 +194,19 @@ def test_worth_is_what_is_open_and_settled_problems_are_left_out(db: str) -> Non
         assert units.add(store, plan).new == 0
         first = store.queue().units[0]
         assert first.unit.worth > STALE / 2
+
+
+def test_what_the_time_budget_left_out_is_no_failure(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the finals that would end too late is not begun: then there is time left, and the unit is not done."""
+    queued(db, 2)
+    monkeypatch.setattr(worker, "sweep", lambda store, plan: iter([Finished(0, 1.0, left_out=54)]))
+    events = list(worker.work(worker.WorkerOptions(db, DEVICE, time_budget_s=1000.0)))
+    assert len(of_type(UnitReturned, iter(events))) == 1
+    assert not of_type(UnitFailed, iter(events))
+    assert isinstance(events[-1], WorkerEnded)
+    assert (events[-1].reason, events[-1].is_in_vain) == ("the time budget is over", False)
+    with Store.open(db, writable=False) as store:
+        assert {(of.state, of.attempts) for of in store.queue().units} == {(UnitState.WAITING, 0)}
 
 
 def test_again_queues_anew_once_all_is_done(db: str) -> None:
