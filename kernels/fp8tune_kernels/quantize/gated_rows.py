@@ -25,6 +25,8 @@ KEY = ("M_bucket", "N", "G", DTYPE_FLAG)
 
 IN_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz")
 
+_FLAGS = {getattr(torch, name): place for place, name in enumerate(DTYPES)}
+
 INTERPRETED = {"M": 157, "N": 83, "G": 3}
 
 EDGES = (
@@ -65,5 +67,4 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 def key(x: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
     """The lookup key of inputs, of which x (M, 2N) is the first and offs (G,) the second."""
-    dtype = DTYPES.index(str(x.dtype).removeprefix("torch."))
-    return bucket(x.shape[0]), x.shape[1] // 2, offs.shape[0], dtype
+    return bucket(x.shape[0]), x.shape[1] // 2, offs.shape[0], _FLAGS[x.dtype]
