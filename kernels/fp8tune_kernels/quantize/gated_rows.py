@@ -14,10 +14,10 @@ from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bu
 __all__ = ["AXES", "EDGES", "INTERPRETED", "IN_DTYPES", "KEY", "key", "problems", "tile_of", "wrong_rows"]
 
 AXES: dict[str, tuple[int, ...]] = {
-    "BLOCK_SIZE_M": (8, 16, 32),
+    "BLOCK_SIZE_M": (8, 16, 32, 64),
     "TILE": (2048, 4096, 8192),
-    "num_warps": (4, 8, 16),
-    "num_stages": (1, 3),
+    "num_warps": (4, 8, 16, 32),
+    "num_stages": (1, 3, 4),
 }
 """With two stages a program waits for what it has just asked for: on an H100 slower than with three everywhere."""
 
