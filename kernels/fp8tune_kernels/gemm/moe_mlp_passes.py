@@ -123,14 +123,15 @@ def _run_backward(
     if wants_2 and q_h is None:
         q_h, scales_h, _, _ = _activate(y, offs, scales_y, bias, weights, activation, layout, False, dtype)
     q, scales = run(rowwise_factored.SPEC, (bucket(M), K, E), (grad, offs, scales_2, dtype, True))
+    ones = torch.ones(max(E * K, scales_13.numel()), device=grad.device)  # a GEMM of codes takes scales of both
     if wants_y:
         if transposed_2 is None:
             transposed_2 = _transposed(q_2 if w2 is None else _quantized(w2, dtype)[0])
-        dh = _input_gradient((q, scales), transposed_2, offs, dtype)
+        dh = _input_gradient((q, scales), transposed_2, ones, offs, dtype)
         del q_2, transposed_2
     if wants_2:
         assert q_h is not None
-        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), offs, dtype)
+        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), ones, offs, dtype)
     del q_h
     if not wants_y:
         return _in_order(grads)
@@ -141,11 +142,11 @@ def _run_backward(
     if wants_x:
         if transposed_13 is None:
             transposed_13 = _transposed(q_13)
-        grads["x"] = _input_gradient((q, scales), transposed_13, offs, dtype)
+        grads["x"] = _input_gradient((q, scales), transposed_13, ones, offs, dtype)
         del transposed_13
     if wants_13:
         assert q_x is not None
-        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), offs, dtype)
+        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), ones, offs, dtype)
     if wants_b13:
         grads["b13"] = d_bias
     if wants_weights:
@@ -201,24 +202,26 @@ def _multiply(rows: Codes, weights: Codes, offs: Tensor, dtype: torch.dtype) -> 
     return passes.forward(rows[0], None, offs, method, dtype, weights, rows)
 
 
-def _input_gradient(rows: Codes, transposed: Tensor, offs: Tensor, dtype: torch.dtype) -> Tensor:
+def _input_gradient(rows: Codes, transposed: Tensor, ones: Tensor, offs: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of a gradient times the weights of their experts, whose scales are factors of the rows' cast."""
     (M, N), (E, _, K) = rows[0].shape, transposed.shape
     method = method_for("input-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    ones = torch.ones(E, 1, K, device=offs.device)  # a GEMM of codes takes scales of both operands
-    return passes.input_gradient(rows[0], None, offs, method, dtype, (transposed, ones), rows)
+    codes = transposed, ones[: E * K].view(E, 1, K)
+    return passes.input_gradient(rows[0], None, offs, method, dtype, codes, rows)
 
 
-def _weight_gradient(grad: Codes, factors: Tensor, rows: Codes, offs: Tensor, dtype: torch.dtype) -> Tensor:
+def _weight_gradient(
+    grad: Codes, factors: Tensor, rows: Codes, ones: Tensor, offs: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
     (M, N), K, E = grad[0].shape, rows[0].shape[1], offs.shape[0]
     shifts, least = shifts_by_kernel(grad[1], rows[1], offs)
     (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (grad[0], offs, shifts))
     (transposed,) = run(transposed_codes.SPEC, (bucket(M), K, E), (rows[0], offs, None))
     scales = (least[:, None] / factors.view(E, N)).view(-1)
-    ones = torch.ones(E * K, device=offs.device)
     method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    return passes.weight_gradient(grad[0], None, offs, method, dtype, (shifted, scales), (transposed, ones))
+    of_rows = transposed, ones[: E * K]
+    return passes.weight_gradient(grad[0], None, offs, method, dtype, (shifted, scales), of_rows)
 
 
 # The bias of the GEMM down
