@@ -16,6 +16,8 @@ from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
 
+from fp8tune.store.results import Store
+
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
 
@@ -76,15 +78,33 @@ def postgresql_url(postgresql: Server) -> str:
     return postgresql.database()
 
 
+@pytest.fixture(scope="session")
+def made_database(postgresql: Server) -> str:
+    """The URL of a database with tables, which tests take one after another and leave without rows."""
+    url = postgresql.database()
+    Store.open(url, create=True).close()
+    return url
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without rows: a file's path, and with :data:`servers.on_both` a URL of a server's too."""
+    yield from _without_rows(request, getattr(request, "param", "sqlite"), tmp_path)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind: a file's path, and a URL of a server."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "results.db")
-    else:
-        server: Server = request.getfixturevalue("postgresql")
-        with server.schema() as url:
-            yield url
+    """The same of each kind for every test that takes it."""
+    yield from _without_rows(request, request.param, tmp_path)
+
+
+def _without_rows(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterator[str]:
+    if kind == "sqlite":
+        yield str(folder / "results.db")
+        return
+    server, url = request.getfixturevalue("postgresql"), request.getfixturevalue("made_database")
+    yield url
+    server.empty(url)
 
 
 @pytest.fixture(autouse=True)
