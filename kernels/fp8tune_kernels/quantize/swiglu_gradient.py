@@ -9,7 +9,7 @@
     dh             (M, N), row-major, bfloat16: the gradient of what the GEMM down read
     offs           (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
     factors        (G, 2N), float32, powers of two: scales of the weights' codes (gate and up)
-    x_scales       (M, 1), float32: what codes were multiplied by; None beside bfloat16
+    x_scales       (M, 1), float32, powers of two: what codes were multiplied by; None beside bfloat16
     bias           (G, 2N), bfloat16, added to x of bfloat16 and rounded; or None
     weights        (M,), float32: a factor a row; or None
     q              (M, 2N), row-major: the left operand of the input gradient's GEMM. Zeros in rows of no group
@@ -97,9 +97,10 @@ def swiglu_gradient_kernel(
     block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
     rows = tl.cdiv(block.rows, ROWS)
     lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
-    factors = _factors(factors_ptr, block.group, G, N, columns, INTERLEAVED)
+    has_rows = (block.group < G) & (block.rows > 0)  # a third of the blocks has none, of 128 groups of 256 rows
+    factors = _factors(factors_ptr, block.group, has_rows, N, columns, INTERLEAVED)
     if HAS_REST:
-        factors_rest = _factors(factors_ptr, block.group, G, N, others, INTERLEAVED)
+        factors_rest = _factors(factors_ptr, block.group, has_rows, N, others, INTERLEAVED)
     for number in tl.range(0, rows, num_stages=num_stages):
         row = block.first + number * ROWS
         in_rows = number * ROWS + lanes < block.rows
@@ -163,7 +164,7 @@ def swiglu_gradient_kernel(
 def _factors(
     factors_ptr: tl.tensor,
     group: tl.tensor,
-    G: tl.tensor,
+    has_rows: tl.tensor,
     N: tl.tensor,
     columns: tl.tensor,
     INTERLEAVED: tl.constexpr,
@@ -175,7 +176,7 @@ def _factors(
     of_gate, of_up = columns, N + columns
     if INTERLEAVED:
         of_gate, of_up = 2 * columns, 2 * columns + 1
-    inside = (columns < N) & (group < G)
+    inside = (columns < N) & has_rows
     at = factors_ptr + group.to(tl.int64) * (2 * N)
     gate = factor_of(tl.load(at + of_gate, mask=inside, other=1.0)).to(tl.int32, bitcast=True)
     up = factor_of(tl.load(at + of_up, mask=inside, other=1.0)).to(tl.int32, bitcast=True)

@@ -6,7 +6,7 @@
 
     x             (M, 2N), row-major: gate and up in the ``layout`` halves or interleaved; bfloat16, or FP8 codes
     offs          (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
-    x_scales      (M, 1), float32: what codes were multiplied by; None beside bfloat16
+    x_scales      (M, 1), float32, powers of two: what codes were multiplied by; None beside bfloat16
     bias          (G, 2N), bfloat16, added to x of bfloat16 and rounded; or None
     weights       (M,), float32: a factor a row; or None
     q             (M, N), row-major: the left operand of the GEMM down. Zeros in rows of no group
