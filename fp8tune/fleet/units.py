@@ -39,8 +39,8 @@ COMPILE_S = 0.05
 """Of a config that is compiled, checked and timed the first time, with the compilers of 16 cores beside each other."""
 
 CHECKED_B_PER_S = 1e10
-"""Bytes of a problem, read plus written, of which one config is checked in a second, most of it in 150 launches in a row
-(:mod:`fp8tune.measure.checking`): 16 configs on 738 MB took 1.4 s of an H100. Larger problems are not launched in a row.
+"""Bytes of a problem, read plus written, of which one config is checked in a second, most of it in 150 launches in a
+row (:mod:`fp8tune.measure.checking`): 16 configs on 738 MB took 1.4 s of an H100. Larger problems have no such row.
 """
 
 BEGUN_S = 1.5
