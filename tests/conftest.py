@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,9 @@ import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.util import LRUCache
 
 settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
 settings.load_profile("fp8tune")
@@ -85,6 +89,27 @@ def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[st
         server: Server = request.getfixturevalue("postgresql")
         with server.schema() as url:
             yield url
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sql_compiled_once() -> Iterator[None]:
+    """A file's statements are compiled once a process, as they are the same for each: that is a third of the time of a
+    short command, which opens a file, reads and ends."""
+    from fp8tune.store import database
+
+    compiled, create = LRUCache(4000), database.create_engine
+
+    def sharing(*args: Any, **kwargs: Any) -> Engine:
+        engine = create(*args, **kwargs)
+        if engine.dialect.name == "sqlite":
+            engine._compiled_cache = compiled
+        return engine
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "create_engine", sharing)
+        patched.setattr(SQLiteDialect_pysqlite, "__eq__", lambda self, other: type(self) is type(other), raising=False)
+        patched.setattr(SQLiteDialect_pysqlite, "__hash__", lambda self: hash(type(self)), raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
