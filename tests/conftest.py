@@ -36,6 +36,8 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)  # at the end a worker would wait for one
     if torch.cuda.is_available():
         return
     for item in items:
