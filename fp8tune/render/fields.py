@@ -39,8 +39,8 @@ class Field:
 
     name: str
     type: str
-    """``text``, ``integer``, ``number``, ``boolean``, ``object`` or ``list``, each with more words; where there are two,
-    ``or`` between them; ``or null`` at the end."""
+    """``text``, ``integer``, ``number``, ``boolean``, ``object`` or ``list``, each with more words, or two of
+    these with ``or`` between them; ``or null`` at the end."""
     meaning: str
     unit: str = ""
     of: Fields = ()
