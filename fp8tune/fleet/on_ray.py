@@ -72,7 +72,6 @@ class RayFleet:
     deadline: float = math.inf
     """On the clock."""
     command: str = ""
-    worker: type[RayWorker] = RayWorker
     clock: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = lambda _: None
     """Takes a line about a GPU that was lost or given up."""
@@ -191,7 +190,7 @@ class RayFleet:
         )
         on_node = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(slot.node, soft=False)
         options = {"num_gpus": 1, "num_cpus": slot.cpus, "max_concurrency": 2, "scheduling_strategy": on_node}
-        slot.actor = self._ray.remote(self.worker).options(**options).remote(task)
+        slot.actor = self._ray.remote(RayWorker).options(**options).remote(task)
         slot.working, slot.asked, slot.state = slot.actor.work.remote(), slot.actor.state.remote(), WorkerState()
 
     def _look_after(self, slot: Slot) -> None:

@@ -9,12 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
 from fp8tune.errors import Fp8tuneError, MachineError, one_line
-
-if TYPE_CHECKING:
-    from fp8tune.fleet.worker import Do
 
 AMD = "HIP_VISIBLE_DEVICES"
 AMD_RUNTIME = "ROCR_VISIBLE_DEVICES"
@@ -93,8 +89,6 @@ class RayWorker:
             return one_line(error)
 
     _cores: tuple[int, ...] = ()
-    _do: ClassVar[Do | None] = None
-    """What is done with a unit, if not a sweep: see :func:`fp8tune.fleet.worker.work`."""
 
     def _work(self, task: Task) -> str:
         from fp8tune.fleet import events, worker
@@ -104,7 +98,7 @@ class RayWorker:
             task.db, task.timer, True, task.time_budget_s, name=task.name, command=task.command
         )
         unit, trials, done, doing, gpu = "", 0, 0, "starting", ""
-        for event in worker.work(options, type(self)._do, sleep=self._sleep):
+        for event in worker.work(options, sleep=self._sleep):
             match event:
                 case events.WorkerStarted(_, device):
                     gpu = device.uuid_hash

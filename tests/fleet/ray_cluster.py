@@ -6,16 +6,12 @@ import contextlib
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import benchmarks.fleet
-from benchmarks.fleet import timed_once
 from fp8tune.fleet import run, units
 from fp8tune.fleet.on_ray import RayFleet
-from fp8tune.fleet.ray_actor import RayWorker
 from fp8tune.fleet.run import FleetProgress
 from fp8tune.store.results import Store
 from fp8tune.store.units import UnitState
@@ -69,27 +65,15 @@ def cluster(*gpus: int) -> Iterator[Any]:
 Act = Callable[[RayFleet], object]
 
 
-class QuickWorker(RayWorker):
-    """One that times each config of a unit once."""
-
-    _do = staticmethod(timed_once)
-
-
-def on_ray(
-    db: str, of: Plan, acts: Sequence[tuple[float, Act]] = (), worker: type[RayWorker] = RayWorker
-) -> FleetProgress:
+def on_ray(db: str, of: Plan, acts: Sequence[tuple[float, Act]] = ()) -> FleetProgress:
     """Run a plan on the cluster at ``RAY_ADDRESS``. ``acts``: what is done once a share of the units is done."""
-    from ray import cloudpickle
-
-    for module in (sys.modules[__name__], benchmarks.fleet):  # actors need not find these files
-        cloudpickle.register_pickle_by_value(module)
     waiting = sorted(acts, key=lambda act: act[0])
     progress = None
     with Store.open(db, create=True) as store:
         with one_problem_a_unit():
             added = units.add(store, of)
-        with RayFleet(db, store, of.options.timer, worker=worker) as fleet:
-            for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
+        with RayFleet(db, store, of.options.timer) as fleet:
+            for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over, poll_s=0.2):
                 share = progress.counts[UnitState.DONE] / len(progress.queue.units)
                 while waiting and share >= waiting[0][0]:
                     waiting.pop(0)[1](fleet)

@@ -20,7 +20,6 @@ from command_line import environment, fp8tune
 from fleet import ray_cluster
 from servers import PASSWORD, Server
 
-from benchmarks.fleet import timed_once
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.fleet import on_ray
 from fp8tune.fleet.on_ray import RayFleet, numbered
@@ -28,6 +27,7 @@ from fp8tune.fleet.ray_actor import RayWorker, Task, WorkerState, check_device, 
 from fp8tune.render.fleet import MOST_WORKERS, worker_lines
 from fp8tune.store.results import Store
 from fp8tune.store.units import UnitState
+from fp8tune.sweep import session
 
 pytest.importorskip("ray")
 
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Any]:
 def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker(
     cluster: Any, postgresql: Server, tmp_path: Path
 ) -> None:
-    plan = ray_cluster.plan(tmp_path, 500)
+    plan = ray_cluster.plan(tmp_path, 100)
     db = postgresql.database()
 
     def restart(_: RayFleet) -> None:
@@ -62,13 +62,13 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
         (0.8, ray_cluster.kill_a_worker(3)),
     ]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        progress = ray_cluster.on_ray(db, plan, acts, ray_cluster.QuickWorker)
+        progress = ray_cluster.on_ray(db, plan, acts)
     assert printed.getvalue() == ""  # whatever Ray says of lost actors
     assert progress.counts == {UnitState.DONE: len(plan.problems)}
 
     alone = str(tmp_path / "alone.db")
     with Store.open(alone, create=True) as store:
-        for _ in timed_once(store, plan):
+        for _ in session.run(store, plan):
             pass
     for path in (alone, db):
         with Store.open(path, writable=False) as store:
