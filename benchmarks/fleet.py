@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import shlex
@@ -42,6 +43,9 @@ FEW = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=8192", "num_stages=1")
 
 LEASE_S = 2.0
 """Of workers that are killed: nobody waits a minute here."""
+
+TOGETHER = 30
+"""Trials of a commit: what a screen on an H100 makes in a second."""
 
 Do = Callable[[Store, Plan], Iterator[Event]]
 
@@ -246,8 +250,9 @@ def _within(moments: Sequence[float], begun: float, ended: float) -> float:
 # What the database takes
 
 
-def statements(db: str, writers: int, seconds: float = 4.0) -> tuple[float, float, float]:
-    """Units taken and finished a second, leases renewed a second, and trials stored a second by so many processes."""
+def statements(db: str, writers: int, seconds: float = 4.0) -> tuple[float, float, float, float]:
+    """Units taken and finished a second, leases renewed a second, and trials stored a second by so many processes: each
+    in a commit of its own, and :data:`TOGETHER` in one."""
     plan = plan_of(8)
     with Store.open(db, create=True) as store:
         sweep = units.queued(plan)
@@ -262,36 +267,45 @@ def statements(db: str, writers: int, seconds: float = 4.0) -> tuple[float, floa
         while time.monotonic() < until and lease is not None:
             store.renew_lease(lease)
             renewed += 1
-    children, counts = [], []
+    alone, together = (_trials_stored(db, plan, writers, seconds, count) for count in (1, TOGETHER))
+    with Store.open(db) as store:
+        store.forget_units(sweep.key)
+    return taken / seconds, renewed / seconds, alone / seconds, together / seconds
+
+
+def _trials_stored(db: str, plan: Plan, writers: int, seconds: float, together: int) -> int:
+    """Trials that so many processes store in all."""
+    children, count = [], 0
     for writer in range(writers):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(write, str(_stored(db, plan, writer, seconds)).encode())
+            os.write(write, str(_stored(db, plan, writer, seconds, together)).encode())
             os._exit(0)
         os.close(write)
         children.append((child, read))
     for child, read in children:
-        counts.append(int(os.read(read, 20) or b"0"))
+        count += int(os.read(read, 20) or b"0")
         os.close(read)
         os.waitpid(child, 0)
-    with Store.open(db) as store:
-        store.forget_units(sweep.key)
-    return taken / seconds, renewed / seconds, sum(counts) / seconds
+    return count
 
 
-def _stored(db: str, plan: Plan, writer: int, seconds: float) -> int:
-    """Trials that one process stores, each in a commit of its own as in a screen."""
+def _stored(db: str, plan: Plan, writer: int, seconds: float, together: int) -> int:
+    """Trials that one process stores, so many in a commit."""
     backend, of = plan.backend, plan.problems[writer % len(plan.problems)]
     config = next(iter(of.configs))
     outcome = backend.worker().block(of.arm(config), Place())
     with Store.open(db) as store:
         named = {"command": "", "commit": "", "timer": backend.timer, "seed": 0}
-        sweep_id = store.begin_sweep(f"writer {writer}", backend.device, **named)  # type: ignore[arg-type]
+        request = f"writer {writer}, {together} together"
+        sweep_id = store.begin_sweep(request, backend.device, **named)  # type: ignore[arg-type]
         until, count = time.monotonic() + seconds, 0
         while time.monotonic() < until:
-            store.add(sweep_id, plan.row(of, config, outcome, Place(round=count), f"writer {writer}"), once=True)
-            count += 1
+            with store.adding_together(math.inf):
+                for _ in range(together):
+                    store.add_soon(sweep_id, plan.row(of, config, outcome, Place(round=count), f"writer {writer}"))
+                    count += 1
     return count
 
 
@@ -307,9 +321,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--restart", help="a command that restarts the database server, run once in the middle")
     given = parser.parse_args(arguments)
     if given.what == "statements":
-        print("writers  units taken and done/s  renewals/s  trials/s")
+        print(f"writers  units taken and done/s  renewals/s  trials/s  {TOGETHER} a commit")
         for workers in given.workers or (1, 8):
-            print("{:7}  {:22.0f}  {:10.0f}  {:8.0f}".format(workers, *statements(given.db, workers)), flush=True)
+            print(
+                "{:7}  {:22.0f}  {:10.0f}  {:8.0f}  {:11.0f}".format(workers, *statements(given.db, workers)),
+                flush=True,
+            )
         return 0
     if given.what == "throughput":
         print("workers  units a second  of linear")

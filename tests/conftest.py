@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,16 @@ import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.util import LRUCache
 
-settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
+from fp8tune.store.results import Store
+
+# A busy machine, or a first import inside a test, is no failure. The same 40 examples each time: what fails in CI fails
+# anywhere. New ones are looked for by `pytest --hypothesis-profile thorough`.
+settings.register_profile("fp8tune", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("fp8tune")
 
 os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
@@ -32,6 +41,8 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)  # at the end a worker would wait for one
     if torch.cuda.is_available():
         return
     for item in items:
@@ -76,15 +87,54 @@ def postgresql_url(postgresql: Server) -> str:
     return postgresql.database()
 
 
+@pytest.fixture(scope="session")
+def made_database(postgresql: Server) -> str:
+    """The URL of a database with tables, which tests take one after another and leave without rows."""
+    url = postgresql.database()
+    Store.open(url, create=True).close()
+    return url
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without rows: a file's path, and with :data:`servers.on_both` a URL of a server's too."""
+    yield from _without_rows(request, getattr(request, "param", "sqlite"), tmp_path)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind: a file's path, and a URL of a server."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "results.db")
-    else:
-        server: Server = request.getfixturevalue("postgresql")
-        with server.schema() as url:
-            yield url
+    """The same of each kind for every test that takes it."""
+    yield from _without_rows(request, request.param, tmp_path)
+
+
+def _without_rows(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterator[str]:
+    if kind == "sqlite":
+        yield str(folder / "results.db")
+        return
+    server, url = request.getfixturevalue("postgresql"), request.getfixturevalue("made_database")
+    yield url
+    server.empty(url)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sql_compiled_once() -> Iterator[None]:
+    """A file's statements are compiled once a process, as they are the same for each: that is a third of the time of a
+    short command, which opens a file, reads and ends."""
+    from fp8tune.store import database
+
+    compiled, create = LRUCache(4000), database.create_engine
+
+    def sharing(*args: Any, **kwargs: Any) -> Engine:
+        engine = create(*args, **kwargs)
+        if engine.dialect.name == "sqlite":
+            engine._compiled_cache = compiled
+        return engine
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "create_engine", sharing)
+        patched.setattr(SQLiteDialect_pysqlite, "__eq__", lambda self, other: type(self) is type(other), raising=False)
+        patched.setattr(SQLiteDialect_pysqlite, "__hash__", lambda self: hash(type(self)), raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -138,9 +138,8 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
 
 def test_micro_batches_share_quantized_weights() -> None:
     names: dict[str, Any] = {}
-    _, _, mode, _, once, _ = code_blocks()
+    *_, once, _ = code_blocks()
     exec("import torch", names)
-    exec(mode, names)
     exec(once, names)
     w = torch.nn.Parameter(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0)))
     alone = torch.nn.Parameter(w.detach().clone())

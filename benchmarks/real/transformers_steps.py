@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -43,7 +44,9 @@ BF16 = "grouped_mm"
 
 PERMUTED = "permuted"
 
-IMPLEMENTATIONS = (BF16, PERMUTED, "fp8tune", "fp8tune-auto", "fp8tune-once", "fp8tune-auto-once")
+OURS = ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")
+
+IMPLEMENTATIONS = (BF16, PERMUTED, *OURS, *(f"{name}-once" for name in OURS))
 
 ROW = "{:<12} {:>6} {:<19} {:>7} {:>6} {:>9} {:>7} {:>8} {:>8} {:>8} {:>7} {:>5}"
 
@@ -337,6 +340,7 @@ def main() -> int:
 
     where = "CPU" if options.small else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}")
+    head = {"device": where, "torch": torch.__version__, "transformers": transformers.__version__}
     heads = ["model", "tokens", "experts", "ms", "x-bf16", "loss-diff", "logits"]
     heads += ["cos-all", "cos-exp", "cos-rep", "alike", "GiB"]
     print(ROW.format(*heads), flush=True)
@@ -349,6 +353,8 @@ def main() -> int:
                 for row in measure(name, tokens, options):
                     rows.append(row)
                     print(shown(row), flush=True)
+                if options.json:
+                    Path(options.json).write_text(json.dumps({**head, "rows": rows}, indent=1))
             except Exception:
                 failed += 1
                 traceback.print_exc(limit=4, file=sys.stdout)
@@ -356,9 +362,6 @@ def main() -> int:
             gc.collect()
             if not options.small:
                 torch.cuda.empty_cache()
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
     return 1 if failed else 0
 
 

@@ -28,7 +28,7 @@ import transformers
 from benchmarks.training.arms import ARMS
 from benchmarks.training.language import FLOOR
 from benchmarks.training.run import Settings, measured, worker
-from benchmarks.training.summary import REFERENCE, lines, table
+from benchmarks.training.summary import REFERENCE, lines, losses_of, speeds_table, table
 
 SIZES = {
     "small": Settings(),
@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs": runs,
     }
     Path(options.json).write_text(_compact(document))
-    held_out: dict[str, dict[int, float]] = {}
-    for found in runs:
-        held_out.setdefault(found["arm"], {})[found["seed"]] = found["held_out"]
+    held_out = losses_of(runs)
     if REFERENCE in held_out:
         print(table(lines(held_out), FLOOR))
+    if speeds:
+        print(speeds_table(speeds))
     print(f"written: {options.json}")
     return 0
 

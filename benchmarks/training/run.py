@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import random
@@ -116,12 +117,19 @@ class Trainer:
         return self.loss
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """The mean loss on texts that no run has seen."""
+    def held_out(self, arm: str = "") -> float:
+        """The mean loss on texts that no run has seen. ``arm``: whose function multiplies; by default its own."""
         settings = self.settings
         texts = settings.language.texts(settings.held_out, settings.length, HELD_OUT, self.device)
-        losses = [self._losses(part)[0] for part in texts.split(settings.sequences)]
+        losses = [self._losses(part, arm)[0] for part in texts.split(settings.sequences)]
         return statistics.fmean(torch.stack(losses).tolist())
+
+    def digest(self) -> str:
+        """Of all parameters' bytes: equal for the same bits alone."""
+        sha256 = hashlib.sha256()
+        for value in self.parameters.values():
+            sha256.update(value.detach().cpu().numpy().tobytes())
+        return sha256.hexdigest()
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Copies of all that changes, on the CPU."""
@@ -150,10 +158,10 @@ class Trainer:
         left = (settings.steps - number) / max(settings.steps - settings.warmup, 1)
         return settings.lr * (0.1 + 0.9 * max(left, 0.0))
 
-    def _losses(self, text: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, text: Tensor, arm: str = "") -> tuple[Tensor, Tensor]:
         """The mean cross entropy of the tokens after a text's first, and the loss of balance."""
         with (
-            in_transformers(ARMS[self.arm]),
+            in_transformers(ARMS[arm or self.arm]),
             torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False),
         ):
             out = self.model.model(input_ids=text[:, :-1], output_router_logits=True)
@@ -227,6 +235,8 @@ def run(
         "seed": seed,
         "losses": [round(loss, 5) for loss in losses.tolist()],
         "held_out": trainer.held_out(),
+        "held_out_in_bf16": trainer.held_out("bf16"),
+        "digest": trainer.digest(),
         "seconds": round(time.monotonic() - start, 1),
         "resumed_at": begin,
     }

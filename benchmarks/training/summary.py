@@ -1,12 +1,23 @@
-"""What the runs of a comparison say: a table of the losses at the end, beside the spread of bf16."""
+"""What the runs of a comparison say: a table of the losses at the end, beside the spread of bf16.
+
+python -m benchmarks.training.summary losses    # of docs/results/training.json
+python -m benchmarks.training.summary in-bf16   # of the same weights, multiplied in bf16
+python -m benchmarks.training.summary speeds
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["REFERENCE", "Line", "lines", "table"]
+__all__ = ["REFERENCE", "Line", "lines", "losses_of", "speeds_table", "table"]
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "training.json"
 
 REFERENCE = "bf16"
 """The arm that others are compared with."""
@@ -24,6 +35,14 @@ class Line:
     spread_of_differences: float
     is_within: bool
     """Whether the mean is as near to that of bf16 as bf16's seeds are to each other: one standard deviation."""
+
+
+def losses_of(runs: Sequence[Mapping[str, Any]], name: str = "held_out") -> dict[str, dict[int, float]]:
+    """[arm][seed] -> the loss of that name."""
+    found: dict[str, dict[int, float]] = {}
+    for run in runs:
+        found.setdefault(run["arm"], {})[run["seed"]] = run[name]
+    return found
 
 
 def lines(held_out: Mapping[str, Mapping[int, float]]) -> list[Line]:
@@ -59,3 +78,30 @@ def table(found: Sequence[Line], floor: float) -> str:
             f"| {less} | {verdict} |"
         )
     return "\n".join(rows)
+
+
+def speeds_table(speeds: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown, of what :func:`benchmarks.training.run.measured` found for each arm."""
+    rows = [
+        "| arm | a step as a CUDA graph, ms | launched from the host, ms | peak memory, MiB |",
+        "|---|---:|---:|---:|",
+    ]
+    for arm, found in speeds.items():
+        rows.append(f"| {arm} | {found['graph_ms']:.2f} | {found['eager_ms']:.1f} | {found['peak_mib']:,.0f} |")
+    return "\n".join(rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the tables of these names."""
+    document = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    for name in arguments:
+        if name == "speeds":
+            print(speeds_table(document["speeds"]))
+        else:
+            loss = {"losses": "held_out", "in-bf16": "held_out_in_bf16"}[name]
+            print(table(lines(losses_of(document["runs"], loss)), document["floor"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

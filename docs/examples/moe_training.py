@@ -41,6 +41,9 @@ def in_folded_fp8(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor)
     return fp8_grouped_mm(rows, weights, offs, recipe="folded")
 
 
+WAYS: dict[str, GroupedMM] = {"bf16": in_bf16, "fp8": in_fp8, "folded fp8": in_folded_fp8}
+
+
 class MoE(nn.Module):
     """Each token goes to its two best experts, each a SwiGLU: ``w2(silu(w1 x) * w3 x)``."""
 
@@ -69,17 +72,20 @@ class MoE(nn.Module):
         return self.grouped_mm(rows.bfloat16(), weights.bfloat16().transpose(1, 2), offs)
 
 
-def train(grouped_mm: GroupedMM, options: argparse.Namespace) -> list[float]:
-    """The loss of every step: the layer learns what a fixed random layer of the same kind does, in float32."""
-    device = options.device
+def start(grouped_mm: GroupedMM, options: argparse.Namespace) -> tuple[MoE, nn.Module]:
+    """A layer, and the fixed random one that it learns. A seed gives the same two in each precision."""
     torch.manual_seed(options.seed)
     teacher = nn.Sequential(nn.Linear(options.dim, options.hidden), nn.Tanh(), nn.Linear(options.hidden, options.dim))
-    teacher.to(device).requires_grad_(False)
-    model = MoE(options.dim, options.hidden, options.experts, grouped_mm).to(device)
+    model = MoE(options.dim, options.hidden, options.experts, grouped_mm)
+    return model.to(options.device), teacher.to(options.device).requires_grad_(False)
+
+
+def train(model: MoE, teacher: nn.Module, options: argparse.Namespace) -> list[float]:
+    """The loss of every step, in float32."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses = []
     for _ in range(options.steps):
-        x = torch.randn(options.tokens, options.dim, device=device)
+        x = torch.randn(options.tokens, options.dim, device=options.device)
         loss = nn.functional.mse_loss(model(x), teacher(x))
         optimizer.zero_grad()
         loss.backward()
@@ -116,8 +122,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--plot", default="moe_training.png")
     options = parser.parse_args(arguments)
-    ways = {"bf16": in_bf16, "fp8": in_fp8, "folded fp8": in_folded_fp8}
-    curves = {name: train(way, options) for name, way in ways.items()}
+    curves = {name: train(*start(way, options), options) for name, way in WAYS.items()}
     last = {name: losses[-LAST:] for name, losses in curves.items()}
     for name, losses in last.items():
         scatter = f" +- {stdev(losses):.5f}" if len(losses) > 1 else ""

@@ -44,6 +44,10 @@ def worker(
     Ctrl-C and SIGTERM give its unit back at once. If it is killed, or its machine is gone, the unit comes back within a
     minute. Put a server's URL into FP8TUNE_DB: others see a command line. Exit code 1: a unit failed here.
     """
+    if timer is None:
+        from fp8tune.measure.worker import start_server
+
+        start_server()  # it imports torch for the processes to come, which takes longer than all else here
     from fp8tune.fleet import worker as working
     from fp8tune.fleet.events import OwnEvent, WorkerEnded
     from fp8tune.render import contracts

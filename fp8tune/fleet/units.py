@@ -18,12 +18,13 @@ from fp8tune import __version__
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.errors import UsageError
 from fp8tune.fleet.worth import worths
+from fp8tune.measure.checking import IN_A_ROW_BYTES
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweep import planning
 from fp8tune.sweep.estimate import BLOCK_S, NEAR_SHARE
-from fp8tune.sweep.loop import ROUNDS
+from fp8tune.sweep.loop import FRESH_S, ROUNDS
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
@@ -36,6 +37,13 @@ SHORTEST_S = 15.0
 
 COMPILE_S = 0.05
 """Of a config that is compiled, checked and timed the first time, with the compilers of 16 cores beside each other."""
+
+CHECKED_B_PER_S = 2.5e9
+"""Bytes of a problem, read plus written, of which one config is checked in a second: in 150 launches in a row each is
+moved some six times (:mod:`fp8tune.measure.checking`), at 2.3 TB/s. Larger problems are not launched in a row."""
+
+BEGUN_S = 1.5
+"""Of a unit: its compilers, a process with a GPU, the first tensors."""
 
 _LOCAL = frozenset(
     {
@@ -113,8 +121,10 @@ def queued(plan: Plan) -> QueuedSweep:
 def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] = lambda _: 1.0) -> Iterator[Unit]:
     """The units of an expanded plan: each of one kernel, those of a kernel the longer the earlier.
 
-    Half of what is left of a kernel goes into its next unit, at most :data:`UNIT_S` and at least :data:`SHORTEST_S`.
+    Half of what is left of a kernel goes into its next unit, at most :data:`UNIT_S` and at least :data:`SHORTEST_S`,
+    with what each unit takes besides its problems.
     """
+    alone_s = besides_s(quick=plan.options.quick)
     by_kernel: dict[str, list[ProblemPlan]] = {}
     for of in plan.problems:
         by_kernel.setdefault(of.reference, []).append(of)
@@ -124,7 +134,7 @@ def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] =
         expected = [expected_s(of, quick=plan.options.quick) for of in ordered]
         first = 0
         while first < len(ordered):
-            limit_s = min(UNIT_S, max(SHORTEST_S, sum(expected[first:]) / 2))
+            limit_s = min(UNIT_S, max(SHORTEST_S, alone_s + sum(expected[first:]) / 2)) - alone_s
             last = first + 1
             while last < len(ordered) and sum(expected[first : last + 1]) <= limit_s:
                 last += 1
@@ -139,7 +149,7 @@ def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] =
                 problems=keys,
                 shapes=tuple(str(of.problem.shape) for of in mine),
                 worth=sum(map(worth, mine)) / len(mine),
-                expected_s=sum(expected[first:last]),
+                expected_s=alone_s + sum(expected[first:last]),
             )
             first, position = last, position + 1
 
@@ -147,9 +157,15 @@ def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] =
 def expected_s(of: ProblemPlan, *, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
     """About what a problem takes on one GPU, in seconds; only ratios are relied on."""
     trials = sum(not pruned for pruned in of.configs.values())
-    screen = trials * (COMPILE_S + (ROUNDS - 1) * NEAR_SHARE * BLOCK_S)
+    check_s = of.bytes_moved / CHECKED_B_PER_S if of.bytes_moved <= IN_A_ROW_BYTES else 0.0
+    screen = trials * (COMPILE_S + check_s + (ROUNDS - 1) * NEAR_SHARE * BLOCK_S)
     arms = min(numbers.finalists, trials) + 1
     return screen if quick else screen + numbers.processes * (arms * numbers.rounds * BLOCK_S + BLOCK_S)
+
+
+def besides_s(*, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
+    """About what a unit takes besides its problems: each process of its finals is fresh."""
+    return BEGUN_S + (0.0 if quick else numbers.processes * FRESH_S)
 
 
 def problem_key(of: ProblemPlan) -> str:

@@ -7,9 +7,11 @@ whose host is gone, stops renewing its lease, and the unit comes back when that 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -35,20 +37,21 @@ from fp8tune.measure.engine import Backend
 from fp8tune.records import Problem
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
-from fp8tune.sweep import picks
-from fp8tune.sweep.events import Event, TrialDone
+from fp8tune.sweep import picks, planning
+from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan
 from fp8tune.sweep.published import with_published
 
-WAIT_S = 2.0
+WAIT_S = 0.5
 """Seconds between looks at a queue in which nothing waits."""
 
 MOST_FAILURES = 2
 """Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
 
-STALLS_AFTER_S = 180.0
-"""Beside the trial timeout: work that gives no sign for longer hangs. Compilers may take minutes for a first config."""
+TOGETHER_S = 1.0
+"""Trials of a unit that come within so long are stored in one commit: writers of one database take turns. A worker that
+is killed loses them, and with it its unit, which another GPU begins anew."""
 
 LEAST_S = 5.0
 """With less of its time budget left a worker takes no other unit: not one problem would be screened."""
@@ -60,6 +63,10 @@ Do = Callable[[Store, Plan], Iterator[Event]]
 
 class UnfinishedError(Fp8tuneError):
     """A unit's sweep did not come to its end."""
+
+
+class OutOfTimeError(UnfinishedError):
+    """Its time budget left something out: also what would have ended too late, so that some of it may be left."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,11 @@ def work(
     backend, _ = backend_for(None, options.timer)
     if not backend.times:
         raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+    planning.make_ready(backend)
+    importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
     with Store.open(options.db, create=True) as store:
-        yield from _Worker(options, store, backend, do, clock, sleep).run()
+        yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
 
 
 @dataclass
@@ -107,12 +117,15 @@ class _Worker:
     do: Do | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    importing: threading.Thread
+    """Of what a plan needs: done before there is a unit to lose."""
     done: int = 0
     failed: int = 0
     failures_in_row: int = 0
     last_kernel: str = ""
     is_prepared: bool = False
     is_waiting: bool = False
+    is_out_of_time: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -151,7 +164,7 @@ class _Worker:
                 break
         if not self.store.count_units()[UnitState.RUNNING]:
             picks.keep_current(self.store)
-        is_in_vain = bool(reason) and self._left_s() >= LEAST_S
+        is_in_vain = bool(reason) and not self.is_out_of_time and self._left_s() >= LEAST_S
         if not reason and self.refused and not self.done:
             reason, is_in_vain = next(iter(self.refused.values())), True
         waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
@@ -165,13 +178,14 @@ class _Worker:
             return
         yield Preparing()
         yield from map(Notice, self._guard.prepare(self._left_s()))
+        self.importing.join()
         self.is_prepared = True
 
     def _why_to_end(self) -> str:
         """Empty while there is no reason."""
         if self.failures_in_row >= MOST_FAILURES:
             return f"{MOST_FAILURES} units in a row failed here"
-        return "the time budget is over" if self._left_s() < LEAST_S else ""
+        return "the time budget is over" if self.is_out_of_time or self._left_s() < LEAST_S else ""
 
     def _take(self) -> Lease | None:
         without = list(self.refused)
@@ -193,10 +207,13 @@ class _Worker:
         unit, begun = lease.unit, self.clock()
         yield UnitTaken(unit, lease.attempt)
         try:
-            with Heartbeat(self.options.db, lease, stalls_after_s=STALLS_AFTER_S) as heart, self.store.fenced(lease):
+            with (
+                Heartbeat(self.options.db, lease) as heart,
+                self.store.fenced(lease),
+                self.store.adding_together(TOGETHER_S),
+            ):
                 plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
                 self.last_problems = [of.problem for of in plan.problems]
-                heart.stalls_after_s = STALLS_AFTER_S + plan.options.trial_timeout_s
                 trials = 0
                 for event in (self.do or swept)(self.store, plan):
                     heart.beat()
@@ -210,9 +227,10 @@ class _Worker:
             self._give_back(lease, str(other))
             yield SweepRefused(lease.sweep.key, str(other))
         except UnfinishedError as unfinished:
-            if self._left_s() > 0:
+            if self._left_s() > 0 and not isinstance(unfinished, OutOfTimeError):
                 yield from self._fail(lease, str(unfinished))
                 return
+            self.is_out_of_time = True
             self._give_back(lease, "the time budget of its worker was over")
             yield UnitReturned(unit, "the time budget is over")
         except Exception as error:
@@ -257,6 +275,11 @@ class _Worker:
 
 def swept(store: Store, plan: Plan) -> Iterator[Event]:
     """Sweep a unit's problems. Raises UnfinishedError."""
-    yield from sweep(store, with_published(store, plan))
+    left_out = 0
+    for event in sweep(store, with_published(store, plan)):
+        left_out += event.left_out if isinstance(event, Finished) else 0
+        yield event
+    if left_out:
+        raise OutOfTimeError(f"the time budget left {left_out} trials out")
     if store.finished_sweep(plan.key, plan.backend.device) is None:
         raise UnfinishedError("not all of its problems could be built and timed: fp8tune show --failed has the reasons")

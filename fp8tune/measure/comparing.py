@@ -50,9 +50,16 @@ class Rule:
         )
 
     def differs(self, output: Any, expected: Any) -> Any:
-        """Whether any element is wrong, as a tensor on their device: nothing waits for it."""
+        """Whether any element is wrong, as a tensor on their device: nothing waits for it.
+
+        Bits are compared at once, eight bytes at a time where the memory allows it. In pieces of 4 million elements 150
+        launches on 370 MB took half a second on an H100, most of it to enqueue the comparisons.
+        """
         import torch
 
+        if output.dtype == expected.dtype and not self._grants_nan(output):
+            mine, theirs = _words(output, expected)
+            return (mine != theirs).any()
         found = torch.zeros((), dtype=torch.bool, device=output.device)
         for _, got, right in _pieces(output, expected):
             found |= self.wrong(got, right).any()
@@ -80,13 +87,17 @@ class Rule:
     def _bound(self, output: Any) -> Tolerance | None:
         return self.tolerance if output.is_floating_point() else None
 
-    def _unequal(self, output: Any, expected: Any) -> Any:
+    def _grants_nan(self, output: Any) -> bool:
+        """Whether elements may be right whose bits differ."""
         import torch
 
+        return self._bound(output) is not None or self.any_nan or output.dtype == torch.float32
+
+    def _unequal(self, output: Any, expected: Any) -> Any:
         if output.dtype != expected.dtype:
             return output != expected
         unequal = bits(output) != bits(expected)
-        if self.any_nan or expected.dtype == torch.float32:
+        if self._grants_nan(expected):
             unequal &= ~(output.isnan() & expected.isnan())
         return unequal
 
@@ -134,6 +145,19 @@ def bits(tensor: Any) -> Any:
     import torch
 
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def _words(*tensors: Any) -> list[Any]:
+    """The bits of tensors of one dtype and shape, as integers of eight bytes where all are dense in the same order."""
+    import torch
+
+    found = [bits(tensor) for tensor in tensors]
+    order = sorted(range(found[0].ndim), key=found[0].stride, reverse=True)
+    flat = [each.permute(order) for each in found]
+    is_whole = all(each.is_contiguous() and each.nbytes % 8 == each.data_ptr() % 8 == 0 for each in flat)
+    if not is_whole or any(each.storage_offset() * each.itemsize % 8 for each in flat):
+        return found
+    return [each.reshape(-1).view(torch.int64) for each in flat]
 
 
 def fill_large(output: Any) -> None:

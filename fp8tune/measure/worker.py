@@ -11,19 +11,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
+from fp8tune import alive
 from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.stopping import TOLD, kept_from_signals
 
@@ -36,7 +39,6 @@ PRELOAD = [
     "triton.language",
     "triton.testing",
     "torch.fx.experimental.symbolic_shapes",  # a second, where a tensor is made on "meta"
-    "scipy.stats",
     "fp8tune.measure.trial",
     "fp8tune.measure.compiling",
 ]
@@ -108,7 +110,7 @@ class Worker:
             connection.send((function, args, kwargs))
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
-        if not wait([connection, process.sentinel], timeout_s):
+        if not _answered([connection, process.sentinel], timeout_s):
             self.kill()
             raise WorkerHung(f"no answer in {timeout_s:g} s")
         try:
@@ -174,6 +176,16 @@ class Worker:
         if process.exitcode is not None and process.exitcode < 0:
             return f"worker killed by {signal.Signals(-process.exitcode).name}"
         return f"worker exited with code {process.exitcode}"
+
+
+def _answered(waited_for: Sequence[Connection | int], timeout_s: float | None) -> bool:
+    """Wait for one of these, with signs of life."""
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        alive.sign()
+        if wait(waited_for, min(left_s, alive.EVERY_S)):
+            return True
+    return bool(wait(waited_for, 0))
 
 
 class WorkerPool:

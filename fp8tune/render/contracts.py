@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from fp8tune.export.merging import Merged
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.store.compacting import Compacted
+    from fp8tune.store.exclusions import Exclusion
     from fp8tune.store.results import Tally
-    from fp8tune.store.units import Queue, Unit, UnitStatus
+    from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
 
 Object = Mapping[str, object]
 
@@ -502,10 +503,18 @@ def worker_event(event: OwnEvent) -> Object:
     }
 
 
-def queued_unit(of: UnitStatus, queue: Queue) -> Object:
-    """``queue``: one unit of work, and what has become of it. ``worker`` has it now or had it last."""
+def queue(queue: Queue, excluded: Sequence[Exclusion]) -> Object:
+    """``queue``: every unit of work, and the GPUs that take none."""
+    sweeps = {sweep.key: sweep for sweep in queue.sweeps}
+    return {
+        "units": [_queued_unit(of, sweeps[of.unit.sweep_key]) for of in queue.units],
+        "excluded": [_fields(of, "device", "uuid_hash", "worker", "reason", "excluded_at") for of in excluded],
+    }
+
+
+def _queued_unit(of: UnitStatus, sweep: QueuedSweep) -> Object:
+    """What has become of it. ``worker`` has it now or had it last."""
     unit = of.unit
-    sweep = next(sweep for sweep in queue.sweeps if sweep.key == unit.sweep_key)
     return {
         "sweep": sweep.key,
         "command": redacted(sweep.command),

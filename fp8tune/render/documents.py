@@ -235,6 +235,32 @@ LOOKUP = (
     field("is_own", "boolean", "whether the row is of your own table"),
 )
 
+QUEUED_UNIT = (
+    field("sweep", "text", "the key of the sweep it is of"),
+    field("command", "text", "what queued it, without passwords"),
+    replace(DEVICE, meaning="the device name that it is for"),
+    field("unit", "text", "the unit's key"),
+    KERNEL,
+    replace(UNIT_SHAPES, type="list of text"),
+    field("state", "text", "`waiting`, `running`, `done` or `failed`"),
+    field("worker", "text", "who has it or had it last: host, process and the GPU's first digits"),
+    field("attempts", "integer", "how often it was taken, but for those that gave it back in order"),
+    field("since_s", "number or null", "since it was taken; null while it waits"),
+    field("seconds", "number or null", "that it took; null unless done", "s"),
+    field("lease_left_s", "number or null", "until its lease ends; null unless running"),
+    field("reason", "text", "why it failed or came back; empty otherwise"),
+    field("worth", "number", "units of more worth are taken first"),
+    field("expected_s", "number", "about what it takes on one device"),
+)
+
+EXCLUDED = (
+    replace(DEVICE, meaning="the device's name"),
+    field("uuid_hash", "text", "which device of that name"),
+    field("worker", "text", "who found it"),
+    field("reason", "text", "why it is left out"),
+    field("excluded_at", "number", "since when, in seconds since 1970"),
+)
+
 DOCUMENTS: Mapping[str, Document] = {
     "trial": Document(
         "sweep",
@@ -276,25 +302,12 @@ DOCUMENTS: Mapping[str, Document] = {
             field("left_s", "number or null", "about what these take on one device"),
         ),
     ),
-    "queued_unit": Document(
+    "queue": Document(
         "queue",
-        "One unit of work.",
+        "What is queued, and which GPUs are left out.",
         (
-            field("sweep", "text", "the key of the sweep it is of"),
-            field("command", "text", "what queued it, without passwords"),
-            replace(DEVICE, meaning="the device name that it is for"),
-            field("unit", "text", "the unit's key"),
-            KERNEL,
-            replace(UNIT_SHAPES, type="list of text"),
-            field("state", "text", "`waiting`, `running`, `done` or `failed`"),
-            field("worker", "text", "who has it or had it last: host, process and the GPU's first digits"),
-            field("attempts", "integer", "how often it was taken, but for those that gave it back in order"),
-            field("since_s", "number or null", "since it was taken; null while it waits"),
-            field("seconds", "number or null", "that it took; null unless done", "s"),
-            field("lease_left_s", "number or null", "until its lease ends; null unless running"),
-            field("reason", "text", "why it failed or came back; empty otherwise"),
-            field("worth", "number", "units of more worth are taken first"),
-            field("expected_s", "number", "about what it takes on one device"),
+            field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),
+            field("excluded", "list of objects", "GPUs that take no units", of=EXCLUDED),
         ),
     ),
     "winner": Document("show", "The pick of one problem.", WINNER),

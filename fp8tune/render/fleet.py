@@ -151,7 +151,7 @@ def print_queue(queue: Queue, label: str, output_format: str, excluded: Sequence
     GPUs are left out.
     """
     if output_format == "json":
-        print_json([contracts.queued_unit(of, queue) for of in queue.units])
+        print_json(contracts.queue(queue, excluded))
         return
     if not queue.sweeps:
         print(f"no work is queued in {label}: fp8tune sweep --on queue puts some there")

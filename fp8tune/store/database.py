@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
-from fp8tune.store import postgresql, remembered, retrying, sqlite
+from fp8tune.store import last_writes, postgresql, remembered, retrying, sqlite
 
 _LINES = {"sqlite": sqlite.LINES, "postgresql": postgresql.LINES}
 
@@ -57,7 +57,7 @@ def connect(url: str, *, create: bool, writable: bool, patience_s: float | None 
         raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
     _map_errors(engine, label(url), passwords(url))
     connection = remembered.begin(engine.connect())
-    retrying.be_patient(connection, label(url), patience_s)
+    retrying.be_patient(connection, patience_s)
     if _is_sqlite(parsed):
         sqlite.prepare(connection, path)
     return connection
@@ -108,8 +108,10 @@ def transaction(connection: Connection, *, write: bool = False) -> Iterator[Conn
     with connection.begin():
         if is_file:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        elif write:
+            last_writes.begin(connection)
         else:
-            postgresql.begin(connection, write=write)
+            postgresql.begin(connection, write=False)
         yield connection
 
 

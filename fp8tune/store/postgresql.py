@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from fp8tune.errors import DatabaseError
-from fp8tune.store import remembered
 from fp8tune.store.sqlite import FOREIGN, LOCKED
 
 WRITERS_LOCK = int.from_bytes(b"fp8tune")
@@ -123,8 +122,7 @@ def begin(connection: Connection, *, write: bool) -> None:
     if not write:
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return
-    locked = connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK}), pg_current_xact_id()::text")
-    remembered.of(connection)[_TRANSACTION] = locked.one()[1]
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
 
 
 def gather_statistics(connection: Connection) -> None:
@@ -136,24 +134,6 @@ def gather_statistics(connection: Connection) -> None:
     connection.exec_driver_sql("ANALYZE")
 
 
-def state_of_last_write(connection: Connection) -> str:
-    """What became of the last transaction that wrote: ``committed``, ``aborted`` or ``in progress``.
-
-    A server that crashed may have forgotten that it gave the id: what was committed it would know of.
-    """
-    status = text("SELECT pg_xact_status(CAST(CAST(:id AS text) AS xid8))")
-    try:
-        with connection.begin():
-            return str(connection.scalar(status, {"id": remembered.of(connection)[_TRANSACTION]}))
-    except DatabaseError as error:
-        if "is in the future" not in str(error):
-            raise
-        return "aborted"
-
-
 def moment(connection: Connection) -> str:
     """A text that each commit on the server changes."""
     return str(connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one())
-
-
-_TRANSACTION = "fp8tune: the id of the last transaction that wrote"

@@ -33,7 +33,7 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, optional, references, retrying, unreadable
+from fp8tune.store import database, last_writes, optional, references, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL
 from fp8tune.store.references import Ended
@@ -80,19 +80,25 @@ class Connected:
         """What another process's commit changes."""
         return self._whole(lambda: database.moment(self._connection))
 
+    def _store_waiting(self) -> None:
+        """Store what waits to be stored with others: whatever is asked next knows it."""
+
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
         if write and not self._writable:
             raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        self._store_waiting()
         try:
             with database.transaction(self._connection, write=write):
                 if write:
                     optional.make(self._connection)
+                    last_writes.note(self._connection)
                     if self._fence is not None:
                         self._fence(self._connection)
                 yield
             if write:
                 optional.note_made(self._connection)
+                last_writes.note_committed(self._connection)
         except BaseException:
             self._writer.forget()
             raise

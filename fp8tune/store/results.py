@@ -6,11 +6,13 @@ A trial is committed as soon as it is added, and never stored twice: candidate, 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Self
 
 from sqlalchemy import Connection, Table, inspect, select, update
@@ -117,6 +119,12 @@ class Tally:
 
 class Store(Reading):
     """An open results database. A context manager; one thread at a time."""
+
+    def __init__(self, connection: Connection, *, writable: bool) -> None:
+        super().__init__(connection, writable=writable)
+        self._waiting: list[tuple[int, Row]] = []
+        """Trials to be stored with others, each with the id of its sweep."""
+        self._waits_s, self._stored_at = 0.0, -math.inf
 
     @classmethod
     def open(cls, url: str, *, create: bool = False, writable: bool = True) -> Self:
@@ -225,7 +233,37 @@ class Store(Reading):
         ``once``: False also if another process, running the same sweep, stored the same status in this round.
         """
         trial = self._writer.trial(sweep_id, row)
-        return self._writer.insert_trial_once(trial) if once else self._writer.insert(Trials, [trial])[0] == 1
+        return (self._writer.insert_trials_once([trial]) if once else self._writer.insert(Trials, [trial])[0]) == 1
+
+    @contextlib.contextmanager
+    def adding_together(self, within_s: float) -> Iterator[None]:
+        """Within this, :meth:`add_soon` stores trials that come within so many seconds in one commit.
+
+        Anything else that is asked or stored meanwhile stores them first, as does the end of this.
+        """
+        self._waits_s = within_s
+        try:
+            yield
+            self._store_waiting()
+        except BaseException:
+            with contextlib.suppress(DatabaseError):  # of a lease or a server that is gone: it ends for that
+                self._store_waiting()
+            raise
+        finally:
+            self._waits_s = 0.0
+
+    def add_soon(self, sweep_id: int, row: Row) -> None:
+        """Store one trial unless some process came to the same status in its round; now, or with the next ones."""
+        self._waiting.append((sweep_id, row))
+        if time.monotonic() - self._stored_at >= self._waits_s:
+            self._store_waiting()
+
+    def _store_waiting(self) -> None:
+        if not self._waiting:
+            return
+        rows, self._waiting = self._waiting, []
+        self._whole(lambda: self._writer.insert_trials_once(starmap(self._writer.trial, rows)), write=True)
+        self._stored_at = time.monotonic()
 
     @writes
     def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:

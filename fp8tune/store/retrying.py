@@ -1,7 +1,7 @@
 """A transaction whose connection was lost is done again, whole, through a new connection; and never twice.
 
-A commit may have been done although its answer was lost. The server then says of the transaction's id what became of
-it, so nothing hangs on whether a write may be repeated.
+A commit may have been done although its answer was lost. The write's own name in the database then says what became
+of it (:mod:`fp8tune.store.last_writes`), so nothing hangs on whether a write may be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from fp8tune.store import postgresql, remembered
+from fp8tune import alive
+from fp8tune.store import last_writes, remembered
 from fp8tune.store.postgresql import LostConnectionError
 
 PATIENCE_S = 300.0
@@ -23,7 +24,7 @@ PATIENCE_S = 300.0
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _SAID_AFTER_S = 1.0
-_PATIENCE, _LABEL = "seconds to wait for a server", "what messages call it"
+_PATIENCE = "seconds to wait for a server"
 
 _logger = logging.getLogger("fp8tune")
 _reached: set[str] = set()
@@ -31,9 +32,9 @@ _reached: set[str] = set()
 Result = TypeVar("Result")
 
 
-def be_patient(connection: Connection, label: str, patience_s: float) -> None:
-    """Set how long the transactions of a connection wait, and what messages call its database."""
-    remembered.of(connection).update({_PATIENCE: patience_s, _LABEL: label})
+def be_patient(connection: Connection, patience_s: float) -> None:
+    """Set how long the transactions of a connection wait."""
+    remembered.of(connection)[_PATIENCE] = patience_s
 
 
 class _Waiting:
@@ -57,6 +58,7 @@ class _Waiting:
             self._label = lost.label
             _logger.warning(f"{lost.label} {lost.what}: waiting up to {_duration(self._patience_s)}, then going on")
         pause_s = self._pause_s * random.uniform(0.5, 1)  # many workers have lost the same server
+        alive.sign()
         time.sleep(min(pause_s, self._patience_s - waited_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -97,11 +99,7 @@ def _was_committed(connection: Connection, waiting: _Waiting) -> bool:
     """Whether the transaction was committed whose connection was lost meanwhile."""
     while True:
         try:
-            match postgresql.state_of_last_write(connection):
-                case "in progress":  # the server has not noticed yet
-                    waiting.pause(postgresql.lost(remembered.of(connection)[_LABEL], connection))
-                case state:
-                    return state == "committed"
+            return last_writes.is_committed(connection)
         except LostConnectionError as lost:
             waiting.pause(lost)
 

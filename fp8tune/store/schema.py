@@ -406,5 +406,14 @@ Exclusions = Table(
 )
 """A GPU that takes no units and why, until it is found to be well: see :mod:`fp8tune.store.exclusions`."""
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units, Exclusions)
+LastWrites = Table(
+    "last_writes",
+    METADATA,
+    Column("writer", Text("writer", WORD), primary_key=True),
+    _column("name", Text("name of a write", WORD)),
+    _column("written_at", Finite),
+)
+"""Which write of a connection to a server was committed last: see :mod:`fp8tune.store.last_writes`."""
+
+OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units, Exclusions, LastWrites)
 """Tables that a database may lack: see :mod:`fp8tune.store.optional`."""

@@ -125,9 +125,9 @@ class Writer:
             stored, given = stored + result.rowcount, given + len(chunk)
         return stored, given
 
-    def insert_trial_once(self, trial: Values) -> bool:
-        """Store a trial unless some process came to the same status in its round of the sweep. False: it did."""
-        return self._connection.execute(_insert_once(), trial, execution_options=_COUNTED).rowcount == 1
+    def insert_trials_once(self, trials: Iterable[Values]) -> int:
+        """Store trials, but for those in whose round of the sweep some process came to the same status."""
+        return self._connection.execute(_insert_once(), list(trials), execution_options=_COUNTED).rowcount
 
     def merge(self, read: Callable[[Table], Iterator[Values]]) -> tuple[int, int]:
         """Take over another database, read table by table. Returns (rows stored, rows given)."""

@@ -212,7 +212,7 @@ class _Screen:
 
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
         row = self._row(config, outcome, place)
-        self.store.add(self.sweep_id, row, once=True)
+        self.store.add_soon(self.sweep_id, row)
         return TrialDone(row, from_database=False)
 
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, recording
+from fp8tune import __version__, alive, recording
 from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
@@ -204,6 +204,7 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
             notices += said
     problems, said = [], ()
     for reference in references:
+        alive.sign()
         found, said = _problems(reference, short)
         problems += found
         notices += said

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,11 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks.training import __main__ as command
+from benchmarks.training import killed
 from benchmarks.training import run as runs
 from benchmarks.training.language import CHANCES, FLOOR, Language
 from benchmarks.training.picture import svgs
-from benchmarks.training.summary import lines, table
+from benchmarks.training.summary import PUBLISHED, lines, table
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
@@ -69,7 +69,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(arm, tmp_path, monkeypa
     monkeypatch.setattr(runs.Trainer, "step", step)
     found = runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
     assert found["resumed_at"] == 4
-    assert (found["losses"], found["held_out"]) == (wanted["losses"], wanted["held_out"])
+    assert all(found[name] == wanted[name] for name in killed.COMPARED)
+    assert (found["held_out_in_bf16"] == found["held_out"]) == (arm == "bf16")
     assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.json"]
     assert runs.run(arm, 1, TINY, "cpu", stopped) == found  # done: read, not run
 
@@ -121,18 +122,8 @@ def test_an_arm_is_within_the_spread_of_the_seeds_or_not():
     assert text[4].endswith("| +0.2000 ± 0.0000 | no |")
 
 
-def published() -> Path:
-    return Path(command.__file__).parents[2] / "docs" / "results" / "training.json"
-
-
-@pytest.mark.skipif(not published().exists(), reason="no run was published")
-def test_the_published_page_has_the_table_and_pictures_of_the_run():
-    document = json.loads(published().read_text(encoding="utf-8"))
-    held_out: dict[str, dict[int, float]] = {}
-    for run in document["runs"]:
-        held_out.setdefault(run["arm"], {})[run["seed"]] = run["held_out"]
-    page = published().with_suffix(".md").read_text(encoding="utf-8")
-    assert table(lines(held_out), document["floor"]) in page
-    images = published().parents[1] / "images"
+def test_the_published_pictures_are_of_the_published_run():
+    document = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    images = PUBLISHED.parents[1] / "images"
     for theme, text in svgs(document).items():
         assert (images / f"training-{theme}.svg").read_text(encoding="utf-8") == text

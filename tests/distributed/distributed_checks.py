@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -133,7 +135,14 @@ def operators(mesh: Any, device: torch.device) -> dict[str, Any]:
     """Each operator on DTensors, beside plain tensors: placements of the results, and "bytes" or their SQNR in dB."""
     import fp8tune_kernels.dtensor  # noqa: F401  registers the rules
 
-    A, w, offs, grad = layer(device, **SMALL, whole=True)
+    found = _operators(mesh, device, SMALL)
+    if device.type == "cuda":
+        found |= {f"large: {name}": case for name, case in _operators(mesh, device, LARGE).items()}
+    return found
+
+
+def _operators(mesh: Any, device: torch.device, sizes: dict[str, int]) -> dict[str, Any]:
+    A, w, offs, grad = layer(device, **sizes, whole=True)
     B_t, ops = w.transpose(1, 2), torch.ops.fp8tune
     e4m3 = (torch.float8_e4m3fn, True)
     forward, transposed = ops.quantize_colwise_3d(B_t, *e4m3), ops.quantize_transpose_3d_atomic(B_t, *e4m3)
@@ -236,9 +245,15 @@ def compiled(mesh: Any, device: torch.device) -> dict[str, Any]:
     return {name: are_bytes(*both) for name, both in zip(NAMES, zip(*found, strict=True), strict=True)}
 
 
-def shards(mesh: Any, device: torch.device) -> dict[str, Any]:
-    """All of those: ranks take seconds to start."""
-    return {check.__name__: check(mesh, device) for check in (placements, operators, refusals, compiled)}
+CHECKS: dict[str, Check] = {check.__name__: check for check in (operators, refusals, compiled, placements, fsdp)}
 
 
-CHECKS: dict[str, Check] = {"shards": shards, "fsdp": fsdp}
+def together(names: Collection[str], mesh: Any, device: torch.device) -> dict[str, Any]:
+    """Some checks by name, since ranks take seconds to start. Each prints what it found, and how long it took."""
+    rank, found = mesh.get_local_rank(), {}
+    for name in names:
+        begin = time.monotonic()
+        found[name] = CHECKS[name](mesh, device)
+        lines = [f"{name} | rank {rank} | {case} | {outcome}" for case, outcome in found[name].items()]
+        print(*lines, f"{name} | rank {rank} | took {time.monotonic() - begin:.1f} s", sep="\n", flush=True)
+    return found

@@ -7,6 +7,8 @@ python tests/distributed/ranks.py --gpus 2     # NCCL
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import functools
 import json
 import os
 import tempfile
@@ -35,7 +37,9 @@ def are_bytes(result: Tensor, reference: Tensor) -> bool:
     return result.dtype == reference.dtype and torch.equal(result, reference)
 
 
-def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> None:
+def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool, trace_after_s: float | None) -> None:
+    if trace_after_s:
+        faulthandler.dump_traceback_later(trace_after_s, repeat=True)
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     if is_gpu:
@@ -50,10 +54,12 @@ def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool) -> Non
         torch.distributed.destroy_process_group()
 
 
-def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool | None = None) -> list[dict[str, Any]]:
+def on_ranks(
+    check: Check, ranks: int = 2, *, is_gpu: bool | None = None, trace_after_s: float | None = None
+) -> list[dict[str, Any]]:
     """What a function of a module found on each rank. A rank's exception is raised here, with its traceback.
 
-    ``is_gpu`` None: on GPUs where there are as many.
+    ``is_gpu`` None: on GPUs where there are as many. ``trace_after_s``: ranks print their stacks so often.
     On a CPU ranks run the references of the kernels, whatever the tests of this process run.
     """
     is_gpu = torch.cuda.device_count() >= ranks if is_gpu is None else is_gpu
@@ -61,7 +67,7 @@ def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool | None = None) -> lis
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu), nprocs=ranks)
+            torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu, trace_after_s), nprocs=ranks)
             return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     finally:
         if interpreted is not None:
@@ -69,19 +75,15 @@ def on_ranks(check: Check, ranks: int = 2, *, is_gpu: bool | None = None) -> lis
 
 
 def main() -> None:
-    from distributed_checks import CHECKS
+    from distributed_checks import CHECKS, together
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=0)
-    parser.add_argument("--check", choices=sorted(CHECKS), action="append")
+    parser.add_argument("--check", choices=tuple(CHECKS), nargs="+", default=tuple(CHECKS))
+    parser.add_argument("--trace-after", type=float, metavar="SECONDS", help="print so often what each rank is doing")
     options = parser.parse_args()
-    for name in options.check or CHECKS:
-        found = on_ranks(CHECKS[name], options.gpus or 2, is_gpu=options.gpus > 0)
-        for rank, each in enumerate(found):
-            for case, result in each.items():
-                lines = result.items() if name == "shards" else [("", result)]
-                for line, outcome in lines:
-                    print(f"{name} | rank {rank} | {case} {line} | {outcome}")
+    check = functools.partial(together, options.check)
+    on_ranks(check, options.gpus or 2, is_gpu=options.gpus > 0, trace_after_s=options.trace_after)
 
 
 if __name__ == "__main__":

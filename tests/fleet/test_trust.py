@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -344,7 +345,12 @@ def test_an_excluded_worker_leaves_its_units_to_others_and_the_queue_says_why(
     assert isinstance(ended, WorkerEnded)
     assert (ended.done, ended.reason) == (queued.new, "")
     with Store.open(db, writable=False) as store:
+        print_queue(store.queue(), "fleet.db", "json", store.exclusions())
+        told = json.loads(capsys.readouterr().out)
         print_queue(store.queue(), "fleet.db", "table", store.exclusions())
+    assert told["units"]
+    (excluded,) = told["excluded"]
+    assert (excluded["worker"], "wrong here" in excluded["reason"]) == ("host:1", True)
     printed = capsys.readouterr().out
     assert "GPUs that are left out" in printed
     assert "wrong here" in printed

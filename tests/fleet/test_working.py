@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,17 +17,19 @@ import pytest
 from command_line import environment, fp8tune
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
+from fp8tune import alive
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
-from fp8tune.fleet.lease import Heartbeat
+from fp8tune.fleet.lease import STALLS_AFTER_S, Heartbeat
 from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.worker import Worker
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, UnitState
+from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session
-from fp8tune.sweep.events import Event, TrialDone
+from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
@@ -193,6 +196,19 @@ def test_worth_is_what_is_open_and_settled_problems_are_left_out(db: str) -> Non
         assert first.unit.worth > STALE / 2
 
 
+def test_what_the_time_budget_left_out_is_no_failure(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the finals that would end too late is not begun: then there is time left, and the unit is not done."""
+    queued(db, 2)
+    monkeypatch.setattr(worker, "sweep", lambda store, plan: iter([Finished(0, 1.0, left_out=54)]))
+    events = list(worker.work(worker.WorkerOptions(db, DEVICE, time_budget_s=1000.0)))
+    assert len(of_type(UnitReturned, iter(events))) == 1
+    assert not of_type(UnitFailed, iter(events))
+    assert isinstance(events[-1], WorkerEnded)
+    assert (events[-1].reason, events[-1].is_in_vain) == ("the time budget is over", False)
+    with Store.open(db, writable=False) as store:
+        assert {(of.state, of.attempts) for of in store.queue().units} == {(UnitState.WAITING, 0)}
+
+
 def test_again_queues_anew_once_all_is_done(db: str) -> None:
     plan = plan_of(2)
     again = replace(plan, options=replace(plan.options, again=True))
@@ -226,6 +242,24 @@ def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
                 heart.beat()
 
 
+def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_does_not(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells the heartbeat of what goes on: in the one case nothing does, in the other a process works."""
+    assert LEASE_S + STALLS_AFTER_S + worker.WAIT_S <= 60
+    monkeypatch.setattr(alive, "EVERY_S", 0.05)
+    queued(db, 1)
+    with Store.open(db) as store, contextlib.closing(Worker()) as process:
+        process.call(60, time.sleep, 0)
+        for wait, returned in ((lambda: process.call(60, time.sleep, 1.2), 0), (lambda: time.sleep(1.2), 1)):
+            lease = store.take_unit(DEVICE, "me", lease_s=0.4)
+            assert lease is not None
+            with Heartbeat(db, lease, stalls_after_s=0.3):
+                wait()
+                assert store.return_expired_units() == returned
+            store.return_units_of("me", "the next case")
+
+
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
     options = ("--kernel", "colwise", "--shapes", "tiny", "--timer", DEVICE, "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
@@ -256,8 +290,9 @@ def test_the_queue_says_what_there_is(db: str) -> None:
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = [json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)]
-        assert sorted(one["state"] for one in found[0]) == ["done", "running", "waiting"]
+        found = json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)
+        assert sorted(one["state"] for one in found["units"]) == ["done", "running", "waiting"]
+        assert found["excluded"] == []
         store.fail_unit(replace(lease, attempt=9), "it broke")
     shown = fp8tune("queue", "--db", db).stdout
     assert "it broke" in shown

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import ComposedActivationWarning, fp8_grouped_mm, fp8_moe_mlp, quantize_weights
-from fp8tune_kernels.gemm import moe_mlp
+from fp8tune_kernels.gemm import moe_mlp, moe_mlp_composed
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.gated import reference_gated
 from fp8tune_kernels.spec import ROUTINGS
@@ -190,6 +190,24 @@ def test_torch_compile_traces_it_whole(recompute: str) -> None:
     assert_same(results(given, compiled, recompute=recompute), results(given, recompute=recompute))
 
 
+def test_the_operators_say_what_they_will_return() -> None:
+    """A compiler asks them without data."""
+    given, tests = layer(is_full=True), ("test_faketensor",)
+    x, w13, w2, b13, b2, row_weights, offs, grad = (each.detach() for each in given if each is not None)
+    forward, backward = torch.ops.fp8tune.moe_mlp_forward.default, torch.ops.fp8tune.moe_mlp_backward.default
+    how = ("swiglu", "halves")
+    arguments = (x, w13, w2, offs, b13, b2, row_weights)
+    _, q_x, scales_x, q_h, scales_h, q_y, scales_y, *codes = forward(*arguments, *[None] * 4, *how, True, None)
+    torch.library.opcheck(forward, (*arguments, *[None] * 4, *how, True, None), test_utils=tests)
+    torch.library.opcheck(forward, (*arguments, *codes, *how, False, None), test_utils=tests)
+    q_13, scales_13, q_2, scales_2 = codes
+    of_weights = (q_13, scales_13, None, q_2, scales_2, None, None, None)
+    saved = (offs, q_x, scales_x, q_y, scales_y, q_h, scales_h, *of_weights, b13, b2, row_weights)
+    for number in range(len(NAMES) + 1):  # each gradient alone, then all
+        wanted = [number in (place, len(NAMES)) for place in range(len(NAMES))]
+        torch.library.opcheck(backward, (grad, *saved, *how, "none", wanted, None), test_utils=tests)
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool) -> None:
     given = layer()
@@ -240,7 +258,7 @@ def test_what_is_held_is_at_most_three_fifths_of_bfloat16s(recompute: str) -> No
 
 def test_other_activations_are_composed_and_say_so_once() -> None:
     given = layer(is_full=True)
-    moe_mlp._warned.clear()
+    moe_mlp_composed._warned.clear()
     with pytest.warns(ComposedActivationWarning, match="'gelu' has no fused kernel"):
         found = results(given, activation="gelu")
     with warnings.catch_warnings():

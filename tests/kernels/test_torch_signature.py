@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from test_grouped_mm import E, K, M, N, layer
 from torch import Tensor
 
-from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
+from fp8tune_kernels import fp8_grouped_mm, functional, mxfp8_grouped_mm
 from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -32,6 +33,25 @@ def test_arguments_are_in_torch_s_order_and_have_its_names(multiply: Any, device
     right = multiply(A, B_t, offs)
     assert torch.equal(multiply(A, B_t, offs, None, torch.bfloat16), right)
     assert torch.equal(multiply(A, B_t, offs=offs, bias=None, out_dtype=None), right)
+
+
+def test_stand_ins_have_all_the_names_of_torch_s_functions(device: str) -> None:
+    given = layer("ragged", device)
+    bias = torch.randn(E, N, device=device, dtype=torch.bfloat16)
+    right = fp8_grouped_mm(given.A, given.B_t, given.offs, bias, torch.float32)
+    named: dict[str, Any] = {"offs": given.offs, "bias": bias, "out_dtype": torch.float32}
+    assert torch.equal(functional.grouped_mm(mat_a=given.A, mat_b=given.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(input=given.A, mat2=given.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(given.A, given.B_t, *named.values()), right)
+    kept = functional.grouped_mm(given.A.requires_grad_(), given.B_t, offs=given.offs, recipe="folded")
+    assert torch.equal(kept, fp8_grouped_mm(given.A, given.B_t, given.offs))
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        return  # before torch 2.10
+    theirs = inspect.signature(torch.nn.functional.grouped_mm).parameters
+    ours = list(inspect.signature(functional.grouped_mm).parameters.items())
+    assert [(name, each.kind, each.default) for name, each in ours[:-1]] == [
+        (name, each.kind, each.default) for name, each in theirs.items()
+    ]
 
 
 @both

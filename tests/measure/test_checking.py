@@ -91,6 +91,13 @@ def test_the_last_timed_launch_is_looked_at(device: str, monkeypatch: pytest.Mon
     assert trial(0, device, timing=clock(9)).time_us == 100.0
 
 
+def test_what_no_launch_writes_is_right_after_timed_launches_too(device: str) -> None:
+    """Rows past the last group's multiple of 128 are whoever prepares the outputs' to write."""
+    problem = Problem("transposed-codes", NamedInts(M=40, K=32, G=3), "jagged", in_dtype="float8_e4m3fn")
+    arm = KernelArm("transposed-codes", problem, load_spec("transposed-codes").default)
+    assert measure.checked_block(arm, device, 0, clock=clock(1)).status is Status.OK
+
+
 def test_a_config_is_judged_once_on_an_edge_that_problems_share(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "IN_A_ROW_BYTES", 0)
     launches = load_spec(REFERENCE).launch.__globals__["launches"]

@@ -16,7 +16,7 @@ from fp8tune.errors import UsageError
 from fp8tune.measure import checking, comparing, edges, kept, timing
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.comparing import Rule
+from fp8tune.measure.comparing import EXACT, Rule
 from fp8tune.measure.timing import Prepared, Samples
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.revisions.loading import load_spec
@@ -268,6 +268,30 @@ def test_an_element_is_right_within_the_bound(got: float, expected: float, is_ri
     output, right = torch.tensor([0.0, got]), torch.tensor([0.0, expected], dtype=torch.float64)
     assert (BOUND.difference(output, right) is None) == is_right
     assert bool(BOUND.differs(output, right)) != is_right
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda whole: whole.flatten()[:840].view(2, 21, 20),
+        lambda whole: whole.flatten()[8:848].view(2, 21, 20).transpose(1, 2),
+        lambda whole: whole.flatten()[3:843].view(2, 21, 20).permute(2, 0, 1),
+        lambda whole: whole[:, :21, :20],
+        lambda whole: whole.flatten()[:7],
+    ],
+)
+def test_one_bit_that_differs_is_found_in_any_layout(dtype: torch.dtype, view: Callable[..., torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randint(0, 100, (2, 24, 40 * 8), dtype=torch.uint8, generator=generator).view(dtype)
+    right, alike = (view(each) for each in (memory, memory.clone()))
+    plain = right.clone()  # dense, in an order of its own
+    assert not any(bool(EXACT.differs(right, each)) for each in (alike, plain))
+    for place in ((0,) * right.ndim, tuple(size - 1 for size in right.shape)):
+        for other in (alike.clone(), plain.clone(), plain.clone().contiguous()):
+            comparing.bits(other)[place] ^= 1
+            assert bool(EXACT.differs(other, right))
+            assert bool(EXACT.differs(right, other))
 
 
 def test_a_bound_that_is_broken_says_by_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from database_rows import H200, begin, config, end_finals, finished_sweep, problem, row, subject
+from servers import on_both
+from sqlalchemy import text
 
 from fp8tune.check import doctor
 from fp8tune.check.repair import repair
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.store import views
+from fp8tune.store.database import connect, label
 from fp8tune.store.importing import import_file
 from fp8tune.store.layers import opened_databases
 from fp8tune.store.location import Databases
@@ -44,18 +47,22 @@ def filled(store: Store) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.db"
-    with Store.open(str(path), create=True) as store:
+def db(database: str) -> str:
+    with Store.open(database, create=True) as store:
         filled(store)
         refresh_picks(store)
-    return path
+    return database
 
 
-def select(path: Path, query: str) -> list[dict[str, Any]]:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        connection.row_factory = sqlite3.Row
-        return [dict(found) for found in connection.execute(query)]
+@pytest.fixture
+def path(db: str) -> Path:
+    """That of a file."""
+    return Path(db)
+
+
+def select(db: str | Path, query: str) -> list[dict[str, Any]]:
+    with contextlib.closing(connect(str(db), create=False, writable=False)) as connection:
+        return [dict(found) for found in connection.execute(text(query)).mappings()]
 
 
 def execute(path: Path, *statements: str) -> None:
@@ -64,8 +71,9 @@ def execute(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_a_browser_sees_the_picks(path: Path) -> None:
-    found = select(path, "SELECT * FROM v_picks")
+@on_both
+def test_a_browser_sees_the_picks(db: str) -> None:
+    found = select(db, "SELECT * FROM v_picks")
     assert [(one["device"], one["shape"], one["verdict"], one["stage"]) for one in found] == [
         ("NVIDIA H100 80GB HBM3", "M=16640 K=1024 G=64", "quick", "screen"),
         ("NVIDIA H100 80GB HBM3", "M=16640 K=5120 G=64", "quick", "screen"),
@@ -79,15 +87,16 @@ def test_a_browser_sees_the_picks(path: Path) -> None:
     assert decided["measured_at"][:2] == decided["decided_at"][:2] == "20"
 
 
-def test_a_browser_sees_finals_and_trials(path: Path) -> None:
-    finals = select(path, "SELECT * FROM v_finals")
+@on_both
+def test_a_browser_sees_finals_and_trials(db: str) -> None:
+    finals = select(db, "SELECT * FROM v_finals")
     assert [(one["config"], one["is_pick"], one["blocks"]) for one in finals] == [
         (str(FASTER), 1, 4),
         (str(DEFAULT), 0, 4),
     ]
     assert finals[0]["slowest_process_us"] == pytest.approx(80.3)
-    trials = select(path, "SELECT * FROM v_trials")
-    assert len(trials) == len(select(path, "SELECT id FROM trials"))
+    trials = select(db, "SELECT * FROM v_trials")
+    assert len(trials) == len(select(db, "SELECT id FROM trials"))
     assert {one["status"] for one in trials} == {"ok", "wrong"}
     assert {one["stage"] for one in trials} == {"screen", "final"}
     assert {one["kind"] for one in trials} == {"measured", "static"}
@@ -95,8 +104,9 @@ def test_a_browser_sees_finals_and_trials(path: Path) -> None:
     assert (wrong["time_us"], wrong["reason"], wrong["config"]) == (None, "wrong", str(config(128)))
 
 
-def test_what_is_kept_is_what_was_decided(path: Path) -> None:
-    with Store.open(str(path), writable=False) as store:
+@on_both
+def test_what_is_kept_is_what_was_decided(db: str) -> None:
+    with Store.open(db, writable=False) as store:
         assert picks.are_current(store)
         evidence = store.evidence()
         assert picks.read(store) == picks.decide(evidence)
@@ -104,22 +114,23 @@ def test_what_is_kept_is_what_was_decided(path: Path) -> None:
         assert len(picks.read(store, ["colwise"], ["sm_90"]).picks) == 3
 
 
-def test_rows_that_come_later_make_them_stale(path: Path, tmp_path: Path) -> None:
-    with Store.open(str(path)) as store:
+@on_both
+def test_rows_that_come_later_make_them_stale(db: str) -> None:
+    with Store.open(db) as store:
         finished_sweep(store, {problem(K=2048): {FASTER: 20.0}}, request="later")
         assert not picks.are_current(store)
         assert len(store.kept_picks().picks) == 3
         assert len(picks.read(store).picks) == 4
-    assert {one["is_current"] for one in select(path, "SELECT * FROM v_picks")} == {0}
-    with Store.open(str(path), writable=False) as store:
-        (stale,) = doctor.check_picks(str(path), store)
-    assert stale.fix == f"fp8tune doctor --repair --db {path}"
-    assert [finding.what for finding in repair(str(path))][-1] == f"{path}: its picks were decided anew"
-    assert {one["is_current"] for one in select(path, "SELECT * FROM v_picks")} == {1}
-    assert len(select(path, "SELECT * FROM v_picks")) == 4
-    with Store.open(str(path), writable=False) as store:
-        assert not [*doctor.check_picks(str(path), store)]
-    assert len(repair(str(path))) == 1
+    assert {one["is_current"] for one in select(db, "SELECT * FROM v_picks")} == {0}
+    with Store.open(db, writable=False) as store:
+        (stale,) = doctor.check_picks(db, store)
+    assert stale.fix == f"fp8tune doctor --repair --db {label(db)}"
+    assert [finding.what for finding in repair(db)][-1] == f"{label(db)}: its picks were decided anew"
+    assert {one["is_current"] for one in select(db, "SELECT * FROM v_picks")} == {1}
+    assert len(select(db, "SELECT * FROM v_picks")) == 4
+    with Store.open(db, writable=False) as store:
+        assert not [*doctor.check_picks(db, store)]
+    assert len(repair(db)) == 1
 
 
 def test_other_tables_make_them_stale(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,15 +139,14 @@ def test_other_tables_make_them_stale(path: Path, monkeypatch: pytest.MonkeyPatc
         assert not picks.are_current(store)
 
 
-def test_a_refresh_writes_what_changed(path: Path) -> None:
+@on_both
+def test_a_refresh_writes_what_changed(db: str) -> None:
     def decided_at() -> dict[str, float]:
         query = "SELECT shape || name AS about, decided_at FROM picks JOIN problems ON problems.id = problem_id "
-        return {
-            one["about"]: one["decided_at"] for one in select(path, query + "JOIN devices ON devices.id = device_id")
-        }
+        return {one["about"]: one["decided_at"] for one in select(db, query + "JOIN devices ON devices.id = device_id")}
 
     before = decided_at()
-    with Store.open(str(path)) as store:
+    with Store.open(db) as store:
         finished_sweep(store, {SMALL: {FASTER: 21.0}}, request="later")
         refresh_picks(store)
     after = decided_at()
@@ -152,8 +162,9 @@ def test_an_import_leaves_them_to_be_decided(path: Path, tmp_path: Path) -> None
         assert len(refresh_picks(store).picks) == 3
 
 
-def test_what_is_forgotten_takes_its_picks_along(path: Path) -> None:
-    with Store.open(str(path)) as store:
+@on_both
+def test_what_is_forgotten_takes_its_picks_along(db: str) -> None:
+    with Store.open(db) as store:
         store.forget([("problems", 1)])
         assert len(store.kept_picks().picks) == 2
         assert not picks.are_current(store)

@@ -19,19 +19,23 @@ from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.results import Store
 
 
+@pytest.fixture
+def databases(each_database: str, tmp_path: Path) -> location.Databases:
+    """A user's own, a file or a server's, over a base, which is a file."""
+    return location.Databases(each_database, str(tmp_path / "base.db"))
+
+
 @contextmanager
-def both(folder: Path) -> Iterator[tuple[Store, Store]]:
-    """A new own database and a new base, to be filled."""
-    with (
-        Store.open(str(folder / "own.db"), create=True) as own,
-        Store.open(str(folder / "base.db"), create=True) as base,
-    ):
+def both(databases: location.Databases) -> Iterator[tuple[Store, Store]]:
+    """The own database and the base, to be filled."""
+    assert databases.own
+    assert databases.base
+    with Store.open(databases.own, create=True) as own, Store.open(databases.base, create=True) as base:
         yield own, base
 
 
 @contextmanager
-def read(folder: Path) -> Iterator[Reader]:
-    databases = location.Databases(str(folder / "own.db"), str(folder / "base.db"))
+def read(databases: location.Databases) -> Iterator[Reader]:
     with layers.opened_databases(databases, pytest.fail) as reader:
         yield reader
 
@@ -43,12 +47,12 @@ def picks(reader: Reader) -> dict[tuple[int, str], float]:
     }  # of logarithms
 
 
-def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, base):
+def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: location.Databases) -> None:
+    with both(databases) as (own, base):
         finished_sweep(base, {problem(K=1024): {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
         finished_sweep(base, {problem(K=1024): {config(32): 70.0}}, H200)
         finished_sweep(own, {problem(K=1024): {config(64): 90.0}})
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0, (2048, H100.name): 200.0, (1024, H200.name): 70.0}
         assert reader.counts() == {("sm_90", Kind.MEASURED): 3}
         assert sorted(one.outcome.time_us or 0 for one in reader.rows()) == [70.0, 90.0, 200.0]
@@ -61,118 +65,117 @@ def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(tmp_path: Pat
         assert reader.commit(subject(problem(K=2048))) == "c0ffee"
 
 
-def test_what_was_imported_counts_once(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, base):
+def test_what_was_imported_counts_once(databases: location.Databases) -> None:
+    with both(databases) as (own, base):
         finished_sweep(base, {problem(K=1024): {config(32): 100.0, config(64): 120.0}})
         own.merge(base)
-    with read(tmp_path) as reader, Store.open(str(tmp_path / "base.db"), writable=False) as base:
+    with read(databases) as reader, Store.open(str(databases.base), writable=False) as base:
         assert reader.evidence() == base.evidence()
         assert reader.counts() == base.counts()
         assert list(reader.rows()) == list(base.rows())
 
 
-def test_an_unfinished_own_sweep_hides_no_finished_rows(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, base):
+def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Databases) -> None:
+    with both(databases) as (own, base):
         finished_sweep(base, {problem(K=1024): {config(32): 100.0}})
         own.add(begin(own), row(50.0, of=problem(K=1024), config=config(64)))
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
         assert set(reader.tried(subject(problem(K=1024)))) == {config(32)}
         assert reader.counts() == {("sm_90", Kind.MEASURED): 1}
         assert [one.config for one in reader.rows()] == [config(32)]
 
 
-def test_finals_of_the_base_outweigh_an_own_screen_of_the_same_gpu(tmp_path: Path) -> None:
+def test_finals_of_the_base_outweigh_an_own_screen_of_the_same_gpu(databases: location.Databases) -> None:
     of = problem(K=1024)
-    with both(tmp_path) as (own, base):
+    with both(databases) as (own, base):
         sweep = begin(base)
         base.add_many(sweep, [row(100.0, of=of), row(101.0, of=of, stage="final", process="w2")])
         base.mark_complete(sweep, subject(of), 1)
         end_finals(base, sweep, of)
         finished_sweep(own, {of: {config(64): 50.0}})
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): pytest.approx(101.0)}
 
 
-def test_the_newest_code_wins_across_both(tmp_path: Path) -> None:
+def test_the_newest_code_wins_across_both(databases: location.Databases) -> None:
     of = problem(K=1024)
     newer = replace(subject(of).version, source_hash="bbbb")
-    with both(tmp_path) as (own, base):
+    with both(databases) as (own, base):
         finished_sweep(base, {of: {config(32): 10.0}})
         sweep = begin(own)
         own.add(sweep, row(90.0, of=of, version=newer))
         own.mark_complete(sweep, subject(of, version=newer), 1)
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
         assert {one.version.source_hash for one in reader.evidence() if one.version} == {"aaaa", "bbbb"}
 
 
-def test_what_was_not_timed_is_read_config_by_config(tmp_path: Path) -> None:
+def test_what_was_not_timed_is_read_config_by_config(databases: location.Databases) -> None:
     of = problem(K=1024)
-    with both(tmp_path) as (own, base):
+    with both(databases) as (own, base):
         checked = [row(None, of=of, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
         base.add_many(begin(base), checked)
         wrong = row(None, of=of, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
         own.add(begin(own), wrong)
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert {one.config: one.status for one in reader.evidence()} == {config(32): "ok", config(64): "wrong"}
         outcomes = reader.tally(replace(subject(of), kind=Kind.INTERPRETER)).outcomes
         assert {of: outcome.status for of, outcome in outcomes.items()} == {config(32): "ok", config(64): "wrong"}
         assert len(list(reader.rows())) == 2
 
 
-def test_calibrations_are_the_own_ones_over_the_bases(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, base):
+def test_calibrations_are_the_own_ones_over_the_bases(databases: location.Databases) -> None:
+    with both(databases) as (own, base):
         for store, values in ((base, {"a": 1.0, "b": 2.0}), (own, {"b": 3.0})):
             for name, value in values.items():
                 store.record_calibration(begin(store), H100, name, value)
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert reader.calibration(H100) == {"a": 1.0, "b": 3.0}
 
 
-def test_recorded_launches_are_the_own_ones_over_the_bases(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, base):
+def test_recorded_launches_are_the_own_ones_over_the_bases(databases: location.Databases) -> None:
+    with both(databases) as (own, base):
         base.record_launches({problem(K=1024): '{"of": "base"}', problem(K=2048): '{"of": "base"}'})
         own.record_launches({problem(K=1024): '{"of": "own"}'})
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert reader.recorded_launches() == {
             problem(K=1024): '{"of": "own"}',
             problem(K=2048): '{"of": "base"}',
         }
 
 
-def test_rows_that_are_stored_while_both_are_open_are_seen(tmp_path: Path) -> None:
+def test_rows_that_are_stored_while_both_are_open_are_seen(databases: location.Databases) -> None:
     of = problem(K=1024)
-    with both(tmp_path) as (_, base):
+    with both(databases) as (_, base):
         finished_sweep(base, {of: {config(32): 100.0}})
-    with read(tmp_path) as reader:
+    with read(databases) as reader:
         assert set(reader.tally(subject(of)).outcomes) == {config(32)}
-        with Store.open(str(tmp_path / "own.db")) as own:
+        with Store.open(str(databases.own)) as own:
             finished_sweep(own, {of: {config(64): 90.0}})
         assert set(reader.tally(subject(of)).outcomes) == {config(64)}
 
 
-def test_a_base_that_cannot_be_read_leaves_the_own_rows(tmp_path: Path) -> None:
-    with both(tmp_path) as (own, _):
+def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Databases) -> None:
+    with both(databases) as (own, _):
         finished_sweep(own, {problem(K=1024): {config(32): 100.0}})
-    with closing(sqlite3.connect(tmp_path / "base.db", isolation_level=None)) as newer:
+    with closing(sqlite3.connect(str(databases.base), isolation_level=None)) as newer:
         newer.execute("UPDATE meta SET value = '999' WHERE name = 'schema_version'")
     said: list[str] = []
-    paths = str(tmp_path / "own.db"), str(tmp_path / "base.db")
-    with layers.opened_databases(location.Databases(*paths), said.append) as reader:
+    with layers.opened_databases(databases, said.append) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
     (line,) = said
     assert line.startswith("left out the rows that come with fp8tune: ")
     assert "newer fp8tune" in line
     with (
         pytest.raises(DatabaseError, match="newer fp8tune"),
-        layers.opened_databases(location.Databases(None, paths[1]), pytest.fail),
+        layers.opened_databases(location.Databases(None, databases.base), pytest.fail),
     ):
         pass
 
 
-def test_one_database_is_read_without_layers(tmp_path: Path) -> None:
-    with both(tmp_path):
+def test_one_database_is_read_without_layers(databases: location.Databases) -> None:
+    with both(databases):
         pass
-    with layers.opened(str(tmp_path / "own.db")) as reader:
+    with layers.opened(str(databases.own)) as reader:
         assert not isinstance(reader, Layers)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
+from servers import on_both
 
 from fp8tune.choose import ranking
 from fp8tune.choose.candidates import Winner
@@ -37,12 +38,14 @@ def sweep_with_finals(
     noise, of = random.Random(f"{times_us} {seed}"), problem(K=K)
     sweep = begin(store, device, request, again=True)
     store.record_ceiling(sweep, device, 3000.0 + seed)
+    rows = []
     for time_us, config_ in zip(times_us, CONFIGS, strict=True):
-        store.add(sweep, row(time_us, of=of, config=config_, device=device))
+        rows.append(row(time_us, of=of, config=config_, device=device))
         for process, round in itertools.product(range(6), range(6)):
             block_us = time_us * noise.uniform(0.9995, 1.0005)
             made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
-            store.add(sweep, replace(made, device=device))
+            rows.append(replace(made, device=device))
+    store.add_many(sweep, rows)
     store.mark_complete(sweep, subject(of, device), len(CONFIGS))
     end_finals(store, sweep, of, device)
     store.finish_sweep(sweep)
@@ -53,15 +56,16 @@ def winner(store: Store) -> Winner:
     return found
 
 
-def opened(path: Path) -> Store:
+def opened(path: Path | str) -> Store:
     return Store.open(str(path), create=True)
 
 
-def test_two_machines_that_agree_stay_certified(tmp_path):
-    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+@on_both
+def test_two_machines_that_agree_stay_certified(database, tmp_path):
+    with opened(database) as ours, opened(tmp_path / "theirs.db") as theirs:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
         sweep_with_finals(theirs, (111.0, 101.0, 105.0), device=ANOTHER_H100)
-    with opened(tmp_path / "ours.db") as ours:
+    with opened(database) as ours:
         import_file(ours, tmp_path / "theirs.db")
         assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], PickVerdict.CERTIFIED, 6)
 
@@ -117,8 +121,12 @@ def filled(path: Path, generator: random.Random) -> None:
                 store.mark_complete(sweep, subject(problem(K=K), version=version), 1)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_the_order_of_imports_makes_no_difference(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("database", "seed"),
+    [("sqlite", seed) for seed in range(12)] + [("postgresql", seed) for seed in range(12, 14)],
+    indirect=["database"],
+)
+def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path, seed: int) -> None:
     generator = random.Random(seed)
     filled(tmp_path / "common.db", generator)
     names = ["a", "b", "c"]
@@ -127,12 +135,21 @@ def test_the_order_of_imports_makes_no_difference(tmp_path: Path, seed: int) -> 
             shutil.copy(tmp_path / "common.db", tmp_path / f"{name}.db")
         filled(tmp_path / f"{name}.db", generator)
     outcomes = []
+    with opened(database) as store:
+        for name in names:
+            import_file(store, tmp_path / f"{name}.db")
+        outcomes.append(outcome(store))
     for order in itertools.permutations(names):
         target = tmp_path / f"{''.join(order)}.db"
         shutil.copy(tmp_path / f"{order[0]}.db", target)
         with opened(target) as store:
             for name in order[1:]:
                 import_file(store, tmp_path / f"{name}.db")
-            evidence = store.evidence(keep=ranking.competing)
-            outcomes.append((ranking.winners(evidence), export.render(evidence, "sm_90")))
-    assert all(outcome == outcomes[0] for outcome in outcomes)
+            outcomes.append(outcome(store))
+    assert all(each == outcomes[0] for each in outcomes)
+
+
+def outcome(store: Store) -> tuple[object, object]:
+    """The picks and the table."""
+    evidence = store.evidence(keep=ranking.competing)
+    return ranking.winners(evidence), export.render(evidence, "sm_90")

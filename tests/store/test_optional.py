@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import KERNEL, begin, config, finished_sweep, problem, row
+from servers import on_both
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Evidence, NamedInts, Problem
@@ -46,11 +47,16 @@ def execute(path: Path, *statements: str) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "results.db"
-    with Store.open(str(path), create=True) as store:
+def db(database: str) -> str:
+    with Store.open(database, create=True) as store:
         filled(store)
-    return path
+    return database
+
+
+@pytest.fixture
+def path(db: str) -> Path:
+    """That of a file."""
+    return Path(db)
 
 
 @pytest.fixture
@@ -60,8 +66,8 @@ def older(path: Path) -> Path:
     return path
 
 
-def facts(path: Path) -> tuple[dict[Problem, str], dict[int, tuple[int | None, str]]]:
-    with Store.open(str(path), writable=False) as store:
+def facts(db: str | Path) -> tuple[dict[Problem, str], dict[int, tuple[int | None, str]]]:
+    with Store.open(str(db), writable=False) as store:
         by_k = {item.problem.shape["K"]: (item.flops, item.check) for item in evidence(store)}
         return store.recorded_launches(), by_k
 
@@ -70,8 +76,9 @@ def evidence(store: Store) -> list[Evidence]:
     return store.evidence(kernel="colwise")
 
 
-def test_what_was_recorded_is_read(path: Path) -> None:
-    with Store.open(str(path)) as store:
+@on_both
+def test_what_was_recorded_is_read(db: str) -> None:
+    with Store.open(db) as store:
         assert store.recorded_launches() == store.recorded_launches(RECORDED.kernel) == {RECORDED: document()}
         assert store.recorded_launches("colwise") == {}
         assert {item.problem: item.flops for item in evidence(store)} == {problem(): 64, problem(K=1024): None}
@@ -138,20 +145,27 @@ def test_the_committed_database_is_read_in_place(tmp_path: Path) -> None:
         assert store.recorded_launches() == {RECORDED: document()}
 
 
-def test_an_import_brings_them_along(path: Path, tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "ours.db"), create=True) as store:
-        assert import_file(store, path).added == 2
-        assert import_file(store, path).added == 0
-    assert facts(tmp_path / "ours.db") == facts(path)
+@on_both
+def test_an_import_brings_them_along(database: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with Store.open(str(theirs), create=True) as store:
+        filled(store)
+    with Store.open(database, create=True) as store:
+        assert import_file(store, theirs).added == 2
+        assert import_file(store, theirs).added == 0
+    assert facts(database) == facts(theirs)
 
 
-def test_an_import_of_a_database_without_them_takes_nothing_away(path: Path, tmp_path: Path) -> None:
-    shutil.copy(path, tmp_path / "older.db")
-    execute(tmp_path / "older.db", *(f"DROP TABLE {name}" for name in NAMES))
-    expected = facts(path)
-    with Store.open(str(path)) as store:
-        import_file(store, tmp_path / "older.db")
-    assert facts(path) == expected
+@on_both
+def test_an_import_of_a_database_without_them_takes_nothing_away(db: str, tmp_path: Path) -> None:
+    older = tmp_path / "older.db"
+    with Store.open(str(older), create=True) as store:
+        filled(store)
+    execute(older, *(f"DROP TABLE {name}" for name in NAMES))
+    expected = facts(db)
+    with Store.open(db) as store:
+        import_file(store, older)
+    assert facts(db) == expected
 
 
 def test_the_order_of_imports_makes_no_difference(tmp_path: Path) -> None:
@@ -206,8 +220,9 @@ def test_a_damaged_row_costs_only_itself(
         assert len(evidence(store)) == 2
 
 
-def test_a_problem_that_is_forgotten_takes_them_along(path: Path) -> None:
-    with Store.open(str(path)) as store:
+@on_both
+def test_a_problem_that_is_forgotten_takes_them_along(db: str) -> None:
+    with Store.open(db) as store:
         store.forget([("problems", 3)])
         assert store.recorded_launches() == {}
         assert store.unreadable() == {}

@@ -15,7 +15,7 @@ from servers import Server
 
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database, postgresql, remembered
+from fp8tune.store import database, last_writes, postgresql
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
 from fp8tune.sweep.picks import are_current, refresh_picks
@@ -254,10 +254,22 @@ def test_a_migration_that_fails_leaves_a_server_s_database_as_it_was(url: str) -
         assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall() == [("1",)]
 
 
-def test_a_transaction_that_a_crashed_server_has_forgotten_was_not_committed(url: str) -> None:
-    connection = database.connect(url, create=True, writable=True)
-    with connection.begin():
-        newest = int(connection.exec_driver_sql("SELECT pg_current_xact_id()::text").scalar_one())
-    remembered.of(connection)[postgresql._TRANSACTION] = str(newest + 1000)
-    assert postgresql.state_of_last_write(connection) == "aborted"
-    connection.close()
+def test_a_write_is_known_by_its_own_name_and_by_no_id_that_a_server_gives_again(url: str) -> None:
+    """Of two that write, one lost its connection: what the other committed meanwhile says nothing of it."""
+    with Store.open(url, create=True) as mine, Store.open(url) as other:
+        sweep = begin(mine)
+        assert last_writes.is_committed(mine._connection)
+        with contextlib.suppress(KeyError), mine._transaction(write=True):
+            raise KeyError  # as if the server had crashed
+        begin(other, request="other")
+        assert not last_writes.is_committed(mine._connection)
+        assert last_writes.is_committed(other._connection)
+        assert mine.add(sweep, row())
+        assert last_writes.is_committed(mine._connection)
+    with connected(url) as connection:
+        assert connection.execute("SELECT count(*) FROM last_writes").fetchone() == (2,)
+        connection.execute(f"UPDATE last_writes SET written_at = written_at - {2 * last_writes.KEPT_S}")
+    with Store.open(url) as store:
+        begin(store, request="a day later")
+    with connected(url) as connection:
+        assert connection.execute("SELECT count(*) FROM last_writes").fetchone() == (1,)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -14,6 +15,7 @@ from database_rows import H100, H200, KERNEL, begin, config, end_finals, finishe
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
+from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
 
 
 @pytest.fixture
@@ -114,6 +116,41 @@ def test_two_that_run_the_same_sweep_store_a_trial_once(store):
     assert store.add(sweep, row(None, process="w2", status=Status.WRONG), once=True)
     assert store.add(begin(store, again=True), row(99.0, process="w2"), once=True)
     assert [made.process for made in store.rows()] == ["w1", "w2", "w2", "w2"]
+
+
+def test_trials_that_come_together_are_one_commit_and_whatever_is_asked_next_knows_them(each_database):
+    with Store.open(each_database, create=True) as store, Store.open(each_database, writable=False) as other:
+        sweep = begin(store)
+        store.add_soon(sweep, row(process="alone"))
+        with store.adding_together(3600.0):
+            for number in range(5):
+                store.add_soon(sweep, row(round=1, config=config(32, number)))
+                store.add_soon(sweep, row(round=1, config=config(32, number), process="late"))  # the same round again
+            assert [found.process for found in other.rows()] == ["alone"]
+            assert len(store.tried(subject(), round=1)) == 5
+            assert len(list(other.rows())) == 6
+            store.add_soon(sweep, row(round=2))
+        with contextlib.suppress(KeyError), store.adding_together(3600.0):
+            store.add_soon(sweep, row(round=3))
+            raise KeyError
+        store.add_soon(sweep, row(round=4))
+        assert sorted(found.round for found in other.rows()) == [0, 1, 1, 1, 1, 1, 2, 3, 4]
+
+
+def test_trials_that_wait_are_not_stored_once_the_unit_is_lost(each_database):
+    with Store.open(each_database, create=True) as store:
+        sweep = begin(store)
+        store.add_units(QueuedSweep("s", "gpu", "{}"), [Unit("u", "s", 0, "colwise", "aaaa", ())])
+        lease = store.take_unit("gpu", "me")
+        with store.fenced(lease), contextlib.ExitStack() as together:
+            together.enter_context(store.adding_together(3600.0))
+            store.add_soon(sweep, row())
+            store.add_soon(sweep, row(round=1))
+            with Store.open(each_database) as other:
+                other.return_units_of("me", "lost")
+            with pytest.raises(LeaseLostError):
+                store.tried(subject())
+        assert [found.round for found in store.rows()] == [0]
 
 
 def test_finals_replace_the_screen_once_they_ran_to_their_end(store):

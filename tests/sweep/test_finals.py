@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_gpu import Answer, FakeGpu
 from places import PLANTED
+from servers import on_both
 
 from fp8tune.choose.calibration import measuring_plan_of
 from fp8tune.choose.candidates import Winner
@@ -35,8 +36,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+def store(database: str) -> Iterator[Store]:
+    with Store.open(database, create=True) as opened:
         yield opened
 
 
@@ -138,6 +139,7 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert winner.noise_floor < 0.02
 
 
+@on_both
 def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) -> None:
     events(store, options)
     for winner in winners(store, options):
@@ -165,6 +167,7 @@ def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
         assert decisions(other, options) == decisions(store, options)
 
 
+@on_both
 def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: Options, tmp_path: Path) -> None:
     plan = planned(options)
     running = session.run(store, plan)
@@ -262,6 +265,7 @@ def timed_as(time_us: float) -> Outcome:
 
 
 @pytest.mark.parametrize("settles", [True, False])
+@on_both
 def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
     store: Store, options: Options, settles: bool
 ) -> None:

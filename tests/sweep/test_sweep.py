@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from places import PLANTED
+from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
@@ -55,8 +56,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+def store(database: str) -> Iterator[Store]:
+    with Store.open(database, create=True) as opened:
         yield opened  # type: ignore[misc]
 
 
@@ -149,6 +150,7 @@ def test_what_others_published_for_a_problem_is_timed_with_the_grid(
     assert session.is_stored(str(tmp_path / "results.db"), same)
 
 
+@on_both
 def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
     running = events(store, shapes=one_shape, timer="simulated:7")
     done = 0
@@ -164,6 +166,7 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     assert len(stored) == len(set(stored)) == len(new) + len(kept)
 
 
+@on_both
 def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple[str, ...]) -> None:
     """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
     plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7"))
@@ -176,6 +179,7 @@ def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple
     assert kept
 
 
+@on_both
 def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
     first, _ = run(store, shapes=one_shape, timer="simulated:7")
     new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
+from fp8tune import alive
 from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
@@ -31,9 +32,9 @@ class GpuBackend(ProcessBackend):
         self._with_peak: set[str] = set()
         """Input dtypes whose dense GEMM was timed, or cannot be."""
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:
         """And start what takes seconds beside the compilers: the GPU context, the copy ceiling, the first inputs."""
-        super().compile(arms)
+        super().compile(arms, with_edges=with_edges)
         if arms and not self._is_warm:
             self._is_warm = True
             self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
@@ -52,7 +53,8 @@ class GpuBackend(ProcessBackend):
 
     def copy_gb_per_s(self) -> float:
         """Of a fresh process, which is gone afterwards: its context would disturb the clock."""
-        found = copied(self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s))
+        begun, self._ceiling = self._ceiling, None  # where compilers were started, with them
+        found = copied(begun or self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s))
         self._end_runners()
         return found
 
@@ -62,14 +64,14 @@ class GpuBackend(ProcessBackend):
         for dtype in dtypes.keys() - self._with_peak:
             self._with_peak.add(dtype)
             with contextlib.suppress(WorkerDied, RemoteError):
-                peak = self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype).result()
+                peak = alive.result(self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype))
                 yield ComputeCeiling(dtype, peak)
 
 
 def copied(ceiling: Future[float]) -> float:
     """GB/s. Raises MachineError where the worker failed."""
     try:
-        return ceiling.result()
+        return alive.result(ceiling)
     except (WorkerDied, RemoteError) as error:
         reason = str(error).strip().splitlines()[-1][:300]
         raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
+from fp8tune import alive
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config, compile_edges
@@ -39,8 +42,8 @@ class ProcessWorker:
     def launch(self, arm: Arm) -> Outcome:  # noqa: D102
         return self._outcome(trial.launch, arm, self._torch_device)
 
-    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
-        return self._outcome(trial.checked_block, arm, self._torch_device, 0, times=False)
+    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:  # noqa: D102
+        return self._outcome(trial.checked_block, arm, self._torch_device, 0, times=False, with_edges=with_edges)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
         return self._outcome(trial.block, arm, self._torch_device)
@@ -112,13 +115,23 @@ class ProcessBackend:
 
     def close(self) -> None:  # noqa: D102
         self._end_runners()
+        self._end_compilers()
+
+    def finish_compiling(self) -> None:  # noqa: D102
+        compiling: list[Future[Any]] = [*self._compiling.values(), *self._compiling_edges.values()]
+        for queued in compiling:
+            with contextlib.suppress(WorkerDied, RemoteError):  # it fails again where it is launched
+                alive.result(queued)
+        self._end_compilers()
+
+    def _end_compilers(self) -> None:
         if self._compilers is not None:
             self._compilers.close()
         self._compilers = None
         self._compiling.clear()
         self._compiling_edges.clear()
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:  # noqa: D102
         if self._shared_limit is None:
             return
         if self._compilers is None:
@@ -129,7 +142,7 @@ class ProcessBackend:
                 self._compiling[arm] = self._compilers.submit(
                     COMPILE_TIMEOUT_S, compile_config, *spec, self._shared_limit, read_code=not self._runner_count
                 )
-                if self._runner_count:
+                if self._runner_count and with_edges:
                     self._compiling_edges[arm] = self._compilers.submit(COMPILE_TIMEOUT_S, compile_edges, *spec)
 
     def _compiled(self, arm: KernelArm) -> Outcome:
@@ -148,10 +161,13 @@ class ProcessBackend:
                 compiling[future] = number
             else:
                 running[self._submit(arm, places[number])] = number
-        total = len(compiling)
+        total, stirred = len(compiling), time.monotonic()
         while (compiling or compiling_edges or running) and not is_over():
             pending: list[Future[Any]] = [*compiling, *compiling_edges, *running]
-            done, _ = wait(pending, None if is_over is never else ASKED_EVERY_S, FIRST_COMPLETED)
+            if time.monotonic() - stirred <= self._longest_s:
+                alive.sign()
+            done, _ = wait(pending, alive.EVERY_S if is_over is never else ASKED_EVERY_S, FIRST_COMPLETED)
+            stirred = time.monotonic() if done else stirred
             for future in [future for future in compiling if future in done]:
                 number = compiling.pop(future)
                 compiled = self._compiled(arms[number])
@@ -167,6 +183,11 @@ class ProcessBackend:
                 yield number, replace(_answer(ran), facts=self._compiled(arms[number]).facts)
             if compiling and done:
                 yield CompileProgress(arms[0].problem, total - len(compiling), total)
+
+    @property
+    def _longest_s(self) -> float:
+        """Seconds after which something that was asked for has been answered, if only by its time limit."""
+        return 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s)
 
     def _submit(self, arm: KernelArm, place: Place) -> Future[Outcome]:
         """All that is ready is queued at once, so that the GPU waits for neither Python nor the database."""

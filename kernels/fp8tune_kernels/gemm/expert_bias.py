@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["add_bias", "check_bias"]
+__all__ = ["add_bias", "check_bias", "rows_of_experts"]
 
 
 def check_bias(bias: Tensor, B_t: Tensor) -> None:
@@ -25,7 +25,12 @@ def check_bias(bias: Tensor, B_t: Tensor) -> None:
 
 def add_bias(out: Tensor, bias: Tensor, offs: Tensor) -> Tensor:
     """``out`` (M, N) with ``bias`` (E, N), in its dtype, on the rows of each group; rows past the last stay."""
-    rows = torch.arange(out.shape[0], device=out.device, dtype=offs.dtype).unsqueeze(1)
+    rows = rows_of_experts(out.shape[0], offs, out.dtype)
+    return torch.addmm(out, rows, bias.to(out.dtype)).to(out.dtype)  # autocast may have another
+
+
+def rows_of_experts(rows: int, offs: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, E): 1 where a row is of an expert's group, else 0."""
+    row = torch.arange(rows, device=offs.device, dtype=offs.dtype).unsqueeze(1)
     starts = torch.nn.functional.pad(offs[:-1], (1, 0))
-    is_of_expert = (rows >= starts) & (rows < offs)
-    return torch.addmm(out, is_of_expert.to(out.dtype), bias.to(out.dtype)).to(out.dtype)  # autocast may have another
+    return ((row >= starts) & (row < offs)).to(dtype)

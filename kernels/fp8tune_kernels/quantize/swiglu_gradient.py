@@ -9,7 +9,7 @@
     dh             (M, N), row-major, bfloat16: the gradient of what the GEMM down read
     offs           (G,), int32: the end row of each group, non-decreasing, at most M; an empty group has no row
     factors        (G, 2N), float32, powers of two: scales of the weights' codes (gate and up)
-    x_scales       (M, 1), float32: what codes were multiplied by; None beside bfloat16
+    x_scales       (M, 1), float32, powers of two: what codes were multiplied by; None beside bfloat16
     bias           (G, 2N), bfloat16, added to x of bfloat16 and rounded; or None
     weights        (M,), float32: a factor a row; or None
     q              (M, 2N), row-major: the left operand of the input gradient's GEMM. Zeros in rows of no group
@@ -30,38 +30,36 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import swiglu_rowwise
+from fp8tune_kernels.quantize import gated_rows
 from fp8tune_kernels.quantize.aligned_blocks import (
     ALIGNMENT,
     Block,
     block_at,
     inverse_of,
-    largest_of_rows,
+    largest_of_both,
     load_codes,
     scale_of_bits,
 )
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast
 from fp8tune_kernels.quantize.factors import factor_of, random_powers, reference_factor
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
-from fp8tune_kernels.quantize.limits import wrong_tile
-from fp8tune_kernels.quantize.swiglu_rowwise import (
+from fp8tune_kernels.quantize.gate_and_up import (
     check_gate_and_up,
     check_values,
-    key,
     load_gate_and_up,
     options_of,
-    problems,
     random_gate_and_up,
     scale_of_rows,
     split,
     store_gate_and_up,
-    tile_of,
     values_of,
 )
+from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
+from fp8tune_kernels.quantize.gated_rows import key, problems, tile_of
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -99,9 +97,10 @@ def swiglu_gradient_kernel(
     block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
     rows = tl.cdiv(block.rows, ROWS)
     lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
-    factors = _factors(factors_ptr, block.group, G, N, columns, INTERLEAVED)
+    has_rows = (block.group < G) & (block.rows > 0)  # a third of the blocks has none, of 128 groups of 256 rows
+    factors = _factors(factors_ptr, block.group, has_rows, N, columns, INTERLEAVED)
     if HAS_REST:
-        factors_rest = _factors(factors_ptr, block.group, G, N, others, INTERLEAVED)
+        factors_rest = _factors(factors_ptr, block.group, has_rows, N, others, INTERLEAVED)
     for number in tl.range(0, rows, num_stages=num_stages):
         row = block.first + number * ROWS
         in_rows = number * ROWS + lanes < block.rows
@@ -124,8 +123,9 @@ def swiglu_gradient_kernel(
             ACTIVATION,
             INTERLEAVED,
         )
-        y_gate, y_up = d_gate * factors[0], d_up * factors[1]
-        largest = tl.maximum(largest_of_rows(y_gate), largest_of_rows(y_up))
+        of_gate, of_up = _unpacked(factors)
+        y_gate, y_up = d_gate * of_gate, d_up * of_up
+        largest = largest_of_both(y_gate, y_up)
         if HAS_REST:
             d_gate_rest, d_up_rest, total_rest = _gradient(
                 x_ptr,
@@ -142,8 +142,9 @@ def swiglu_gradient_kernel(
                 ACTIVATION,
                 INTERLEAVED,
             )
-            y_gate_rest, y_up_rest = d_gate_rest * factors_rest[0], d_up_rest * factors_rest[1]
-            largest = tl.maximum(largest, tl.maximum(largest_of_rows(y_gate_rest), largest_of_rows(y_up_rest)))
+            of_gate, of_up = _unpacked(factors_rest)
+            y_gate_rest, y_up_rest = d_gate_rest * of_gate, d_up_rest * of_up
+            largest = tl.maximum(largest, largest_of_both(y_gate_rest, y_up_rest))
             total += total_rest
         if weights_ptr is not None:
             tl.store(d_weights_ptr + row + lanes, total, mask=in_rows)
@@ -163,19 +164,40 @@ def swiglu_gradient_kernel(
 def _factors(
     factors_ptr: tl.tensor,
     group: tl.tensor,
-    G: tl.tensor,
+    has_rows: tl.tensor,
     N: tl.tensor,
     columns: tl.tensor,
     INTERLEAVED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """What the gradients of gate and up are multiplied by: a row each."""
+) -> tl.tensor:
+    """What the gradients of gate and up are multiplied by: a row of both, as :func:`_unpacked` reads them.
+
+    Powers of two are numbers of bfloat16. So both take one register a column while rows pass by, not two.
+    """
     of_gate, of_up = columns, N + columns
     if INTERLEAVED:
         of_gate, of_up = 2 * columns, 2 * columns + 1
-    inside = (columns < N) & (group < G)
+    inside = (columns < N) & has_rows
     at = factors_ptr + group.to(tl.int64) * (2 * N)
-    gate, up = tl.load(at + of_gate, mask=inside, other=1.0), tl.load(at + of_up, mask=inside, other=1.0)
-    return factor_of(gate)[None, :], factor_of(up)[None, :]
+    gate = factor_of(tl.load(at + of_gate, mask=inside, other=1.0)).to(tl.int32, bitcast=True)
+    up = factor_of(tl.load(at + of_up, mask=inside, other=1.0)).to(tl.int32, bitcast=True)
+    return (gate | (up >> 16))[None, :]
+
+
+@triton.jit
+def _unpacked(factors: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Those of gate and up, float32. A compiler moves what it knows out of the loop, and needs the registers again."""
+    if is_cuda():
+        gate, up = tl.inline_asm_elementwise(
+            "and.b32 $0, $2, 0xffff0000; shl.b32 $1, $2, 16;",
+            "=r,=r,r",
+            [factors],
+            dtype=(tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        gate, up = factors & -65536, factors << 16
+    return gate.to(tl.float32, bitcast=True), up.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -197,7 +219,8 @@ def _gradient(
     """d_gate and d_up of a tile, and of each row the sum of dh * h, if there are weights."""
     gate, up = load_gate_and_up(x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, columns, INTERLEAVED)
     at = dh_ptr + row.to(tl.int64) * N + (lanes[:, None] * N + columns[None, :])
-    dh = tl.load(at, mask=is_read[:, None] & (columns < N)[None, :], other=0.0).to(tl.float32)
+    inside = is_read[:, None] & (columns < N)[None, :]
+    dh = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if weights is None:
         d_gate, d_up, _ = gated_gradient(gate, up, dh, ACTIVATION)
         return d_gate, d_up, tl.zeros((lanes.shape[0],), tl.float32)
@@ -358,46 +381,28 @@ def _blocks_of_groups(offs: torch.Tensor, blocks: int, BLOCK_SIZE_M: int) -> tor
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    if config == SPEC.default:
-        return None
-    width, _, rows = tile_of(config, shape["N"])
-    least = min(SPEC.axes["TILE"])
-    if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
-        return f"same binary as TILE={least}: one row at a time"
-    return wrong_tile(config, width * rows, limits, least=4, too_few="too few loads under way", held="gate and up do")
+    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits)
 
 
 SPEC = KernelSpec(
     name="swiglu-gradient",
-    axes={
-        "BLOCK_SIZE_M": (4, 8, 16, 32),
-        "TILE": (1024, 2048, 4096, 8192, 16384),
-        "num_warps": (4, 8, 16),
-        "num_stages": (1, 2),
-    },
-    default=NamedInts(BLOCK_SIZE_M=16, TILE=2048, num_warps=8, num_stages=1),
-    key=swiglu_rowwise.SPEC.key,
+    axes=gated_rows.AXES,
+    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
+    key=gated_rows.KEY,
     problems=problems,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    interpreted=swiglu_rowwise.SPEC.interpreted,
+    interpreted=gated_rows.INTERPRETED,
     invalid=invalid,
     edges=declared(
-        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, G=3),
-        edge("a block and one more", routing="balanced", M=513, N=144, G=1),
-        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=48, G=3),
-        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, G=3),
-        edge("one column, tiny values", "tiny", routing="ragged", M=67, N=1, G=2),
-        edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, G=2),
-        edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
+        *gated_rows.EDGES,
         edge("interleaved, gpt-oss", routing="empty", M=277, N=80, G=4, layout=1, activation=1),
     ),
     routed=True,
     layout_sizes={"N": 272},
-    in_dtypes=swiglu_rowwise.SPEC.in_dtypes,
+    in_dtypes=gated_rows.IN_DTYPES,
     uses_fp8=True,
 )
 

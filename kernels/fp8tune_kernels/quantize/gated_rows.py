@@ -1,0 +1,70 @@
+"""What the specs of the kernels share that cast a gated activation, or its gradient, with whole rows in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fp8tune_kernels.edges import edge, past_half
+from fp8tune_kernels.quantize.limits import wrong_tile
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bucket
+
+__all__ = ["AXES", "EDGES", "INTERPRETED", "IN_DTYPES", "KEY", "key", "problems", "tile_of", "wrong_rows"]
+
+AXES: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (8, 16, 32, 64),
+    "TILE": (2048, 4096, 8192),
+    "num_warps": (4, 8, 16, 32),
+    "num_stages": (1, 3, 4),
+}
+"""With two stages a program waits for what it has just asked for: on an H100 slower than with three everywhere."""
+
+KEY = ("M_bucket", "N", "G", DTYPE_FLAG)
+
+IN_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz")
+
+_FLAGS = {getattr(torch, name): place for place, name in enumerate(DTYPES)}
+
+INTERPRETED = {"M": 157, "N": 83, "G": 3}
+
+EDGES = (
+    edge("one row, huge values", "huge", routing="ragged", M=1, N=48, G=3),
+    edge("a block and one more", routing="balanced", M=513, N=144, G=1),
+    edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, G=4),
+    edge("a prime, infinity", "infinite", routing="ragged", M=67, N=48, G=3),
+    edge("empty groups, zeros", "zeros", routing="empty", M=37, N=48, G=3),
+    edge("one column, tiny values", "tiny", routing="ragged", M=67, N=1, G=2),
+    edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, G=2),
+    edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
+)
+
+
+def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
+    """What a program casts at a time, whole rows: columns of the first tile, whether half as many follow, and rows, as
+    many as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
+    power = max(1 << max(N - 1, 0).bit_length(), 32)
+    has_rest = power >= max(4 * N / 3, 64)
+    return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
+
+
+def wrong_rows(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None."""
+    width, _, rows = tile_of(config, shape["N"])
+    least = min(AXES["TILE"])
+    if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
+        return f"same binary as TILE={least}: one row at a time"
+    return wrong_tile(config, width * rows, limits, least=8, too_few="too few loads under way", held="gate and up do")
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """The activation that a GEMM down reads: its K is N here. Which rows of a set are such GEMMs no row says."""
+    N = row["K"]
+    row["N"]  # KeyError: a row without weights has no MLP
+    yield NamedInts(M=row["M"], N=N, G=row["E"])
+
+
+def key(x: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
+    """The lookup key of inputs, of which x (M, 2N) is the first and offs (G,) the second."""
+    return bucket(x.shape[0]), x.shape[1] // 2, offs.shape[0], _FLAGS[x.dtype]

@@ -1,0 +1,138 @@
+"""What the quick interpreter keeps from one operation to the next is never another operation's."""
+
+import copy
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import interpreter
+
+pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="kernels are compiled here")
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    interpreter.install()
+
+
+@triton.jit
+def constants_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    for i in range(3):  # the constants are kept from the second turn on
+        to = out_ptr + i * 7 * COUNT + at
+        tl.store(to, x >> 3)
+        tl.store(to + COUNT, 3 - x)
+        tl.store(to + 2 * COUNT, x - 3)
+        tl.store(to + 3 * COUNT, (x * 1.0 / 3).to(tl.int32))
+        tl.store(to + 4 * COUNT, x * 3 + 1)
+        tl.store(to + 5 * COUNT, (x.to(tl.float32) * 3.5).to(tl.int32))
+        tl.store(to + 6 * COUNT, tl.where(x > 3, 3, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_numbers_beside_a_tensor_are_of_the_type_that_each_operation_needs(dtype: torch.dtype) -> None:
+    x = torch.tensor([-9, -3, 0, 1, 3, 5, 100, 2**20], dtype=dtype)
+    out = torch.zeros(3, 7, 8, dtype=dtype)
+    constants_kernel[(1,)](x, out, COUNT=8)
+    right = [
+        x >> 3,
+        3 - x,
+        x - 3,
+        (x.float() / 3).to(torch.int32),
+        x * 3 + 1,
+        (x.float() * 3.5).to(torch.int32),
+        torch.where(x > 3, 3, 1),
+    ]
+    for found in out:
+        for one, expected in zip(found, right, strict=True):
+            assert torch.equal(one, expected.to(dtype))
+
+
+@triton.jit
+def shifting_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, (x >> 1).to(tl.int64))  # makes a signed array of its constant
+    tl.store(out_ptr + COUNT + at, (y + 1).to(tl.int64))
+    tl.store(out_ptr + 2 * COUNT + at, (y >> 1).to(tl.int64))
+    tl.store(out_ptr + 3 * COUNT + at, (y + 1).to(tl.int64))
+
+
+def test_an_operation_that_changes_a_constant_changes_its_own() -> None:
+    x, y = torch.tensor([-2, 5], dtype=torch.int32), torch.tensor([2**31, 2**32 - 2]).to(torch.uint32)
+    out = torch.zeros(4, 2, dtype=torch.int64)
+    shifting_kernel[(1,)](x, y, out, COUNT=2)
+    assert out.tolist() == [[-1, 2], [2**31 + 1, 2**32 - 1], [2**30, 2**31 - 1], [2**31 + 1, 2**32 - 1]]
+
+
+@triton.jit
+def special_kernel(x_ptr, out_ptr, nan: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, x + nan)
+    tl.store(out_ptr + COUNT + at, x * 1)
+    tl.store(out_ptr + 2 * COUNT + at, x * 1.0)
+    tl.store(out_ptr + 3 * COUNT + at, x + True)
+
+
+def test_numbers_that_python_finds_equal_or_unequal_to_themselves() -> None:
+    x, out = torch.tensor([0.5, -2.0]), torch.zeros(4, 2)
+    special_kernel[(1,)](x, out, nan=math.nan, COUNT=2)
+    assert out[0].isnan().all()
+    assert torch.equal(out[1:], torch.stack([x, x, x + 1]))
+
+
+@triton.jit
+def shapes_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + rows)
+    tile = x[:, None] + columns[None, :]
+    tl.store(out_ptr + rows[:, None] * COLUMNS + columns, (tile * columns + tl.sum(x)) * x[:, None])
+
+
+def test_rows_columns_and_scalars_are_broadcast() -> None:
+    x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
+    shapes_kernel[(1,)](x, out, ROWS=4, COLUMNS=8)
+    columns = torch.arange(8, dtype=torch.int32)
+    assert torch.equal(out, ((x[:, None] + columns) * columns + x.sum()) * x[:, None])
+
+
+@triton.jit
+def unequal_kernel(out_ptr):
+    tl.store(out_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 2))
+
+
+@triton.jit
+def too_large_kernel(out_ptr, number: tl.constexpr):
+    at = tl.arange(0, 2)
+    tl.store(out_ptr + at, at + 1)
+    tl.store(out_ptr + at, at.to(tl.int8) + number)
+
+
+def test_what_was_refused_still_is() -> None:
+    from triton.runtime import interpreter as tritons
+
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
+        unequal_kernel[(1,)](torch.zeros(4, dtype=torch.int32))
+    for _ in range(2):
+        with pytest.raises(Exception, match="Scalar 300 is out of range for type int8"):
+            too_large_kernel[(1,)](torch.zeros(2, dtype=torch.int32), number=300)
+    with pytest.raises(ValueError, match="power of 2"):
+        tl.core.block_type(tl.int32, [3])
+    with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
+        tritons.TensorHandle(torch.zeros(2, dtype=torch.int64).numpy(), tl.int32)
+
+
+def test_types_are_kept_apart_and_can_be_copied() -> None:
+    kept = tl.core.block_type(tl.int32, [tl.constexpr(4), 2])
+    assert kept is tl.core.block_type(tl.int32, [4, 2])
+    assert kept == copy.copy(kept) == tl.core.block_type(element_ty=tl.int32, shape=[4, 2])
+    assert copy.deepcopy(tl.int32) == tl.int32  # tensors of which there have been
+    others = [(tl.uint32, [4, 2]), (tl.int32, [2, 4]), (tl.int32, [8]), (tl.pointer_type(tl.int32), [4, 2])]
+    assert all(kept != tl.core.block_type(*other) for other in others)
+    far, near = (tl.core.block_type(tl.pointer_type(tl.int32, space), [4]) for space in (1, 3))
+    assert far != near
