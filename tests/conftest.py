@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,16 @@ import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.util import LRUCache
 
 from fp8tune.store.results import Store
 
-settings.register_profile("fp8tune", deadline=None)  # a busy machine, or a first import inside a test, is no failure
+# A busy machine, or a first import inside a test, is no failure. The same 40 examples each time: what fails in CI fails
+# anywhere. New ones are looked for by `pytest --hypothesis-profile thorough`.
+settings.register_profile("fp8tune", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("fp8tune")
 
 os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
@@ -34,6 +41,8 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)  # at the end a worker would wait for one
     if torch.cuda.is_available():
         return
     for item in items:
@@ -105,6 +114,27 @@ def _without_rows(request: pytest.FixtureRequest, kind: str, folder: Path) -> It
     server, url = request.getfixturevalue("postgresql"), request.getfixturevalue("made_database")
     yield url
     server.empty(url)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sql_compiled_once() -> Iterator[None]:
+    """A file's statements are compiled once a process, as they are the same for each: that is a third of the time of a
+    short command, which opens a file, reads and ends."""
+    from fp8tune.store import database
+
+    compiled, create = LRUCache(4000), database.create_engine
+
+    def sharing(*args: Any, **kwargs: Any) -> Engine:
+        engine = create(*args, **kwargs)
+        if engine.dialect.name == "sqlite":
+            engine._compiled_cache = compiled
+        return engine
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "create_engine", sharing)
+        patched.setattr(SQLiteDialect_pysqlite, "__eq__", lambda self, other: type(self) is type(other), raising=False)
+        patched.setattr(SQLiteDialect_pysqlite, "__hash__", lambda self: hash(type(self)), raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -183,7 +183,7 @@ def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
 
 # Fuzz: import -> export -> exec
 
-FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+FUZZ = settings(suppress_health_check=[HealthCheck.too_slow])
 
 identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
 names = st.one_of(st.sampled_from(["num_warps", "K", "class", "a b", "\n", '"']), identifiers, st.text(max_size=6))

@@ -44,7 +44,7 @@ from fp8tune.sweep.options import Options
 
 assert measure, scipy.stats  # imported here once, instead of in every worker
 
-MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "15"))
+MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "10"))
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 OPTIONS = Options(
     kernels=(FAULTS,),

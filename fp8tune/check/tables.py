@@ -31,7 +31,7 @@ def check_tables(store: Store, table_path: Callable[[str], Path] = export.destin
             table = export.render(evidence, arch, incumbents=held)
             if not table.entries:
                 continue
-            stale = export.stale(merging.merge(merging.existing(path), table, prune=True).table, path)
+            stale = export.is_stale(merging.merge(merging.existing(path), table, prune=True).table, path)
         except Fp8tuneError as error:
             yield Finding.of(error)
             continue

@@ -203,6 +203,11 @@ def stale(table: Table, path: Path) -> dict[Path, str]:
     return {target: text for target, text in wanted.items() if read(target) != text}
 
 
+def is_stale(table: Table, path: Path) -> bool:
+    """Whether a file's text is not the table's. The JSON is made only where the module is as it should be."""
+    return read(path) != table.module or read(evidence_path(path)) != table.evidence
+
+
 def read(path: Path) -> str | None:
     """The text of a file; None if there is none. Raises UsageError if it cannot be read."""
     try:

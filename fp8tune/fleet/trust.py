@@ -67,7 +67,8 @@ class Guard:
         self.remembered_gb_per_s = self.store.calibration(self.backend.device).get(COPY)
         is_checked = allowed_s >= COPY_S + CHECK_S
         if is_checked:
-            self.backend.compile(arms_of(self.backend))  # beside the copy: for the check and for a calibration
+            # beside the copy, for the check and for a calibration
+            self.backend.compile(arms_of(self.backend), with_edges=False)
         fault = self._fault(with_copy=allowed_s >= COPY_S)
         self.backend.finish_compiling()
         self._refuse(fault or (self._wrong() if is_checked else ""))
@@ -111,10 +112,11 @@ class Guard:
         return reliance.copy_fault(device, newest, {**measured, device: before})
 
     def _wrong(self) -> str:
-        """Whether a config that is right everywhere is wrong here: one, for each has to be compiled first."""
+        """Whether a config that is right everywhere is wrong here: one, for each has to be compiled first, and without
+        the edges, for it is the GPU that is in question."""
         worker, arm = self.backend.worker(), arms_of(self.backend)[0]
         try:
-            outcome = worker.check(arm)
+            outcome = worker.check(arm, with_edges=False)
         finally:
             worker.close()
         is_wrong = outcome.status is Status.WRONG

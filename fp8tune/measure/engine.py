@@ -46,8 +46,8 @@ class Worker(Protocol):
         """Launch the arm once and wait: what compiles or breaks does so now."""
         ...
 
-    def check(self, arm: KernelArm) -> Outcome:
-        """Compare every byte with the reference, on the problem and on its edges. Times nothing."""
+    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:
+        """Compare every byte with the reference, on the problem and, where wanted, on its edges. Times nothing."""
         ...
 
     def block(self, arm: Arm, place: Place) -> Outcome:
@@ -109,8 +109,11 @@ class Backend(Protocol):
         """A fresh worker with the kernels of a code tree; None: the installed ones."""
         ...
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:
-        """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next."""
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:
+        """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next.
+
+        ``with_edges``: also what a check launches on the edges.
+        """
         ...
 
     def finish_compiling(self) -> None:

@@ -116,7 +116,13 @@ def block(arm: Arm, torch_device: str) -> Outcome:
 
 
 def checked_block(
-    arm: KernelArm, torch_device: str, round: int, *, times: bool = True, clock: Clock | None = None
+    arm: KernelArm,
+    torch_device: str,
+    round: int,
+    *,
+    times: bool = True,
+    with_edges: bool = True,
+    clock: Clock | None = None,
 ) -> Outcome:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 
@@ -130,9 +136,10 @@ def checked_block(
     def checked_and_timed() -> Outcome | None:
         tensors = kept.tensors(arm.reference, arm.problem, torch_device)
         if arm.config not in tensors.passed:
-            if failed := _check(arm.reference, tensors, arm.config, torch_device):
+            if failed := _check(arm.reference, tensors, arm.config, torch_device, with_edges):
                 return failed
-            tensors.passed.add(arm.config)
+            if with_edges:
+                tensors.passed.add(arm.config)
         if not times:
             return _wrong(_race(arm, tensors, torch_device))
         tensors.timed.poison()
@@ -219,11 +226,11 @@ _outcomes_on_edges: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 """What a config came to on an edge; None where it is right."""
 
 
-def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
+def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str, with_edges: bool) -> Outcome | None:
     """What is wrong with a config, on its problem or on an edge; None where it is right everywhere."""
     if failed := _wrong(tensors.refusal or tensors.check(config)):
         return failed
-    for index, edge in enumerate(edges_of(tensors.spec, tensors.problem)):
+    for index, edge in enumerate(edges_of(tensors.spec, tensors.problem) if with_edges else ()):
         if (reference, edge, config) not in _outcomes_on_edges:
             _outcomes_on_edges[reference, edge, config] = _check_edge(reference, edge, config, torch_device, index)
         if failed := _outcomes_on_edges[reference, edge, config]:

@@ -39,7 +39,8 @@ class Field:
 
     name: str
     type: str
-    """``text``, ``integer``, ``number``, ``boolean``, ``object`` or ``list``, more words, ``or null`` at the end."""
+    """``text``, ``integer``, ``number``, ``boolean``, ``object`` or ``list``, each with more words, or two of
+    these with ``or`` between them; ``or null`` at the end."""
     meaning: str
     unit: str = ""
     of: Fields = ()
@@ -53,8 +54,9 @@ class Field:
             if not self.type.endswith("or null"):
                 yield f"{self.name} is null"
             return
-        kind = self.type.split()[0]
-        if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        kinds = {each.split()[0] for each in self.type.split(" or ")} - {"null"}
+        fits = isinstance(value, tuple(TYPES[kind] for kind in kinds))
+        if not fits or (isinstance(value, bool) and "boolean" not in kinds):
             yield f"{self.name} is {value!r:.40}, not {self.type}"
         elif self.of:
             inner = list(value) if isinstance(value, list | tuple) else [value]

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
-from fp8tune.store import postgresql, remembered, retrying, sqlite
+from fp8tune.store import last_writes, postgresql, remembered, retrying, sqlite
 
 _LINES = {"sqlite": sqlite.LINES, "postgresql": postgresql.LINES}
 
@@ -108,8 +108,10 @@ def transaction(connection: Connection, *, write: bool = False) -> Iterator[Conn
     with connection.begin():
         if is_file:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        elif write:
+            last_writes.begin(connection)
         else:
-            postgresql.begin(connection, write=write)
+            postgresql.begin(connection, write=False)
         yield connection
 
 

@@ -98,6 +98,7 @@ class Connected:
                 yield
             if write:
                 optional.note_made(self._connection)
+                last_writes.note_committed(self._connection)
         except BaseException:
             self._writer.forget()
             raise

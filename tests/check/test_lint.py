@@ -3,10 +3,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import pytest
+from command_line import Ended, fp8tune
 from database_rows import config, evidence, problem
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,9 +152,8 @@ def test_what_is_proven_stays_so_at_a_weaker_level(pick_us, alpha):
         assert decided(unclear, found, alpha).slowdown > unclear.allowed
 
 
-def run_lint(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fp8tune.cli", "lint", *arguments, "--shapes", "tiny", "--timer", "simulated:1"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def run_lint(*arguments: str) -> Ended:
+    return fp8tune("lint", *arguments, "--shapes", "tiny", "--timer", "simulated:1")
 
 
 def test_the_command_finds_the_planted_dependence_and_says_where(tmp_path):

@@ -56,7 +56,7 @@ class FakeWorkers:
     def launch(self, arm: Named) -> Outcome:
         return self._answer("launch", arm)
 
-    def check(self, arm: Named) -> Outcome:
+    def check(self, arm: Named, *, with_edges: bool = True) -> Outcome:
         return self._answer("check", arm)
 
     def block(self, arm: Named, place: Place) -> Outcome:

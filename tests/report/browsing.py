@@ -75,8 +75,10 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def opened(browser: Browser, path: Path, width: int = 1200, height: int = 900, *, dark: bool = False) -> Opened:
-    """A new page of the file, at its first view."""
+def opened(
+    browser: Browser, path: Path, view: str = "overview", width: int = 1200, height: int = 900, *, dark: bool = False
+) -> Opened:
+    """A new page of the file, at a view."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     context.set_default_timeout(30_000)
     found = Opened(context.new_page(), path)
@@ -85,5 +87,5 @@ def opened(browser: Browser, path: Path, width: int = 1200, height: int = 900, *
     found.page.on("dialog", lambda dialog: (found.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     own = f"file://{path}", "data:"
     found.page.on("request", lambda request: request.url.startswith(own) or found.asked.append(request.url))
-    found.show("overview")
+    found.show(view)
     return found

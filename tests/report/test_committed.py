@@ -179,8 +179,7 @@ def test_the_keyboard_suffices(shared: Opened) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_contrast_roles_and_names(browser: Browser, committed: Path, view: str, dark: bool) -> None:
-    found = opened(browser, committed, dark=dark)
-    found.show(f"{view}?kernel=colwise")  # of one kernel: axe takes 14 s for all
+    found = opened(browser, committed, f"{view}?kernel=colwise", dark=dark)  # of one: axe takes 14 s for all
     for summary in found.page.locator("summary").all():
         summary.click()
     faults = Axe().run(found.page).response["violations"]
@@ -190,8 +189,7 @@ def test_contrast_roles_and_names(browser: Browser, committed: Path, view: str, 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_scrolls_down_alone(browser: Browser, committed: Path, view: str) -> None:
-    found = opened(browser, committed, width=360, height=740)
-    found.show(view)
+    found = opened(browser, committed, view, width=360, height=740)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 360
     found.page.context.close()
 

@@ -38,12 +38,14 @@ def sweep_with_finals(
     noise, of = random.Random(f"{times_us} {seed}"), problem(K=K)
     sweep = begin(store, device, request, again=True)
     store.record_ceiling(sweep, device, 3000.0 + seed)
+    rows = []
     for time_us, config_ in zip(times_us, CONFIGS, strict=True):
-        store.add(sweep, row(time_us, of=of, config=config_, device=device))
+        rows.append(row(time_us, of=of, config=config_, device=device))
         for process, round in itertools.product(range(6), range(6)):
             block_us = time_us * noise.uniform(0.9995, 1.0005)
             made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
-            store.add(sweep, replace(made, device=device))
+            rows.append(replace(made, device=device))
+    store.add_many(sweep, rows)
     store.mark_complete(sweep, subject(of, device), len(CONFIGS))
     end_finals(store, sweep, of, device)
     store.finish_sweep(sweep)

@@ -32,9 +32,9 @@ class GpuBackend(ProcessBackend):
         self._with_peak: set[str] = set()
         """Input dtypes whose dense GEMM was timed, or cannot be."""
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:
         """And start what takes seconds beside the compilers: the GPU context, the copy ceiling, the first inputs."""
-        super().compile(arms)
+        super().compile(arms, with_edges=with_edges)
         if arms and not self._is_warm:
             self._is_warm = True
             self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)

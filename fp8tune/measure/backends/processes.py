@@ -42,8 +42,8 @@ class ProcessWorker:
     def launch(self, arm: Arm) -> Outcome:  # noqa: D102
         return self._outcome(trial.launch, arm, self._torch_device)
 
-    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
-        return self._outcome(trial.checked_block, arm, self._torch_device, 0, times=False)
+    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:  # noqa: D102
+        return self._outcome(trial.checked_block, arm, self._torch_device, 0, times=False, with_edges=with_edges)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
         return self._outcome(trial.block, arm, self._torch_device)
@@ -131,7 +131,7 @@ class ProcessBackend:
         self._compiling.clear()
         self._compiling_edges.clear()
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:  # noqa: D102
         if self._shared_limit is None:
             return
         if self._compilers is None:
@@ -142,7 +142,7 @@ class ProcessBackend:
                 self._compiling[arm] = self._compilers.submit(
                     COMPILE_TIMEOUT_S, compile_config, *spec, self._shared_limit, read_code=not self._runner_count
                 )
-                if self._runner_count:
+                if self._runner_count and with_edges:
                     self._compiling_edges[arm] = self._compilers.submit(COMPILE_TIMEOUT_S, compile_edges, *spec)
 
     def _compiled(self, arm: KernelArm) -> Outcome:

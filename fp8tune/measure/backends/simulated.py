@@ -89,7 +89,7 @@ class SimulatedBackend:
     def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
         return self
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
+    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:  # noqa: D102
         pass
 
     def finish_compiling(self) -> None:  # noqa: D102
@@ -111,7 +111,7 @@ class SimulatedBackend:
 
     launch = build
 
-    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
+    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:  # noqa: D102
         is_wrong = self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong)
         return Outcome(Status.WRONG, reason=WRONG, process=self._process) if is_wrong else OK
 
