@@ -11,6 +11,7 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each core has a worker: threads beyond that wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # and starts no processes that import torch again
 
 import torch  # after the variable, which it reads
 from filelock import FileLock

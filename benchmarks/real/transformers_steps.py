@@ -240,6 +240,14 @@ class Differences:
         return min(cosine([a], [b]) for a, b in zip(found.of_experts, self.right.of_experts, strict=True))
 
 
+def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
+    """Nothing is measured. Raises ValueError for an implementation that does not take the model."""
+    model.set_experts_implementation(implementation)
+    with torch.no_grad():
+        model(input_ids=ids)
+    return {}
+
+
 def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int) -> dict[str, list[float]]:
     """Times of a step a micro-batch, of implementations in turn."""
     times: dict[str, list[float]] = {name: [] for name in implementations}
@@ -276,11 +284,12 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     model = made(name, options.device, options.small)
     length = min(tokens, SEQUENCE.get(name, 4096))
     ids = torch.randint(model.config.vocab_size, (tokens // length, length), device=options.device)
-    differences = Differences(model, ids)
+    differences = None if options.times_only else Differences(model, ids)
     measured: dict[str, dict[str, float]] = {BF16: {}}
-    for other in ("eager", *(i for i in options.implementations if i != BF16)):
+    others = [name for name in options.implementations if name != BF16]
+    for other in others if differences is None else ("eager", *others):
         try:
-            measured[other] = differences.of(other)
+            measured[other] = tried(model, ids, other) if differences is None else differences.of(other)
         except ValueError as refusal:
             print(f"{name}: {other}: {refusal}")
     del differences
@@ -330,6 +339,7 @@ def main() -> int:
     parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS))
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times-only", action="store_true", help="measure no differences from bfloat16")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so long")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU")
     parser.add_argument("--json", help="write the rows here too")

@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     held_out = losses_of(runs)
     if REFERENCE in held_out:
         print(table(lines(held_out), FLOOR))
+        print("The same weights, all judged in bf16:")
+        print(table(lines(losses_of(runs, "held_out_in_bf16")), FLOOR))
     if speeds:
         print(speeds_table(speeds))
     print(f"written: {options.json}")

@@ -98,8 +98,7 @@ def main(arguments: Sequence[str]) -> int:
         if name == "speeds":
             print(speeds_table(document["speeds"]))
         else:
-            loss = {"losses": "held_out", "in-bf16": "held_out_in_bf16"}[name]
-            print(table(lines(losses_of(document["runs"], loss)), document["floor"]))
+            print(table(lines(losses_of(document["runs"])), document["floor"]))
     return 0
 
 

@@ -14,7 +14,8 @@
 Every operand is cast once, by rows, in a kernel that reads it once. What a GEMM contracts over rows, and the weights
 for the input gradients, are these codes, transposed as bytes. As scales are powers of two, those that a sum cannot
 have are factors of the gradients' casts, or exponents of the codes that are transposed (:mod:`.folded_mm`). No h and
-no gradient of y is written in bfloat16. Bytes that move for an element, beside what GEMMs read and write:
+no gradient of y is written in bfloat16. Each pass is one operator (:mod:`.moe_mlp_passes`). Bytes that move for an
+element, beside what GEMMs read and write:
 
     x                  3 rowwise-2d, 2 transposed-codes
     weights            3 colwise-3d, 2 transposed-codes-3d

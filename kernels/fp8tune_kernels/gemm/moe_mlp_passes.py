@@ -25,7 +25,7 @@ from fp8tune_kernels.quantize import (
     transposed_codes,
     transposed_codes_3d,
 )
-from fp8tune_kernels.quantize.row_shifts import shifts_by_kernel
+from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
 from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
 from fp8tune_kernels.runtime.ops import define, run
 from fp8tune_kernels.spec import bucket
@@ -123,15 +123,15 @@ def _run_backward(
     if wants_2 and q_h is None:
         q_h, scales_h, _, _ = _activate(y, offs, scales_y, bias, weights, activation, layout, False, dtype)
     q, scales = run(rowwise_factored.SPEC, (bucket(M), K, E), (grad, offs, scales_2, dtype, True))
-    ones = torch.ones(max(E * K, scales_13.numel()), device=grad.device)  # a GEMM of codes takes scales of both
     if wants_y:
+        ones = torch.ones(max(E * K, scales_13.numel()), device=grad.device)  # a GEMM of codes takes scales of both
         if transposed_2 is None:
             transposed_2 = _transposed(q_2 if w2 is None else _quantized(w2, dtype)[0])
         dh = _input_gradient((q, scales), transposed_2, ones, offs, dtype)
         del q_2, transposed_2
     if wants_2:
         assert q_h is not None
-        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), ones, offs, dtype)
+        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), offs, dtype)
     del q_h
     if not wants_y:
         return _in_order(grads)
@@ -146,7 +146,7 @@ def _run_backward(
         del transposed_13
     if wants_13:
         assert q_x is not None
-        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), ones, offs, dtype)
+        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), offs, dtype)
     if wants_b13:
         grads["b13"] = d_bias
     if wants_weights:
@@ -210,18 +210,14 @@ def _input_gradient(rows: Codes, transposed: Tensor, ones: Tensor, offs: Tensor,
     return passes.input_gradient(rows[0], None, offs, method, dtype, codes, rows)
 
 
-def _weight_gradient(
-    grad: Codes, factors: Tensor, rows: Codes, ones: Tensor, offs: Tensor, dtype: torch.dtype
-) -> Tensor:
+def _weight_gradient(grad: Codes, factors: Tensor, rows: Codes, offs: Tensor, dtype: torch.dtype) -> Tensor:
     """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
     (M, N), K, E = grad[0].shape, rows[0].shape[1], offs.shape[0]
-    shifts, least = shifts_by_kernel(grad[1], rows[1], offs)
+    shifts, scales, ones = shifts_and_scales(grad[1], rows[1], offs, factors, K)
     (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (grad[0], offs, shifts))
     (transposed,) = run(transposed_codes.SPEC, (bucket(M), K, E), (rows[0], offs, None))
-    scales = (least[:, None] / factors.view(E, N)).view(-1)
     method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    of_rows = transposed, ones[: E * K]
-    return passes.weight_gradient(grad[0], None, offs, method, dtype, (shifted, scales), of_rows)
+    return passes.weight_gradient(grad[0], None, offs, method, dtype, (shifted, scales), (transposed, ones))
 
 
 # The bias of the GEMM down

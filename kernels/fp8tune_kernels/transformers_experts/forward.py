@@ -60,6 +60,7 @@ def experts_forward(
     h = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offs, options)
     h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
     out = _unpermute(_linear(module, "down_proj", h, offs, options), order, place)
+    # as a batched product, which writes no rows: 0.8 to 3.3 times as long with its gradients on an H100
     return (out.view(T, top_k, -1) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
 
 
