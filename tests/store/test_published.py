@@ -47,8 +47,8 @@ def write(path: Path, *lines: Mapping[str, str]) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
+def store(each_database: str) -> Iterator[Store]:
+    with Store.open(each_database, create=True) as opened:
         yield opened
 
 
