@@ -31,8 +31,12 @@ TRANSPOSING = (
 )
 """Not ``rowwise transposed``: the default is a contiguous matrix's, and its tile is 16 columns wide."""
 
-NARROW = {("gfx942", "swiglu-gradient", r"store_dwordx4")}
-"""What the default's threads hold too little for: 8 codes of a row, which AMD's 64 threads a warp make."""
+NARROW = {
+    ("gfx942", "swiglu-gradient", r"store_dwordx4"),
+    ("gfx942", "swiglu-rowwise", r"load_dwordx4"),
+    ("gfx942", "swiglu-rowwise", r"store_dwordx4"),
+}
+"""What the default's threads hold too little for: 4 values or 8 codes of a row, which AMD's 64 threads a warp make."""
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
