@@ -1,7 +1,7 @@
 """The operators of ``fp8_grouped_mm``: one a pass, and one for all gradients that are wanted, which is its backward.
 
-An operator costs 10 to 30 us of host time, whatever it launches. The method of a pass is chosen inside
-(:mod:`.methods`): what is traced has no sizes yet. Codes and scales, where they are given, are those of
+An operator costs 4 to 11 us of host time beside what it runs (H100, torch 2.11.0). The method of a pass is chosen
+inside (:mod:`.methods`): what is traced has no sizes yet. Codes and scales, where they are given, are those of
 :mod:`.passes`.
 """
 

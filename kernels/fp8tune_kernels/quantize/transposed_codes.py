@@ -14,9 +14,9 @@ no group nothing is read. Rounded to nearest even; a NaN becomes the one code of
 shifts.
 
 A program copies a tile. Bytes change threads one by one: on an H100 that takes as long as words of two or four codes,
-as :mod:`.transposed_codes_3d` has them. Words of shifted codes came out wrong there: ptxas 12.8.93, which Triton 3.6.0
-has, converts two pairs of codes into one register (``F2FP`` with a third operand), and then reads the second code of
-the first pair from another register.
+as :mod:`.transposed_codes_3d` has them. Words of shifted codes came out wrong there, by ptxas 12.8.93 of Triton 3.6.0.
+It converts two pairs of codes into one register (``F2FP`` with a third operand). Then it reads the second code of the
+first pair from another register.
 """
 
 from __future__ import annotations
