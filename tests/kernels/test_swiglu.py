@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from planting import plant
 from fp8tune.measure.checking import build, build_edge
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog, quantize_rowwise_2d, quantize_swiglu_gradient, quantize_swiglu_rowwise
-from fp8tune_kernels.quantize import swiglu_rowwise
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.quantize import gated_rows, swiglu_gradient, swiglu_rowwise
 from fp8tune_kernels.quantize.gated import (
     ACTIVATIONS,
     gated,
@@ -24,6 +26,7 @@ from fp8tune_kernels.quantize.gated import (
     reference_gated,
     reference_gated_gradient,
 )
+from fp8tune_kernels.runtime.lookup import compiling_for
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on infinities, in the interpreter
@@ -167,6 +170,40 @@ def test_kept_codes_are_those_of_rowwise_2d() -> None:
     last = int(offs[-1])
     assert torch.equal(q_x[:last].view(torch.uint8), right[0][:last].view(torch.uint8))
     assert torch.equal(scales_x[:last], right[1][:last])
+
+
+COMPILED_BYTES = [
+    *((768, 8192, 3, 2, 49184), (768, 8192, 4, 2, 73760), (8192, 2048, 4, 2, 98368), (28672, 2048, 3, 2, 262272)),
+    *((768, 8192, 3, 3, 73760), (8192, 2048, 4, 3, 147520), (14336, 2048, 3, 3, 196672), (28672, 2048, 3, 3, 393344)),
+]
+"""N, TILE, stages, matrices, and the shared memory that Triton 3.7.1 gives a block of both kernels for sm_90."""
+
+
+@pytest.mark.parametrize(("N", "TILE", "stages", "matrices", "compiled"), COMPILED_BYTES)
+def test_shared_memory_of_stages_is_that_of_the_compiler(
+    N: int, TILE: int, stages: int, matrices: int, compiled: int
+) -> None:
+    config = {"BLOCK_SIZE_M": 16, "TILE": TILE, "num_warps": 8, "num_stages": stages}
+    assert 0 <= gated_rows.shared_bytes(config, N, matrices) - compiled <= gated_rows._EXCHANGED_BYTES
+
+
+@each_kernel
+def test_stages_that_a_block_has_no_shared_memory_for_are_neither_timed_nor_launched(kernel: str) -> None:
+    """A row of short rows may be the nearest of longer ones."""
+    spec = catalog.load(kernel)
+    config = NamedInts(BLOCK_SIZE_M=16, TILE=2048, num_warps=32, num_stages=3)
+    short, long = ({"M": 512, "N": N, "G": 4} for N in (8192, 32768))
+    assert spec.invalid(config, short, ARCHES["sm_90"]) is None
+    reason = spec.invalid(config, long, ARCHES["sm_90"])
+    assert reason is not None
+    assert re.search(r"bytes of rows in 3 stages, sm_90 has 232448 of shared memory a block$", reason)
+    assert "shared" not in (spec.invalid(config, long, ARCHES["gfx942"]) or "")
+
+    matrices = {"swiglu-rowwise": swiglu_rowwise, "swiglu-gradient": swiglu_gradient}[kernel].MATRICES
+    for arch, stages in (("sm_90", 1), ("gfx942", 3)):
+        with compiling_for(arch):
+            launched = [gated_rows.options(config, N, matrices, torch.device("meta")) for N in (8192, 32768)]
+        assert launched == [{"BLOCK_SIZE_M": 16, "num_warps": 32, "num_stages": number} for number in (3, stages)]
 
 
 @each_kernel

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.edges import edge, past_half
-from fp8tune_kernels.quantize.limits import wrong_tile
+from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
+from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bucket
 
-__all__ = ["AXES", "EDGES", "INTERPRETED", "IN_DTYPES", "KEY", "key", "problems", "tile_of", "wrong_rows"]
+__all__ = [
+    "AXES",
+    "EDGES",
+    "INTERPRETED",
+    "IN_DTYPES",
+    "KEY",
+    "key",
+    "options",
+    "problems",
+    "shared_bytes",
+    "tile_of",
+    "wrong_rows",
+]
 
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (8, 16, 32, 64),
@@ -26,6 +41,9 @@ KEY = ("M_bucket", "N", "G", DTYPE_FLAG)
 IN_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz")
 
 _FLAGS = {getattr(torch, name): place for place, name in enumerate(DTYPES)}
+
+_EXCHANGED_BYTES = 128
+"""Of sums and maxima across the warps of a block: at most 32 warps, 4 bytes each."""
 
 INTERPRETED = {"M": 157, "N": 83, "G": 3}
 
@@ -49,12 +67,39 @@ def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
     return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
 
 
-def wrong_rows(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
+def shared_bytes(config: Mapping[str, int], N: int, matrices: int) -> int:
+    """Shared memory of a block on NVIDIA: tiles of bfloat16 of so many matrices (M, N), asked for while others are
+    cast, and what threads tell each other. AMD's back end keeps them in registers."""
+    width, has_rest, rows = tile_of(config, N)
+    elements = (width + width // 2 * has_rest) * rows
+    return (config["num_stages"] - 1) * 2 * matrices * elements + _EXCHANGED_BYTES
+
+
+def options(config: Mapping[str, int], N: int, matrices: int, device: torch.device) -> dict[str, int]:
+    """The launch options of a config. One that was measured on shorter rows may ask for more shared memory than a block
+    of the device has: it is launched with one stage, and not timed (:func:`wrong_rows`)."""
+    found = {name: value for name, value in config.items() if name != "TILE"}
+    if found["num_stages"] > 1 and shared_bytes(config, N, matrices) > _room(device):
+        found["num_stages"] = 1
+    return found
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a block of a device may ask for; no limit where stages need none."""
+    arch = ARCHES.get(running_arch(device))
+    return arch.shared_bytes_per_block if arch and arch.backend == "cuda" else sys.maxsize
+
+
+def wrong_rows(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits, matrices: int) -> str | None:
+    """The hardware reason why a config cannot pay, or None. ``matrices``: how many (M, N) a program reads."""
     width, _, rows = tile_of(config, shape["N"])
     least = min(AXES["TILE"])
     if least < config["TILE"] and rows == tile_of({**config, "TILE": least}, shape["N"])[2]:
         return f"same binary as TILE={least}: one row at a time"
+    if config["num_stages"] > 1 and limits.arch.startswith("sm_"):
+        count = shared_bytes(config, shape["N"], matrices)
+        if reason := too_many_shared_bytes(count, f"of rows in {config['num_stages']} stages", limits):
+            return reason
     return wrong_tile(config, width * rows, limits, least=8, too_few="too few loads under way", held="gate and up do")
 
 

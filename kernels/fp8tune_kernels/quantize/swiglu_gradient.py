@@ -67,6 +67,9 @@ from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_swiglu_gradient"]
 
+MATRICES = 3
+"""(M, N) that a program reads: gate, up and dh."""
+
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def swiglu_gradient_kernel(
@@ -364,7 +367,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     tensors = (*given, q, scales, None if weights is None else d_weights, sums)
     is_interleaved = layout == "interleaved"
     constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), is_interleaved, *tile_of(config, C // 2))
-    options = {name: value for name, value in config.items() if name != "TILE"}
+    options = gated_rows.options(config, C // 2, MATRICES, q.device)
     launch_kernel(swiglu_gradient_kernel, blocks, tensors, (M, C // 2, G), constants, options)
     if sums is not None:
         torch.mm(_blocks_of_groups(offs, blocks, config["BLOCK_SIZE_M"]), sums, out=d_bias)
@@ -381,7 +384,7 @@ def _blocks_of_groups(offs: torch.Tensor, blocks: int, BLOCK_SIZE_M: int) -> tor
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits)
+    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits, MATRICES)
 
 
 SPEC = KernelSpec(

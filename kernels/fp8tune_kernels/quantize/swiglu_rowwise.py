@@ -51,6 +51,9 @@ from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_swiglu_rowwise"]
 
+MATRICES = 2
+"""(M, N) that a program reads: gate and up."""
+
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def swiglu_rowwise_kernel(
@@ -222,13 +225,13 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     if M * N:
         rows = M if bias is None else padded_rows(M, offs.shape[0], ALIGNMENT)
         programs = -(-rows // config["BLOCK_SIZE_M"])
-        options = {name: value for name, value in config.items() if name != "TILE"}
+        options = gated_rows.options(config, N, MATRICES, q.device)
         launch_kernel(swiglu_rowwise_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
     """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits)
+    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits, MATRICES)
 
 
 SPEC = KernelSpec(
