@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 
 import numpy as np
@@ -94,9 +95,14 @@ def arms_of(backend: Backend) -> list[KernelArm]:
 
     Imports torch and the kernel.
     """
+    return list(_arms(backend.device))
+
+
+@lru_cache(maxsize=1)  # asked for two or three times before the first unit; 60 ms
+def _arms(of: Device) -> Sequence[KernelArm]:
     spec = load_spec(KERNEL)
     problem = Problem(spec.name, SHAPE, "balanced")
-    found = plan.configs(spec, problem, spec.axes, device.limits(backend.device))
+    found = plan.configs(spec, problem, spec.axes, device.limits(of))
     tried = [config for config, pruned in found.items() if not pruned]
     near = [next((c for c in tried if {n for n in c if c[n] != spec.default[n]} == {axis}), None) for axis in spec.axes]
     configs = dict.fromkeys([spec.default, *(config for config in near if config is not None)])
