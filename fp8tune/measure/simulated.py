@@ -109,7 +109,7 @@ class Noise:
         """What a stall adds to each sample of a block: it begins within the first three. 0 where there is none."""
         if random.random() >= self.stall_share:
             return 0.0
-        stall, begun = np.log(random.uniform(1.5, 4)), random.integers(0, 3)
+        stall, begun = math.log(random.uniform(1.5, 4)), random.integers(0, 3)
         share: Floats = np.clip((np.arange(self.samples) - begun + 1) / 3, 0, 1)
         return stall * share
 
