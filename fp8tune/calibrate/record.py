@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 
 import numpy as np
@@ -94,9 +95,14 @@ def arms_of(backend: Backend) -> list[KernelArm]:
 
     Imports torch and the kernel.
     """
+    return list(_arms(backend.device))
+
+
+@lru_cache(maxsize=1)  # asked for two or three times before the first unit; 60 ms
+def _arms(of: Device) -> Sequence[KernelArm]:
     spec = load_spec(KERNEL)
     problem = Problem(spec.name, SHAPE, "balanced")
-    found = plan.configs(spec, problem, spec.axes, device.limits(backend.device))
+    found = plan.configs(spec, problem, spec.axes, device.limits(of))
     tried = [config for config, pruned in found.items() if not pruned]
     near = [next((c for c in tried if {n for n in c if c[n] != spec.default[n]} == {axis}), None) for axis in spec.axes]
     configs = dict.fromkeys([spec.default, *(config for config in near if config is not None)])
@@ -115,10 +121,28 @@ def calibrate(
     """Measure and store; the last event is the result. Raises MachineError where nothing can be timed here.
 
     ``is_over`` is asked before each process. If it stops them before :data:`FEWEST` nothing is stored, and there is no
-    result.
+    result. While it measures, :meth:`fp8tune.store.results.Store.at_work` tells others so.
     """
     if not backend.times:
         raise MachineError("there is no GPU here to calibrate; --timer simulated:SEED calibrates a fake one")
+    sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
+    try:
+        values: dict[str, float] = {}
+        for event in _measured(backend, processes, is_over):
+            if isinstance(event, Progress):
+                yield event
+            else:
+                values = event
+        for name, value in values.items():
+            store.record_calibration(sweep, backend.device, name, value)
+    finally:
+        store.finish_sweep(sweep)
+    if values:
+        yield Calibration(backend.device, values, measuring_plan_of(values))
+
+
+def _measured(backend: Backend, processes: int, is_over: Callable[[], bool]) -> Iterator[Progress | dict[str, float]]:
+    """Progress, and at the end the values, unless ``is_over`` came too early."""
     arms = arms_of(backend)
     values = _idle(backend.worker(), arms[0])
     blocks: list[Block] = []
@@ -136,12 +160,7 @@ def calibrate(
         return
     values |= {TICK_US: min(ticks_us)} if ticks_us else {}
     values |= spreads(blocks)
-    values |= {REFERENCE_US: reference_us(blocks, arms[0].config), COUNTED: float(counted)}
-    sweep = store.begin_sweep(REQUEST, backend.device, command=command, commit=commit, timer=backend.timer, seed=0)
-    for name, value in values.items():
-        store.record_calibration(sweep, backend.device, name, value)
-    store.finish_sweep(sweep)
-    yield Calibration(backend.device, values, measuring_plan_of(values))
+    yield values | {REFERENCE_US: reference_us(blocks, arms[0].config), COUNTED: float(counted)}
 
 
 def reference_us(blocks: Sequence[Block], config: NamedInts) -> float:

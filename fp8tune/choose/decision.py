@@ -253,7 +253,7 @@ def _decision(finals: Pairs, pick: int, keep_band: float, *, is_fresh: bool) -> 
     time_us, count = math.exp(finals.logs[pick].mean()), finals.logs.shape[1]
     rivals = [number for number in range(len(finals.configs)) if number != pick]
     if not rivals:
-        return Decision(finals.configs[pick], PickVerdict.CERTIFIED, time_us, lower=0.0, upper=0.0, processes=count)
+        return Decision(finals.configs[pick], PickVerdict.ONLY, time_us, processes=count)
     runner_up = min(rivals, key=lambda rival: finals.mean[rival, pick])
     upper = float(finals.upper[pick, rivals].max())
     verdict = PickVerdict.NEAR_TIE if is_fresh else PickVerdict.KEPT_INCUMBENT

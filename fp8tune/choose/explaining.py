@@ -114,11 +114,12 @@ class Explanation:
             ]
         keep, lost = self.plan.keep_band, decision.upper
         count = len(self.pairs.configs)
-        said = [f"The finals timed {count} configs in turns, in {decision.processes} fresh processes."]
+        turns = "1 config" if count == 1 else f"{count} configs in turns"
+        said = [f"The finals timed {turns}, in {decision.processes} fresh processes."]
         if winner.verdict is PickVerdict.UNRESOLVABLE:
             return [*said, CACHED]
         if count == 1:
-            return [*said, "No other config was in the finals, so nothing can be faster."]
+            return [*said, "No other config was in the finals, so there is nothing to compare it with: only."]
         said.append(
             f"Paired over processes, the pick loses at most {100 * lost:.1f} % against any other finalist."
             if lost > 0

@@ -12,8 +12,8 @@ from fp8tune.choose.ranking import grouped
 from fp8tune.choose.verdict import PUBLISHED, PickVerdict
 from fp8tune.records import Device, Problem
 
-SETTLED = (PickVerdict.CERTIFIED, PickVerdict.NEAR_TIE, PickVerdict.KEPT_INCUMBENT)
-"""Verdicts that leave nothing to measure."""
+SETTLED = (PickVerdict.CERTIFIED, PickVerdict.NEAR_TIE, PickVerdict.KEPT_INCUMBENT, PickVerdict.ONLY)
+"""Verdicts that leave nothing to measure, of the configs that were asked for."""
 
 OPEN = (PickVerdict.AMBIGUOUS, PickVerdict.UNRESOLVABLE)
 """Verdicts after finals that could not tell."""

@@ -12,6 +12,8 @@ class PickVerdict(StrEnum):
     """Proven faster than every other finalist."""
     NEAR_TIE = "near-tie"
     """At most the keep band slower than the fastest: of those tied with it the default, else the first in order."""
+    ONLY = "only"
+    """The only finalist: nothing else was timed, or the screen left nothing near it. Nothing to compare it with."""
     AMBIGUOUS = "ambiguous"
     """It may lose more than the keep band: measured too little, or too noisy."""
     KEPT_INCUMBENT = "kept-incumbent"

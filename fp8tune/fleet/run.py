@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from fp8tune.fleet import units
 from fp8tune.store.results import Store
 from fp8tune.store.units import Queue, UnitState, UnitStatus
 
@@ -66,20 +67,31 @@ def watch(
         sleep(poll_s)
 
 
+def finals_s(queue: Queue, device: str) -> float:
+    """Seconds that the units which wait for a device name take on one device, of sweeps with finals."""
+    wanted = {sweep.key for sweep in queue.sweeps if sweep.device == device and units.has_finals(sweep)}
+    waiting = [of.unit.expected_s for of in queue.of(UnitState.WAITING) if of.unit.sweep_key in wanted]
+    return (_pace(queue) or 1.0) * math.fsum(waiting)
+
+
 def left_s(queue: Queue, workers: int | None = None) -> float | None:
     """Seconds until all units are done by so many workers (None: as many as are at it now).
 
     Units that are done tell how long the expected seconds really are.
     """
-    done = [of for of in queue.of(UnitState.DONE) if of.seconds is not None]
     waiting, running = queue.of(UnitState.WAITING), queue.of(UnitState.RUNNING)
     if not waiting and not running:
         return 0.0
-    expected_s = math.fsum(of.unit.expected_s for of in done)
-    hands = len(running) if workers is None else workers
-    if not expected_s or not hands:
+    pace, hands = _pace(queue), len(running) if workers is None else workers
+    if pace is None or not hands:
         return None
-    pace = math.fsum(of.seconds or 0.0 for of in done) / expected_s
     begun = [max(0.0, pace * of.unit.expected_s - (of.since_s or 0.0)) for of in running]
     todo = [pace * of.unit.expected_s for of in waiting]
     return max((math.fsum(todo) + math.fsum(begun)) / hands, *todo, *begun)
+
+
+def _pace(queue: Queue) -> float | None:
+    """Seconds for each that was expected; None before a unit is done."""
+    done = [of for of in queue.of(UnitState.DONE) if of.seconds is not None]
+    expected_s = math.fsum(of.unit.expected_s for of in done)
+    return math.fsum(of.seconds or 0.0 for of in done) / expected_s if expected_s else None

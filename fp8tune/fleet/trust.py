@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from fp8tune.calibrate.record import Calibration, arms_of, calibrate
+from fp8tune.calibrate import record
+from fp8tune.calibrate.record import arms_of, calibrate
 from fp8tune.choose import calibration, reliance
-from fp8tune.choose.calibration import Known, Origin
+from fp8tune.choose.calibration import MOST_OF_WORK, Allowance, Known, Origin
 from fp8tune.choose.levels import COPY, Level, levels
 from fp8tune.choose.ranking import grouped
 from fp8tune.errors import MachineError
@@ -23,14 +24,15 @@ from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.records import ComparableRows, Device, Kind, Problem, Status
 from fp8tune.store.results import Store
 
-MOST_OF_BUDGET = 0.1
-"""A calibration may take this share of the time that is left: it is shortened, or left out."""
-
 COPY_S = 12.0
 """A copy before the first unit: 12 s where torch has not been imported since the machine began (H100), then 2 s."""
 
 CHECK_S = 10.0
 """A config that is compiled with its edges and checked: 45 s for six on an H100, and the copy."""
+
+AT_WORK_S = 120.0
+"""A GPU that began its calibration so long ago may still be at it: that takes 44 s, and clocks of hosts may differ. One
+that was killed keeps the others from theirs no longer."""
 
 REQUEST = "health"
 
@@ -53,16 +55,17 @@ class Guard:
     remembered_gb_per_s: float | None = None
     """The copy of this GPU before this worker."""
 
-    def prepare(self, left_s: float = math.inf) -> tuple[str, ...]:
+    def prepare(self, left_s: float = math.inf, work_s: float = math.inf) -> tuple[str, ...]:
         """Before the first unit: is the GPU well, and what is its noise. Returns what the user should know.
 
-        ``left_s``: seconds that the time budget leaves, of which this takes a tenth. With little of it nothing is
-        compiled or launched: the first unit's sweep measures a copy beside its compilers, which :meth:`examine` goes
-        by. Raises UntrustedError, with the reason in the database.
+        ``left_s``: seconds that the time budget leaves; ``work_s``: what there is to do with finals. Looking at the GPU
+        takes a tenth of ``left_s``. With little of it nothing is compiled or launched: the first unit's sweep measures
+        a copy beside its compilers, which :meth:`examine` goes by. Whether to calibrate is
+        :func:`fp8tune.choose.calibration.allowance`. Raises UntrustedError, with the reason in the database.
         """
         if not self.backend.times:
             return ()
-        allowed_s = MOST_OF_BUDGET * left_s
+        allowed_s = MOST_OF_WORK * left_s
         begun = self.clock()
         self.remembered_gb_per_s = self.store.calibration(self.backend.device).get(COPY)
         is_checked = allowed_s >= COPY_S + CHECK_S
@@ -73,7 +76,8 @@ class Guard:
         self.backend.finish_compiling()
         self._refuse(fault or (self._wrong() if is_checked else ""))
         self.store.readmit(self.backend.device)
-        return self._calibrated(left_s, allowed_s - (self.clock() - begun))
+        spent_s = self.clock() - begun
+        return self._calibrated(left_s - spent_s, work_s, spent_s)
 
     def examine(self, problems: Collection[Problem] = ()) -> None:
         """Between units: is the GPU still well. ``problems``: of the unit that was done, which others may have done
@@ -127,26 +131,41 @@ class Guard:
             return ""
         return reliance.check_fault(self.backend.device, self.store.evidence(problems=set(problems)))
 
-    def _calibrated(self, left_s: float, allowed_s: float) -> tuple[str, ...]:
-        """Calibrate the GPU where the database does not know its noise, as far as the time allows."""
+    def _calibrated(self, left_s: float, work_s: float, spent_s: float) -> tuple[str, ...]:
+        """Calibrate the GPU where the database does not know its noise, as far as that is worth its time."""
         known = self._known()
-        processes = calibration.processes_within(allowed_s)
-        if known.is_whole or processes <= _processes(known):
-            return _notice(known, processes, left_s)
-        until = self.clock() + allowed_s
-        done: Calibration | None = None
-        for event in calibrate(self.store, self.backend, processes=processes, is_over=lambda: self.clock() > until):
-            done = event if isinstance(event, Calibration) else done
-        return _notice(self._known(), processes if done else 0, left_s)
+        is_coming = known.origin is Origin.NONE and self._is_mate_at_work()
+        is_known = is_coming or known.origin is not Origin.NONE
+        allowed = calibration.allowance(left_s, work_s, spent_s=spent_s, is_known=is_known)
+        if not known.is_whole and allowed.processes > _processes(known):
+            self._calibrate(allowed)
+            known = self._known()
+        return _notice(known, is_coming)
+
+    def _calibrate(self, allowed: Allowance) -> None:
+        until = self.clock() + allowed.seconds
+        for _ in calibrate(
+            self.store,
+            self.backend,
+            command="fp8tune calibrate",
+            processes=allowed.processes,
+            is_over=lambda: self.clock() > until,
+        ):
+            pass
+
+    def _is_mate_at_work(self) -> bool:
+        """Whether a GPU is being calibrated now that lends this one its calibration."""
+        at_work = self.store.at_work(record.REQUEST, since=time.time() - AT_WORK_S)
+        return any(calibration.are_mates(device, self.backend.device) for device in at_work)
 
     def _known(self) -> Known:
         device = self.backend.device
         return calibration.known_of(device, self.store.calibrations(device))
 
 
-def prepare(store: Store, backend: Backend, left_s: float = math.inf) -> tuple[str, ...]:
+def prepare(store: Store, backend: Backend, left_s: float = math.inf, work_s: float = math.inf) -> tuple[str, ...]:
     """See :meth:`Guard.prepare`."""
-    return Guard(store, backend).prepare(left_s)
+    return Guard(store, backend).prepare(left_s, work_s)
 
 
 def differing(store: Store) -> list[Level]:
@@ -190,11 +209,15 @@ def _processes(known: Known) -> float:
     return known.values.get(calibration.COUNTED, whole) if known.origin is Origin.OWN else 0.0
 
 
-def _notice(known: Known, processes: int, left_s: float) -> tuple[str, ...]:
+def _notice(known: Known, is_coming: bool) -> tuple[str, ...]:
     if known.is_whole:
         return ()
-    why = f"a tenth of the {left_s:.0f} s that are left does not allow more"
     if known.origin is Origin.OWN:
-        return (f"calibrated with {_processes(known):.0f} processes instead of {calibration.FULL}: {why}",)
-    what = "the calibration of GPUs of its name is taken" if known.origin is Origin.MATES else "the defaults are taken"
-    return (f"not calibrated, {what}: {why}" if processes == 0 else f"not calibrated, {what}",)
+        return (f"calibrated with {_processes(known):.0f} processes instead of {calibration.FULL}: more take too long",)
+    if known.origin is Origin.MATES:
+        what = "the calibration of GPUs of its name is taken"
+    elif is_coming:
+        what = "that of a GPU of its name is taken once it is measured"
+    else:
+        what = "the defaults are taken"
+    return (f"not calibrated, {what}: its own takes longer than it saves",)

@@ -156,7 +156,10 @@ def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] =
 
 
 def expected_s(of: ProblemPlan, *, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
-    """About what a problem takes on one GPU, in seconds; only ratios are relied on."""
+    """About what a problem takes on one GPU, in seconds.
+
+    Ratios are relied on, and the sum only for whether a calibration pays.
+    """
     trials = sum(not pruned for pruned in of.configs.values())
     check_s = of.bytes_moved / CHECKED_B_PER_S if of.bytes_moved <= IN_A_ROW_BYTES else 0.0
     screen = trials * (COMPILE_S + check_s + (ROUNDS - 1) * NEAR_SHARE * BLOCK_S)
@@ -167,6 +170,11 @@ def expected_s(of: ProblemPlan, *, quick: bool = False, numbers: MeasuringPlan =
 def besides_s(*, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
     """About what a unit takes besides its problems: each process of its finals is fresh."""
     return BEGUN_S + (0.0 if quick else numbers.processes * FRESH_S)
+
+
+def has_finals(sweep: QueuedSweep) -> bool:
+    """Whether a queued sweep has finals: all but quick ones."""
+    return not json.loads(sweep.document).get("options", {}).get("quick", False)
 
 
 def problem_key(of: ProblemPlan) -> str:

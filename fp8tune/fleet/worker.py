@@ -177,7 +177,8 @@ class _Worker:
             self._guard.examine(self.last_problems)
             return
         yield Preparing()
-        yield from map(Notice, self._guard.prepare(self._left_s()))
+        work_s = run.finals_s(self.store.queue(), self.backend.device.name)
+        yield from map(Notice, self._guard.prepare(self._left_s(), work_s))
         self.importing.join()
         self.is_prepared = True
 

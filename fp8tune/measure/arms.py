@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from fp8tune.measure import kept
@@ -85,7 +86,7 @@ class KernelArm(Arm):
         """With what the spec says of the problem."""
         return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 
-    @property
+    @cached_property  # it is asked for at each block
     def work(self) -> Work:
         """By kernel, problem and config."""
         kernel, config = self.problem.kernel, self.config.canonical

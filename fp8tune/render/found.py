@@ -68,6 +68,8 @@ def _said(kind: Change, candidates: Candidates) -> str:
             return ", screened only" if winner.verdict is PickVerdict.QUICK else ", not finished"
     if winner.verdict is PickVerdict.UNRESOLVABLE:
         return ", too short to tell configs apart"
+    if winner.verdict is PickVerdict.ONLY:
+        return ", the only config in the finals"
     return f", next best {slower(winner.decision.ratio)}" if winner.decision.ratio else ""
 
 

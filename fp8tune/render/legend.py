@@ -29,7 +29,7 @@ class Term:
 
 COLUMNS: Mapping[str, Term] = {
     "picks": Term("problems with a best config, counted once a GPU"),
-    "settled": Term("certified, near-tie or kept-incumbent: fresh processes agree on the pick"),
+    "settled": Term("certified, near-tie, kept-incumbent or only: fresh processes agree on the pick"),
     "open": Term("ambiguous or unresolvable: the pick may lose a little", "show --verdict WORD lists them"),
     "quick": Term("picked from the screen alone, in one process", "sweep without --quick to have finals"),
     "GPUs": Term("GPU models that have rows"),
@@ -65,6 +65,10 @@ VERDICTS: Mapping[str, Term] = {
     "near-tie": Term("at most 1.5 % slower than the fastest: several configs are as good", "use it"),
     "kept-incumbent": Term(
         "the committed config: another is preferred, but not proven faster by more than 1.5 %", "use it"
+    ),
+    "only": Term(
+        "the only finalist: nothing else was timed, or the screen left nothing near it",
+        "sweep with more of the grid if you narrowed it",
     ),
     "ambiguous": Term("it may lose more than 1.5 %: noise hides the rest", "sweep --again on a quiet GPU"),
     "unresolvable": Term("too short to tell configs apart, or timed from a cache", "keep what is there"),

@@ -27,6 +27,7 @@ VERDICTS = {
     "certified": GREEN,
     "near-tie": BLUE,
     "kept-incumbent": "#7a6fc0",
+    "only": "#4d4d4d",
     "ambiguous": ORANGE,
     "unresolvable": PINK,
     "quick": GREY,

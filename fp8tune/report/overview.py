@@ -98,7 +98,8 @@ def _verdicts(found: Contents) -> Part:
         "verdicts",
         "What is known of the picks",
         "certified: proven faster than all rivals. near-tie and kept-incumbent: within the band of the fastest. "
-        "ambiguous: it may lose more. unresolvable: too short to tell. quick: screened in one process.",
+        "only: no other config was in the finals. ambiguous: it may lose more. unresolvable: too short to tell. "
+        "quick: screened in one process.",
         table(columns, tallies),
         _verdict_chart([tally.verdict for tally in tallies]) if tallies else None,
     )

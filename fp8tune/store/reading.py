@@ -167,6 +167,15 @@ class Reading(Connected):
         return [row.command for row in readable(self._connection, query)]
 
     @reads
+    def at_work(self, request: str, *, since: float) -> list[Device]:
+        """Devices on which a request was begun and has not ended, no longer ago than ``since`` (seconds since the
+        epoch, by the clock of the host that began it)."""
+        same = (Sweeps.c.request == request, Sweeps.c.finished_at.is_(None), Sweeps.c.started_at >= since)
+        devices = dict(_records(self._connection, Devices, Device))
+        rows = readable(self._connection, select(Sweeps.c.device_id).where(*same))
+        return [devices[row.device_id] for row in rows if row.device_id in devices]
+
+    @reads
     def tried(
         self,
         subject: Subject,

@@ -11,6 +11,7 @@ import pytest
 from command_line import fp8tune as command
 from database_rows import config, finished_sweep, problem
 from places import ROOT
+from servers import on_both
 
 import fp8tune
 from fp8tune import api
@@ -30,44 +31,37 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def swept(tmp_path: Path) -> api.Swept:
-    return fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", **TINY)
-
-
-def test_a_sweep_tells_its_callback_and_gives_its_picks(tmp_path: Path) -> None:
+@on_both
+def test_a_sweep_tells_its_callback_and_gives_its_picks(database: str) -> None:
     events: list[object] = []
-    swept = fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=events.append, **TINY)
+    swept = fp8tune.sweep("rowwise-2d", db=database, callback=events.append, **TINY)
     assert isinstance(events[0], Started)
     assert isinstance(events[-1], Finished)
     assert sum(isinstance(event, TrialDone) for event in events) == swept.trials > 0
-    assert (swept.is_right, swept.left_out, swept.db) == (True, 0, str(tmp_path / "rows.db"))
+    assert (swept.is_right, swept.left_out, swept.db) == (True, 0, database)
     assert set(swept.picks["verdict"]) == {"quick"}
     assert len(swept.picks) == len(swept.problems) == len(swept.results.picks()) > 0
     assert set(swept.problems["configs"]) == set(swept.problems["ok"]) == {9}
     assert any("simulated clock" in line for line in swept.notices)
-
-
-def test_a_sweep_that_was_done_is_answered_from_its_rows(swept: api.Swept) -> None:
-    events: list[Any] = []
+    events.clear()  # a sweep that was done is answered from its rows
     again = fp8tune.sweep("rowwise-2d", db=swept.db, callback=events.append, **TINY)
     assert all(event.from_database for event in events if isinstance(event, TrialDone))
     assert again.picks.equals(swept.picks)
 
 
-def test_a_callback_that_raises_ends_a_sweep_which_the_same_call_goes_on_with(tmp_path: Path) -> None:
+def test_a_callback_that_raises_ends_a_sweep_which_the_same_call_goes_on_with(database: str) -> None:
     def stop(event: object) -> None:
         if isinstance(event, TrialDone):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=stop, **TINY)
-    assert len(fp8tune.open(tmp_path / "rows.db").trials()) == 1
-    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        fp8tune.sweep("rowwise-2d", db=database, callback=stop, **TINY)
+    assert len(fp8tune.open(database).trials()) == 1
+    with Store.open(database, writable=False) as store:
         (said,) = store.unfinished_sweeps()
     assert said.startswith("fp8tune.sweep(kernel=('rowwise-2d',), shapes=(")
     events: list[Any] = []
-    fp8tune.sweep("rowwise-2d", db=tmp_path / "rows.db", callback=events.append, **TINY)
+    fp8tune.sweep("rowwise-2d", db=database, callback=events.append, **TINY)
     assert sum(isinstance(event, TrialDone) and event.from_database for event in events) == 1
 
 
@@ -170,14 +164,14 @@ def test_what_cannot_be_looked_up_is_an_error_of_the_caller(given: dict[str, Any
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.db"
-    with Store.open(str(path), create=True) as store:
+def stored(database: str) -> str:
+    with Store.open(database, create=True) as store:
         finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 120.0} for K in (1024, 2048)})
-    return path
+    return database
 
 
-def test_an_export_is_the_text_that_the_command_writes(stored: Path, tmp_path: Path) -> None:
+@on_both
+def test_an_export_is_the_text_that_the_command_writes(stored: str, tmp_path: Path) -> None:
     exported = fp8tune.export(arch="sm_90", db=stored)
     assert list(exported.files) == ["sm_90.py", "sm_90.json"]
     assert command("export", "--arch", "sm_90", "--db", stored, "--output", tmp_path / "own.py").returncode == 0
@@ -186,7 +180,8 @@ def test_an_export_is_the_text_that_the_command_writes(stored: Path, tmp_path: P
     assert (tmp_path / "made" / "sm_90.json").read_text() == (tmp_path / "own.json").read_text()
 
 
-def test_an_export_into_a_table_keeps_its_rows(stored: Path, tmp_path: Path) -> None:
+@on_both
+def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> None:
     row = '    ("rowwise", "", None, (("num_warps", 4),)),\n'
     there = tmp_path / "there.py"
     there.write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = (\n{row})\n")
@@ -196,7 +191,8 @@ def test_an_export_into_a_table_keeps_its_rows(stored: Path, tmp_path: Path) -> 
     assert row in there.read_text()
 
 
-def test_an_export_in_a_format_of_others(stored: Path) -> None:
+@on_both
+def test_an_export_in_a_format_of_others(stored: str) -> None:
     exported = fp8tune.export(arch="sm_90", kernel="colwise", format="json", db=stored, sizes={"N": "G"})
     assert any("device_name=NVIDIA_H100" in name for name in exported.files)
     assert all(name.endswith(".json") for name in exported.files)
@@ -214,6 +210,6 @@ def test_an_export_in_a_format_of_others(stored: Path) -> None:
         ({"kernel": "colwise", "format": "fla", "prune": True}, "into and prune are for the table"),
     ],
 )
-def test_what_cannot_be_exported_is_an_error_of_the_caller(stored: Path, given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_exported_is_an_error_of_the_caller(stored: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         fp8tune.export(**{"arch": "sm_90", "db": stored, **given})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +10,13 @@ from pathlib import Path
 import pandas
 import pytest
 from database_rows import H100, H200, begin, config, end_finals, finished_sweep, problem, row, subject
+from servers import on_both
 
 import fp8tune
 from fp8tune.api import frames
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Outcome, Status
+from fp8tune.redaction import redacted
 from fp8tune.store.results import Store
 from fp8tune.sweep.picks import refresh_picks
 
@@ -23,11 +24,13 @@ SMALL, LARGE = problem(K=1024), problem(K=5120)
 DEFAULT, FASTER = config(64, 4, 2), config(32)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A screen of two problems on an H100, and finals of one on an H200."""
-    path = tmp_path_factory.mktemp("api") / "rows.db"
-    with Store.open(str(path), create=True) as store:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A screen of two problems on an H100, and finals of one on an H200: in a file, and on a server."""
+    path = str(tmp_path_factory.mktemp("api") / "rows.db")
+    if request.param == "postgresql":
+        path = request.getfixturevalue("postgresql").database()
+    with Store.open(path, create=True) as store:
         finished_sweep(store, {SMALL: {DEFAULT: 30.0, FASTER: 20.0}, LARGE: {DEFAULT: 100.0, FASTER: 120.0}})
         sweep = begin(store, H200, "finals")
         store.record_ceiling(sweep, H200, 4000.0)
@@ -56,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_picks_have_their_verdict_and_what_stands_beside_it(path: Path) -> None:
+def test_picks_have_their_verdict_and_what_stands_beside_it(path: str) -> None:
     picks = fp8tune.open(path).picks()
     assert list(picks.columns) == [column.name for column in frames.PICKS]
     assert dict(picks.dtypes.astype(str)) == {column.name: column.dtype for column in frames.PICKS}
@@ -72,7 +75,7 @@ def test_picks_have_their_verdict_and_what_stands_beside_it(path: Path) -> None:
     assert (pandas.Timestamp.now("UTC") - picks["measured_at"]).max() < pandas.Timedelta(hours=1)
 
 
-def test_finals_are_the_finalists_and_their_blocks_are_trials(path: Path) -> None:
+def test_finals_are_the_finalists_and_their_blocks_are_trials(path: str) -> None:
     results = fp8tune.open(path)
     finals = results.finals()
     assert list(zip(finals["config"], finals["is_pick"], finals["processes"], finals["blocks"], strict=True)) == [
@@ -89,7 +92,7 @@ def test_finals_are_the_finalists_and_their_blocks_are_trials(path: Path) -> Non
     assert trials["time_us"].isna().sum() == 1
 
 
-def test_samples_are_rows_of_their_own(path: Path) -> None:
+def test_samples_are_rows_of_their_own(path: str) -> None:
     results = fp8tune.open(path)
     assert len(results.samples("colwise")) == 0  # none is of finals
     found = results.samples("colwise", stage=None, shape="K=5120", config={"BLOCK_SIZE": 32})
@@ -103,10 +106,10 @@ def test_samples_are_rows_of_their_own(path: Path) -> None:
         results.samples("colwise", stage="finals")
 
 
-def test_picks_that_were_kept_are_the_ones_that_are_decided(path: Path, tmp_path: Path) -> None:
+def test_picks_that_were_kept_are_the_ones_that_are_decided(path: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept.db"
-    shutil.copy(path, kept)
-    with Store.open(str(kept)) as store:
+    with Store.open(str(kept), create=True) as store, Store.open(path, writable=False) as other:
+        store.merge(other)
         refresh_picks(store)
     for name in ("picks", "finals"):
         for filters in (
@@ -120,8 +123,8 @@ def test_picks_that_were_kept_are_the_ones_that_are_decided(path: Path, tmp_path
     assert fp8tune.open(kept).picks(kernel=[]).empty
 
 
-def test_filters_choose_rows_and_expand_adds_columns(path: Path) -> None:
-    results = fp8tune.open(str(path))
+def test_filters_choose_rows_and_expand_adds_columns(path: str) -> None:
+    results = fp8tune.open(path)
     assert len(results.trials(shape={"K": 1024})) == len(results.trials(shape=" K=1024  G=64 ")) == 2
     assert len(results.picks(kernel="colwise", arch=["sm_90"], device="H100")) == 2
     assert len(results.picks(shape="K=7")) == 0
@@ -130,7 +133,7 @@ def test_filters_choose_rows_and_expand_adds_columns(path: Path) -> None:
     assert (expanded["shape.K"], expanded["config.BLOCK_SIZE"], expanded["config.num_stages"]) == (1024, 32, 1)
 
 
-def test_devices_have_their_software_and_what_was_measured_of_them(path: Path) -> None:
+def test_devices_have_their_software_and_what_was_measured_of_them(path: str) -> None:
     devices = fp8tune.open(path).devices()
     assert list(devices["device"]) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
     assert list(devices["problems"]) == [2, 1]
@@ -140,12 +143,12 @@ def test_devices_have_their_software_and_what_was_measured_of_them(path: Path) -
     assert H100.driver in set(devices["driver"])
 
 
-def test_rows_that_are_added_later_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "rows.db"
-    Store.open(str(path), create=True).close()
-    results = fp8tune.open(path)
+@on_both
+def test_rows_that_are_added_later_are_read(database: str) -> None:
+    Store.open(database, create=True).close()
+    results = fp8tune.open(database)
     assert len(results.picks()) == len(results.trials()) == len(results.finals()) == len(results.devices()) == 0
-    with Store.open(str(path)) as store:
+    with Store.open(database) as store:
         finished_sweep(store, {SMALL: {FASTER: 20.0}})
     assert len(results.picks()) == 1
 
@@ -160,7 +163,7 @@ def test_rows_that_are_added_later_are_read(tmp_path: Path) -> None:
         (lambda results: fp8tune.open(":memory:"), "in memory"),
     ],
 )
-def test_what_nobody_knows_is_an_error_of_fp8tune(path: Path, ask: object, said: str) -> None:
+def test_what_nobody_knows_is_an_error_of_fp8tune(path: str, ask: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ask(fp8tune.open(path))  # type: ignore[operator]
 
@@ -172,14 +175,14 @@ def test_a_database_that_is_not_there_is_an_error_when_it_is_opened(tmp_path: Pa
 
 
 def test_without_a_name_own_rows_are_read_over_the_base(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FP8TUNE_BASE", str(path))
-    assert repr(fp8tune.open()) == f"<fp8tune.Results of {path}>"
+    monkeypatch.setenv("FP8TUNE_BASE", path)
+    assert repr(fp8tune.open()) == f"<fp8tune.Results of {redacted(path)}>"
     with Store.open("fp8tune.db", create=True) as store:
         finished_sweep(store, {problem(K=2048): {FASTER: 20.0}})
-    assert repr(fp8tune.open()) == f"<fp8tune.Results of fp8tune.db over {path}>"
+    assert repr(fp8tune.open()) == f"<fp8tune.Results of fp8tune.db over {redacted(path)}>"
     assert len(fp8tune.open().picks()) == 4
 
 

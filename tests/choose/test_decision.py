@@ -110,9 +110,11 @@ def test_one_process_proves_nothing():
     assert (decision.lower, decision.upper) == (-1.0, math.inf)
 
 
-def test_a_lone_finalist_is_the_pick():
-    decision = decided(values(first=0.0))
-    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, PickVerdict.CERTIFIED, None)
+def test_a_lone_finalist_is_the_pick_and_proven_against_nothing():
+    """It was certified: proven faster than every other finalist, of which there were none."""
+    decision = decided(values(first=0.0), incumbent=FIRST)
+    assert (decision.config, decision.verdict, decision.runner_up) == (FIRST, PickVerdict.ONLY, None)
+    assert (decision.lower, decision.upper) == (-math.inf, math.inf)
 
 
 def test_the_bound_is_the_paired_t_of_processes_shared_out_over_rivals_and_looks():

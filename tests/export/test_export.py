@@ -233,15 +233,15 @@ def test_any_order_of_evidence_gives_the_same_bytes(evidences):
         assert render(shuffled, "gfx942") == render(evidences, "gfx942")
 
 
-def test_any_order_of_insertion_gives_the_same_bytes(tmp_path):
+def test_any_order_of_insertion_gives_the_same_bytes(tmp_path, postgresql_url):
+    """In two files and on a server."""
     tables = set()
     trials = [(of, config, time_us) for of, times in MEASURED.items() for config, time_us in times.items()]
-    for number in range(3):
+    for number, database in enumerate((tmp_path / "0.db", tmp_path / "1.db", postgresql_url)):
         random.Random(number).shuffle(trials)
-        with Store.open(str(tmp_path / f"{number}.db"), create=True) as store:
+        with Store.open(str(database), create=True) as store:
             sweep = begin(store)
-            for of, config_, time_us in trials:
-                store.add(sweep, row(time_us, of=of, config=config_))
+            store.add_many(sweep, [row(time_us, of=of, config=config_) for of, config_, time_us in trials])
             for of in {of for of, _, _ in trials}:
                 store.mark_complete(sweep, subject(of), 6)
             tables.add(render(store.evidence(), "sm_90"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,10 @@ from fp8tune.calibrate.record import calibrate
 from fp8tune.check.doctor import check_database, check_own
 from fp8tune.check.finding import Level
 from fp8tune.choose import calibration, reliance
-from fp8tune.choose.calibration import COUNTED, Origin, known_of, processes_within
+from fp8tune.choose.calibration import COUNTED, Origin, allowance, known_of, processes_within
 from fp8tune.choose.levels import COPY, levels
 from fp8tune.fleet import trust, units, worker
-from fp8tune.fleet.events import WorkerEnded
+from fp8tune.fleet.events import Notice, WorkerEnded
 from fp8tune.fleet.trust import Guard, UntrustedError, level_line
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.health import ErrorWatch, Health
@@ -102,7 +103,7 @@ def test_a_gpu_is_calibrated_once(store: Store) -> None:
 def test_a_budget_of_a_minute_goes_to_units(store: Store) -> None:
     """It spent 44 s of 60 on calibration."""
     (said,) = trust.prepare(store, gpu("1"), 60.0)
-    assert "not calibrated, the defaults are taken" in said
+    assert said == "not calibrated, the defaults are taken: its own takes longer than it saves"
     assert "process_sd" not in store.calibration(gpu("1").device)
     trust.prepare(store, gpu("2"))
     (said,) = trust.prepare(store, gpu("1"), 60.0)
@@ -119,8 +120,8 @@ def test_with_a_minute_nothing_is_compiled_or_launched_before_the_first_unit(sto
         def worker(self, tree: object = None) -> SimulatedBackend:
             raise AssertionError("a process was begun")
 
-    Guard(store, Untouched("simulated:1,gpu=1")).prepare(60.0)
-    Guard(store, Untouched("simulated:1,gpu=1")).prepare(119.0)
+    for left_s, work_s in ((60.0, math.inf), (105.9, math.inf), (119.0, 84.0)):
+        Guard(store, Untouched("simulated:1,gpu=1")).prepare(left_s, work_s)
     with pytest.raises(AssertionError, match="a copy was launched"):
         Guard(store, Untouched("simulated:1,gpu=1")).prepare(121.0)
 
@@ -167,8 +168,78 @@ def test_a_calibration_that_takes_longer_than_foreseen_is_broken_off(store: Stor
     assert "process_sd" not in store.calibration(gpu("1").device)
 
 
-def test_what_a_calibration_takes_fits_into_a_tenth() -> None:
+def test_what_a_calibration_takes_fits_into_its_time() -> None:
     assert [processes_within(seconds) for seconds in (6.0, 21.0, 21.3, 30.0, 44.0, math.inf)] == [0, 0, 8, 12, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "work_s", "is_known", "processes"),
+    [
+        (60.0, math.inf, False, 0),
+        (105.0, math.inf, False, 0),
+        (107.0, math.inf, False, 8),  # 21.2 s, and a quarter of the 85.8 s after it
+        (300.0, 84.0, False, 0),
+        (300.0, 86.0, False, 8),
+        (300.0, 86.0, True, 0),  # its mates' serve
+        (250.0, 250.0, True, 10),  # a tenth
+        (441.0, 441.0, False, 20),
+        (86_400.0, 86.0, False, 8),
+        (86_400.0, 10.0, False, 0),
+        (math.inf, 10.0, True, 20),
+    ],
+)
+def test_a_calibration_is_made_where_it_pays(left_s: float, work_s: float, is_known: bool, processes: int) -> None:
+    """A tenth of 145 s on each of two H100s allowed none, and the finals took 1.33 times as long."""
+    assert allowance(left_s, work_s, is_known=is_known).processes == processes
+
+
+def test_one_gpu_is_calibrated_for_all_of_its_name(store: Store) -> None:
+    """Beside a short budget: the others begin their units at once, and go by it from their next unit on."""
+    events = calibrate(store, gpu("1"), processes=8)
+    next(events)
+    (said,) = trust.prepare(store, gpu("2"), 145.0)
+    assert "that of a GPU of its name is taken once it is measured" in said
+    assert isinstance(events, Generator)
+    events.close()  # told to end
+    (said,) = trust.prepare(store, gpu("1"), 145.0)
+    assert "calibrated with 8 processes instead of 20" in said
+    (said,) = trust.prepare(store, gpu("2"), 145.0)
+    assert "not calibrated, the calibration of GPUs of its name is taken" in said
+    known = known_of(gpu("2").device, store.calibrations())
+    assert known.values["process_sd"] == store.calibration(gpu("1").device)["process_sd"]
+    assert trust.prepare(store, gpu("2")) == ()  # without a budget its own
+
+
+def test_a_calibration_whose_worker_was_killed_keeps_others_from_theirs_for_two_minutes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.begin_sweep("calibrate", gpu("1").device, command="", commit="", timer="", seed=0)
+    (said,) = trust.prepare(store, gpu("2"), 145.0)
+    assert "once it is measured" in said
+    begun = time.time()
+    monkeypatch.setattr(time, "time", lambda: begun + trust.AT_WORK_S + 1)
+    (said,) = trust.prepare(store, gpu("2"), 145.0)
+    assert "calibrated with 8 processes" in said
+
+
+@pytest.mark.parametrize(
+    ("quick", "expected_s", "is_calibrated"), [(False, 90.0, True), (False, 80.0, False), (True, 90.0, False)]
+)
+def test_a_worker_goes_by_the_finals_that_wait(
+    tmp_path: Path, quick: bool, expected_s: float, is_calibrated: bool
+) -> None:
+    """With a budget of a day it would have taken 44 s for any unit."""
+    db = str(tmp_path / "fleet.db")
+    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=quick, grid=("LEAD=0",))
+    with Store.open(db, create=True) as store:
+        plan = planning.expanded(planning.planned(options))
+        sweep = units.queued(plan)
+        unit = replace(next(units.units_of(plan, sweep.key)), expected_s=expected_s)
+        store.add_units(sweep, [unit])
+        store.add_units(replace(sweep, key="other", device="another"), [replace(unit, key="other", sweep_key="other")])
+    nothing = worker.WorkerOptions(db, "simulated:1,gpu=1", time_budget_s=86_400.0)
+    (said,) = [e.text for e in worker.work(nothing, lambda *_: iter(())) if isinstance(e, Notice)]
+    assert said.startswith("calibrated with 8" if is_calibrated else "not calibrated, the defaults are taken")
 
 
 def test_a_shortened_calibration_asks_for_nearly_the_same_finals() -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from browsing import Opened, opened
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 from playwright.sync_api import Browser
+from servers import PASSWORD, on_both
 
 import fp8tune
 from fp8tune.choose import ranking
@@ -26,6 +28,7 @@ from fp8tune.choose.incumbents import NO_INCUMBENTS
 from fp8tune.commands.report import ReportFormat, ReportOptions, report
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
+from fp8tune.redaction import redacted
 from fp8tune.report import changes, contents, page, step, views
 from fp8tune.report.contents import Contents, Row
 from fp8tune.report.view import Column, Part, View, table
@@ -132,21 +135,27 @@ def test_two_devices_are_compared_and_lookups_lose(tmp_path: Path, made: Callabl
     assert "--shapes" in found.page.locator("#lookups-next tbody").inner_text()
 
 
-def test_no_path_of_the_machine_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Store.open(str(tmp_path / "mine.db"), create=True) as store:
+@on_both
+def test_no_path_and_no_password_is_in_the_file(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(database, create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
-    report(ReportOptions(db=str(tmp_path / "mine.db"), output=tmp_path / "report.html"))
+    report(ReportOptions(db=database, output=tmp_path / "report.html"))
     text = (tmp_path / "report.html").read_text() + json.dumps(content_of(tmp_path / "report.html"))
-    assert "mine.db, read by fp8tune" in text
-    assert str(tmp_path) not in text
+    assert f"{redacted(database).rpartition('/')[2]}, read by fp8tune" in text
+    assert not [secret for secret in (str(tmp_path), PASSWORD, quote(PASSWORD, safe="")) if secret in text]
 
 
-def test_a_row_has_the_same_link_in_every_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@on_both
+def test_a_row_has_the_same_link_in_every_report(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ids = []
-    for name, extra in (("one.db", []), ("other.db", [problem(K=512)])):
-        with Store.open(str(tmp_path / name), create=True) as store:
+    for db, extra in ((str(tmp_path / "one.db"), []), (database, [problem(K=512)])):
+        with Store.open(db, create=True) as store:
             finished_sweep(store, {of: {config(): 100.0} for of in [problem(), *extra]})
-        report(ReportOptions(db=str(tmp_path / name), output=tmp_path / "report.html"))
+        report(ReportOptions(db=db, output=tmp_path / "report.html"))
         ids.append({one["id"] for one in content_of(tmp_path / "report.html")["problems"]})
     assert ids[0] < ids[1]
 

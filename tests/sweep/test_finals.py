@@ -14,13 +14,17 @@ from fake_gpu import Answer, FakeGpu
 from places import PLANTED
 from servers import on_both
 
+from fp8tune.choose import ranking
 from fp8tune.choose.calibration import measuring_plan_of
 from fp8tune.choose.candidates import Winner
 from fp8tune.choose.decision import PickVerdict
+from fp8tune.choose.explaining import Explanation
+from fp8tune.choose.overview import overview
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
+from fp8tune.render.found import found_lines
 from fp8tune.store.results import Store
-from fp8tune.sweep import finals, planning, session
+from fp8tune.sweep import finals, picks, planning, session
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
@@ -144,6 +148,25 @@ def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) 
     events(store, options)
     for winner in winners(store, options):
         assert winner.verdict is not PickVerdict.AMBIGUOUS or winner.n == PROTOCOL.more_processes[-1]
+
+
+def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: Options) -> None:
+    """Its pick was certified: proven faster than all of no rivals."""
+    default = planned(options).problems[0].version.default
+    alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
+    found = rows(events(store, alone))
+    assert {row.config for row in found} == {default}
+    for winner in winners(store, alone):
+        assert (winner.config, winner.verdict, winner.runner_up) == (default, PickVerdict.ONLY, None)
+        assert (winner.n, winner.noise_floor is None) == (PROTOCOL.processes, False)
+    kept = picks.decide(store.evidence()).picks
+    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
+    assert bounds == {("only", None, None)}
+    (counted,) = overview(kept)
+    assert (counted.settled, counted.open) == (2, 0)  # of what was asked for nothing is left to measure
+    both = ranking.all_candidates(store.evidence())
+    assert Explanation(both[0], {}, None).steps()[-1].endswith("there is nothing to compare it with: only.")
+    assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: Options) -> None:
