@@ -15,6 +15,7 @@ from fp8tune.choose.explaining import Explanation
 from fp8tune.records import Device, Evidence, Kind, Subject
 from fp8tune.report.view import Column
 from fp8tune.store.layers import Reader
+from fp8tune.store.outcomes import NO_HISTORY, History
 
 R = TypeVar("R")
 
@@ -119,7 +120,7 @@ class Contents:
 def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Contents:
     """Everything that is wanted of a database. Raises DatabaseError for one that cannot be read."""
     evidence: list[Evidence] = []
-    kernels: Sequence[str | None] = wanted.kernels or reader.kernels()
+    kernels: Sequence[str | None] = wanted.kernels or [None]
     for number, kernel in enumerate(kernels):
         progress("reading rows", number, len(kernels))
         evidence += reader.evidence(kernel, wanted.arch, keep=ranking.competing)
@@ -129,10 +130,9 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
         if wanted.device.casefold() in one.device.name.casefold()
     ]
     detailed = _detailed(found)
-    rows = []
-    for number, one in enumerate(found):
-        progress("reading configs", number, len(found))
-        rows.append(_row(reader, one, is_detailed=one in detailed))
+    progress("reading configs", 0, len(detailed))
+    histories = reader.histories([*filter(None, map(_subject, detailed))])  # of the screen, which all configs were in
+    rows = [_row(one, histories) if one in detailed else Row(one) for one in found]
     rest = len(found) - len(detailed)
     left_out = (
         f"{rest} of {len(found)} problems are shown without their configs: name kernels to see them." if rest else ""
@@ -145,15 +145,16 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     )
 
 
-def _row(reader: Reader, found: Candidates, *, is_detailed: bool) -> Row:
+def _subject(found: Candidates) -> Subject | None:
+    """None for rows of an implementation that is not ours."""
     version = found.entries[0].version
-    if version is None:
-        return Row(found, explanation=Explanation(found, {}, None) if is_detailed else None)
-    if not is_detailed:
-        return Row(found)
-    subject = Subject(version, found.device, found.kind, found.problem)
-    outcomes = reader.tried(subject)  # in the screen, which all configs were in
-    return Row(found, reader.commit(subject), Explanation(found, outcomes, None))
+    return None if version is None else Subject(version, found.device, found.kind, found.problem)
+
+
+def _row(found: Candidates, histories: Mapping[Subject, History]) -> Row:
+    subject = _subject(found)
+    known = NO_HISTORY if subject is None else histories[subject]
+    return Row(found, known.commit, Explanation(found, known.outcomes, None))
 
 
 def _detailed(found: Sequence[Candidates]) -> Collection[Candidates]:

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -85,8 +85,7 @@ class _Templates:
 
     def __init__(self) -> None:
         self.all: list[Json] = []
-        self._places: dict[str, int] = {}
-        self._specs: dict[int, Json] = {}
+        self._places: dict[Hashable, int] = {}
 
     def packed(self, view: View) -> Json:
         """A view as the script reads it."""
@@ -94,35 +93,20 @@ class _Templates:
         return {"id": view.id, "title": view.title, "says": view.says, "facts": view.facts, "parts": parts}
 
     def _part(self, part: Part) -> Json:
-        template = {
-            "id": part.id,
-            "title": part.title,
-            "says": part.says,
-            "empty": part.empty,
-            "columns": [_column(column) for column in part.table.columns],
-            "chart": self._spec(part),
-        }
-        text = json.dumps(template, sort_keys=True)
-        if text not in self._places:
-            self._places[text] = len(self.all)
-            self.all.append(template)
+        words = {"id": part.id, "title": part.title, "says": part.says, "empty": part.empty}
+        columns = [_column(column) for column in part.table.columns]
+        # problems share their pictures: to compare them written out would take as long as to read the rows
+        key = (*words.values(), *(tuple(column.values()) for column in columns), id(part.chart))
+        if key not in self._places:
+            self._places[key] = len(self.all)
+            self.all.append(words | {"columns": columns, "chart": None if part.chart is None else spec(part.chart)})
         table = part.table
-        columns = list(_columns(table))
         return {
-            "template": self._places[text],
+            "template": self._places[key],
             "length": len(table.rows),
-            "columns": columns,
+            "columns": list(_columns(table)),
             "left_out": table.left_out,
         }
-
-    def _spec(self, part: Part) -> Json | None:
-        """The picture; problems share theirs, and writing one down takes milliseconds."""
-        if part.chart is None:
-            return None
-        key = id(part.chart)
-        if key not in self._specs:
-            self._specs[key] = spec(part.chart)
-        return self._specs[key]
 
 
 def _column(column: Column[object]) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,8 @@ class _Config:
 def _configs(found: Explanation) -> Part:
     timed = [one for one in found.tried if one.slowdown is not None]
     timed.sort(key=lambda one: (one.stage != "final", one.slowdown, str(one.config)))
-    rows = [_Config(rank, one, _role(found, one)) for rank, one in enumerate(timed[:DRAWN], 1)]
+    role = _roles(found)
+    rows = [_Config(rank, one, role(one)) for rank, one in enumerate(timed[:DRAWN], 1)]
     columns: list[Column[_Config]] = [
         Column("rank", "#", lambda row: row.rank),
         Column("role", "role", lambda row: row.role),
@@ -106,10 +107,11 @@ def _configs(found: Explanation) -> Part:
     )
 
 
-def _role(found: Explanation, one: Tried) -> str:
+def _roles(found: Explanation) -> Callable[[Tried], str]:
+    """What a config is among the others of a problem."""
     known = {found.candidates.incumbent: "in the table", found.candidates.default: "default"}
     known[found.winner.config] = "pick"
-    return known.get(one.config, "finalist" if one.stage == "final" else "other")
+    return lambda one: known.get(one.config, "finalist" if one.stage == "final" else "other")
 
 
 @functools.cache
@@ -299,7 +301,8 @@ class _Block:
 
 
 def _finals(found: Explanation) -> Part:
-    roles = {one.config: _role(found, one) for one in found.tried}
+    role = _roles(found)
+    roles = {one.config: role(one) for one in found.tried}
     finalists = [entry.config for entry in found.candidates.named if entry.finals and entry.config is not None]
     varied = [axis for axis in _axes(found) if len({config.get(axis) for config in finalists}) > 1]
     blocks = [

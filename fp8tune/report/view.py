@@ -53,8 +53,9 @@ class Table:
 
 def table(columns: Sequence[Column[R]], items: Iterable[R], left_out: str = "") -> Table:
     """A row an item."""
-    rows = tuple(tuple(_rounded(column.value(item)) for column in columns) for item in items)
-    return Table(tuple(columns), rows, left_out)  # type: ignore[arg-type]
+    every = list(items)
+    values = [[_rounded(value) for value in map(column.value, every)] for column in columns]
+    return Table(tuple(columns), tuple(zip(*values, strict=True)), left_out)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,6 +94,16 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class _Sweeps:
+    """What the sweeps that timed a candidate say of it."""
+
+    check: str
+    ceiling_gb_per_s: float | None
+    copy_gb_per_s: float | None
+    peak_flop_per_s: float | None
+
+
+@dataclass(frozen=True)
 class Gathering:
     """What all records refer to, read once."""
 
@@ -114,6 +124,8 @@ class Gathering:
     """The ids of a sweep and a kernel version -> the check used, where it was not ``exact``."""
     fastest: dict[tuple[str, str], float] = field(default_factory=dict)
     """(name of a device, kind) -> the highest rate of a kernel, GB/s; looked up when it is first asked for."""
+    known: dict[tuple[Ids, frozenset[int]], _Sweeps] = field(default_factory=dict)
+    """(pool, its sweeps) -> what these say, likewise: thousands of candidates share it."""
 
     @classmethod
     def begin(cls, connection: Connection, ceiling: str) -> Gathering:
@@ -252,8 +264,7 @@ class Gathering:
         status, kind = self._status(summary, version), _KINDS[kind_name]
         screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = by_stage.get("final", ())
-        copy = _of_sweep(self.ceilings, summary, device)
-        peaks = self.peaks.get(self.shared.problems[problem].in_dtype, {}) if problem in self.flops else {}
+        sweeps = self._sweeps((problem, version, device, kind_name), summary.sweeps)
         times_us = tuple(sorted([of_process.time_us for of_process in timed])) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
@@ -269,11 +280,11 @@ class Gathering:
             source=source,
             note=note,
             facts=Facts(registers, spill_bytes, shared_bytes, compile_s, code),
-            check=self._check(summary, version),
+            check=sweeps.check,
             complete=self._is_complete(kind, version, device, problem),
-            ceiling_gb_per_s=copy and self._ceiling(copy, device, kind_name),
-            copy_gb_per_s=copy,
-            peak_flop_per_s=_of_sweep(peaks, summary, device),
+            ceiling_gb_per_s=sweeps.ceiling_gb_per_s,
+            copy_gb_per_s=sweeps.copy_gb_per_s,
+            peak_flop_per_s=sweeps.peak_flop_per_s,
             stage="final" if timed else "screen",
             screen_us=median(screened_us) if timed and screened_us else None,
             finals=timed,
@@ -288,10 +299,24 @@ class Gathering:
         ended = [replace(one, reference=self.checked.get((one.sweep, version), "")) for one in summary.doubted]
         return references.last_status(ended)
 
-    def _check(self, summary: Summary, version: int) -> str:
+    def _sweeps(self, ids: Ids, sweeps: frozenset[int]) -> _Sweeps:
+        """What the sweeps that timed some candidates of a pool say of all of them."""
+        if (found := self.known.get((ids, sweeps))) is None:
+            problem, version, device, kind = ids
+            copy = _of_sweep(self.ceilings, sweeps, device)
+            peaks = self.peaks.get(self.shared.problems[problem].in_dtype, {}) if problem in self.flops else {}
+            found = self.known[ids, sweeps] = _Sweeps(
+                check=self._check(sweeps, version),
+                ceiling_gb_per_s=copy and self._ceiling(copy, device, kind),
+                copy_gb_per_s=copy,
+                peak_flop_per_s=_of_sweep(peaks, sweeps, device),
+            )
+        return found
+
+    def _check(self, sweeps: frozenset[int], version: int) -> str:
         if not self.checks:
             return CHECKS[0]
-        used = {self.checks.get((sweep, version), CHECKS[0]) for sweep in summary.sweeps}
+        used = {self.checks.get((sweep, version), CHECKS[0]) for sweep in sweeps}
         return max(used, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check))
 
     def _finals(self, ids: tuple[int, int, int], summary: Summary) -> Mapping[str, tuple[ProcessTimes, ...]]:
@@ -313,10 +338,10 @@ class Gathering:
         return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
 
 
-def _of_sweep(values: _Calibrated, summary: Summary, device: int) -> float | None:
+def _of_sweep(values: _Calibrated, sweeps: frozenset[int], device: int) -> float | None:
     """Of the one sweep that rows come from; of several, whose ids say nothing of their age, the newest."""
     newest = values.get((None, device))
-    return values.get((min(summary.sweeps), device), newest) if len(summary.sweeps) == 1 else newest
+    return values.get((min(sweeps), device), newest) if len(sweeps) == 1 else newest
 
 
 def _fastest_gb_per_s(connection: Connection, devices: Sequence[int], kind: str, most_gb_per_s: float) -> float:

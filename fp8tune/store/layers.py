@@ -28,6 +28,7 @@ from fp8tune.records import (
 )
 from fp8tune.store.gathering import Keep
 from fp8tune.store.location import Databases, to_read
+from fp8tune.store.outcomes import History
 from fp8tune.store.results import Store, Tally
 
 _TIMED = (Kind.MEASURED, Kind.SIMULATED)
@@ -71,6 +72,9 @@ class Reader(Protocol):
 
     def commit(self, subject: Subject) -> str:
         """The commit that last timed a problem."""
+
+    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
+        """Both of many problems."""
 
     def calibration(self, device: Device) -> dict[str, float]:
         """What was measured of a device itself."""
@@ -166,6 +170,19 @@ class Layers:
     def commit(self, subject: Subject) -> str:
         """The git commit that last timed a problem."""
         return next(filter(None, (store.commit(subject) for store in self._of(subject))), "")
+
+    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
+        """What :meth:`tried` and :meth:`commit` say of each of many problems."""
+        hidden = self._hidden()
+        own, base = (
+            store.histories([subject for subject in subjects if _pool(subject) not in out], stage)
+            for store, out in zip((self.own, self.base), hidden, strict=True)
+        )
+        found = {**base, **own}
+        for subject in own.keys() & base.keys():
+            outcomes = {**base[subject].outcomes, **own[subject].outcomes}
+            found[subject] = History(outcomes, own[subject].commit or base[subject].commit)
+        return found
 
     def calibration(self, device: Device) -> dict[str, float]:
         """The own values of a device over the base's."""

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
-from statistics import median
+from operator import itemgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Select, Table, func, select
@@ -33,10 +31,9 @@ from fp8tune.records import (
     Subject,
     Telemetry,
 )
-from fp8tune.store import database, last_writes, optional, references, retrying, unreadable
+from fp8tune.store import database, last_writes, optional, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
 from fp8tune.store.packed import POOL
-from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
     FACTS,
     Calibrations,
@@ -174,59 +171,6 @@ class Reading(Connected):
         devices = dict(_records(self._connection, Devices, Device))
         rows = readable(self._connection, select(Sweeps.c.device_id).where(*same))
         return [devices[row.device_id] for row in rows if row.device_id in devices]
-
-    @reads
-    def tried(
-        self,
-        subject: Subject,
-        *,
-        sweep: int | None = None,
-        round: int | None = None,
-        stage: str | None = "screen",
-        reference: str = "",
-    ) -> dict[NamedInts, Outcome]:
-        """Config -> its last status, the median time of its trials, and the reason of the last that failed.
-
-        ``reference``: the hash of today's. What another checked, or an unknown one found wrong, is left out.
-        """
-        checked = references.references(self._connection)
-        given = {Trials.c.stage: stage, Trials.c.sweep_id: sweep, Trials.c.round: round}
-        query = (
-            select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
-            .add_columns(*(Candidates.c[name] for name in FACTS))
-            .join(Candidates, Candidates.c.id == Trials.c.candidate_id)
-            .join(Configs, Configs.c.id == Candidates.c.config_id)
-            .where(Candidates.c.id.in_(candidates_of(subject)), Candidates.c.kind == str(subject.kind))
-            .where(*(column == value for column, value in given.items() if value is not None))
-            .order_by(Trials.c.created_at, Trials.c.id)
-        )
-        by_config: dict[NamedInts, list[tuple[Any, Ended]]] = {}
-        wanted = {column.name: value for column, value in given.items() if value is not None}
-        packed = _packed_trials(self._connection, packed_of(subject, subject.kind), wanted)
-        for row in itertools.chain(readable(self._connection, query), packed):
-            by = checked.get((row.sweep_id, row.version_id), "")
-            ended = Ended(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
-            if not (reference and references.is_outdated(ended.status, by, reference)):
-                by_config.setdefault(row.items or NamedInts(), []).append((row, ended))
-        return {config: _outcome(rows) for config, rows in by_config.items()}
-
-    @reads
-    def commit(self, subject: Subject) -> str:
-        """The git commit of the working tree that last timed a problem; empty outside git."""
-        timed = (Trials.c.created_at, Trials.c.id, Trials.c.worker_id)
-        query = (
-            select(*timed)
-            .where(Trials.c.candidate_id.in_(candidates_of(subject)), Trials.c.time_us.is_not(None))
-            .order_by(Trials.c.created_at.desc(), Trials.c.id.desc())
-        )
-        found = [tuple(row) for row in self._connection.execute(query.limit(1))]
-        for pool in packed_pools(self._connection, packed_of(subject)):
-            rows = pool.rows(Trials, ("created_at", "id", "worker_id", "time_us"))
-            found += [row[:3] for row in rows if row[3] is not None]
-        if not found:
-            return ""
-        *_, worker = max(found)
-        return str(self._connection.scalar(select(Workers.c.commit).where(Workers.c.id == worker)) or "")
 
     @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
@@ -408,9 +352,6 @@ def _ids_named(shared: Shared, problem: int, version: int, device: int, kind: st
         return None
 
 
-_ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")
-
-
 @dataclass(frozen=True)
 class Shared:
     """What candidates refer to, by id. Small beside the trials, so it is read whole."""
@@ -429,14 +370,15 @@ class Shared:
         ours = ((id, version if version.source_hash else None) for id, version in versions)
         return cls(
             problems=ById(connection, Problems, _records(connection, Problems, Problem)),
-            configs=_items(connection, Configs),
-            lookup_keys=_items(connection, LookupKeys),
+            configs=items(connection, Configs),
+            lookup_keys=items(connection, LookupKeys),
             versions=ById(connection, KernelVersions, ours),
             devices=ById(connection, Devices, _records(connection, Devices, Device)),
         )
 
 
-def _items(connection: Connection, table: Table, ids: Collection[int] | None = None) -> ById:
+def items(connection: Connection, table: Table, ids: Collection[int] | None = None) -> ById:
+    """The named integers of all rows of a table, or of some, by their id."""
     query = select(table.c.id, table.c["items"])
     return ById(connection, table, readable(connection, query if ids is None else query.where(table.c.id.in_(ids))))
 
@@ -492,26 +434,6 @@ def packed_of(subject: Subject, kind: Kind | None = None) -> Select[Any]:
     return query if kind is None else query.where(of.c.kind == str(kind))
 
 
-def _packed_trials(connection: Connection, wanted: Select[Any], given: Mapping[str, Any]) -> Iterator[Any]:
-    """The trials of packed rows that have the values given, with their candidates and configs, oldest first."""
-    for pool in packed_pools(connection, wanted):
-        configs = _items(connection, Configs, pool.refers_to(Configs))
-        found = [row for row in pool.joined() if all(getattr(row, name) == value for name, value in given.items())]
-        for row in sorted(found, key=attrgetter("created_at", "id")):
-            with contextlib.suppress(MissingRowError):
-                yield _Tried(row, configs[row.config_id])
-
-
-class _Tried:
-    """A packed trial with its config."""
-
-    def __init__(self, row: Any, items: NamedInts | None) -> None:
-        self._row, self.items = row, items
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._row, name)
-
-
 def device_ids(device: Device) -> Select[Any]:
     """The id of a device, as a query."""
     return select(Devices.c.id).where(*(Devices.c[name] == value for name, value in vars(device).items()))
@@ -520,14 +442,6 @@ def device_ids(device: Device) -> Select[Any]:
 def _problem_ids(problem: Problem) -> Select[Any]:
     wanted = vars(problem) | {"canonical": problem.shape.canonical}
     return select(Problems.c.id).where(*(Problems.c[name] == wanted[name] for name in wanted if name != "shape"))
-
-
-def _outcome(rows: Sequence[tuple[Any, Ended]]) -> Outcome:
-    status = references.last_status([ended for _, ended in rows])
-    mine = [row for row, ended in rows if ended.status is status]
-    times = [row.time_us for row in mine if row.time_us is not None]
-    time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, mine[-1].reason, facts=Facts(*(getattr(rows[-1][0], name) for name in FACTS)))
 
 
 def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:

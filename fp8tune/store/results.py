@@ -40,6 +40,7 @@ from fp8tune.store import (
     exclusions,
     migrations,
     optional,
+    outcomes,
     packed,
     picks,
     process_times,
@@ -49,6 +50,7 @@ from fp8tune.store import (
 )
 from fp8tune.store.exclusions import Exclusion
 from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.outcomes import History
 from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
@@ -292,6 +294,29 @@ class Store(Reading):
     def tally(self, subject: Subject) -> Tally:
         """What became of the configs of a problem that was tried."""
         return Tally(subject, self.tried(subject, stage=None))
+
+    @reads
+    def tried(
+        self,
+        subject: Subject,
+        *,
+        sweep: int | None = None,
+        round: int | None = None,
+        stage: str | None = "screen",
+        reference: str = "",
+    ) -> dict[NamedInts, Outcome]:
+        """Config -> how its trials ended; see :func:`fp8tune.store.outcomes.tried`."""
+        return outcomes.tried(self._connection, subject, outcomes.Wanted(stage, sweep, round), reference)
+
+    @reads
+    def commit(self, subject: Subject) -> str:
+        """The git commit of the working tree that last timed a problem; empty outside git."""
+        return outcomes.commit(self._connection, subject)
+
+    @reads
+    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
+        """What :meth:`tried` and :meth:`commit` say of each of many problems, ten times as fast as one by one."""
+        return outcomes.histories(self._connection, subjects, outcomes.Wanted(stage))
 
     @reads
     def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[process_times.Timed]]:

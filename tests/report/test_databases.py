@@ -261,6 +261,16 @@ def test_hostile_names_are_text_wherever_they_stand(tmp_path: Path, browser: Bro
     found.page.context.close()
 
 
+def test_every_picture_is_vega_lite() -> None:
+    """By its schema, which a report itself does not ask: that takes half a second."""
+    found = hostile_contents(["x"])
+    shown = [*views.views(found), *(view for view, _ in views.problem_views(found))]
+    charts = [part.chart for view in shown for part in view.parts if part.chart is not None]
+    assert len(charts) > 5
+    for chart in charts:
+        chart.to_dict(validate=True)
+
+
 def test_a_script_of_others_may_not_run(tmp_path: Path, browser: Browser) -> None:
     """The content policy, were markup ever to come in."""
     path = tmp_path / "report.html"

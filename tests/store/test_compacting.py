@@ -17,10 +17,11 @@ from places import ROOT
 
 from fp8tune.choose import ranking
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Code, Facts, Kind, NamedInts, Row, Status, Telemetry
+from fp8tune.records import Code, Facts, Kind, NamedInts, Row, Status, Subject, Telemetry
 from fp8tune.store import archives, compacting
 from fp8tune.store.compacting import Compacted, compact
 from fp8tune.store.importing import import_file
+from fp8tune.store.outcomes import History
 from fp8tune.store.results import Store
 
 SAMPLES = (99.968, 100.0, 100.032, 100.032, 100.064)
@@ -75,6 +76,10 @@ def said(path: Path) -> tuple[object, ...]:
         )
 
 
+def one_by_one(store: Store) -> dict[Subject, History]:
+    return {one: History(store.tried(one), store.commit(one)) for one in store.tried_subjects()}
+
+
 def without_samples(one: Row) -> Row:
     """Of a screen, as it is read from a database that was compacted."""
     return replace(one, outcome=replace(one.outcome, samples_us=())) if one.stage == "screen" else one
@@ -92,11 +97,20 @@ def count(path: Path, table: str) -> int:
 
 def test_all_that_is_read_stays_the_same(path: Path) -> None:
     before, rows_before = said(path), rows(path)
+    with Store.open(str(path), writable=False) as store:
+        histories = one_by_one(store)
     done = compact(path, None, None)
     assert (done.problems, done.trials, done.packed, done.left_out) == (3, 17, 16, 3)
     assert count(path, "trials") == 1  # of the sweep that was not finished
     assert said(path) == before
     assert rows(path) == rows_before
+    with Store.open(str(path), writable=False) as store:  # one problem has plain rows, the others packed ones
+        assert store.histories(list(histories)) == one_by_one(store) == histories
+    assert {history.commit for history in histories.values()} == {"c0ffee", ""}
+    assert {outcome.status for history in histories.values() for outcome in history.outcomes.values()} == {
+        Status.OK,
+        Status.PRUNED,
+    }
 
 
 def test_samples_of_finals_are_kept(path: Path) -> None:
