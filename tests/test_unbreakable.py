@@ -1,8 +1,4 @@
-"""kill -9 at any moment, two sweeps at once, a full disk, a damaged file: no row lost, none doubled, one line said.
-
-A sweep is forked from this process, which has torch loaded, and its workers are forked from the sweep: the program is
-the real one, only the three seconds that importing takes in every process are saved.
-"""
+"""kill -9 at any moment, two sweeps at once, a full disk, a damaged file: no row lost, none doubled, one line said."""
 
 from __future__ import annotations
 
@@ -10,40 +6,33 @@ import contextlib
 import functools
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import resource
 import shutil
 import signal
 import sqlite3
-import sys
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import scipy.stats
+from command_line import fp8tune
 from database_rows import begin, config, finished_sweep, problem, row
+from forked import Forked, say, workers_forked_from_here
 from places import PLANTED, PUBLISHED
 from sqlalchemy import Connection
 
-from fp8tune import cli
 from fp8tune.check import doctor
-from fp8tune.errors import Fp8tuneError
-from fp8tune.measure import trial as measure
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning
 from fp8tune.sweep.options import Options
-
-assert measure, scipy.stats  # imported here once, instead of in every worker
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "10"))
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
@@ -55,70 +44,8 @@ OPTIONS = Options(
     quick=True,
     command="fp8tune sweep",
 )
+SHORT = replace(OPTIONS, grid=("num_warps=1,2,4",))
 WITH_FINALS = replace(OPTIONS, grid=("num_warps=1,2",), quick=False)
-
-
-class Forked:
-    """A function in a process of its own, its output in a pipe."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.dup2(writer, 1)
-            os.dup2(writer, 2)
-            os._exit(_exit_code(function))
-        os.close(writer)
-        self._output, self._read = os.fdopen(reader, "rb"), b""
-
-    def read(self, lines: int) -> None:
-        """Wait until it has written so many lines, or has ended."""
-        self._read += b"".join(self._output.readline() for _ in range(lines))
-
-    def wait(self) -> tuple[int, str]:
-        """(exit code or minus the signal, what it wrote)"""
-        output = (self._read + self._output.read()).decode()
-        self._output.close()
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), output
-
-    def kill(self) -> str:
-        """kill -9; what it had written."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self.wait()[1]
-
-
-def _exit_code(function: Callable[[], None]) -> int:
-    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 - closed by the end of the process
-    try:
-        with workers_forked_from_here():
-            function()
-    except Fp8tuneError as error:
-        say(f"fp8tune: {error}")
-        return error.exit_code
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    except BaseException:
-        say(traceback.format_exc())
-        return 70
-    finally:
-        sys.stdout.flush()
-    return 0
-
-
-def say(line: str) -> None:
-    """In one write, as whoever is killed must not leave half a line that was whole."""
-    os.write(1, f"{line}\n".encode())
-
-
-@contextlib.contextmanager
-def workers_forked_from_here() -> Iterator[None]:
-    """No fork server: it would import torch once more for each sweep."""
-    fork = multiprocessing.get_context("fork")
-    with (
-        mock.patch("fp8tune.measure.worker.multiprocessing.get_context", return_value=fork),
-        mock.patch("multiprocessing.forkserver.ensure_running"),
-    ):
-        yield
 
 
 @functools.cache
@@ -170,31 +97,35 @@ def stored(path: Path) -> list[tuple[object, ...]]:
         return connection.execute(STORED).fetchall()
 
 
-def fp8tune(*arguments: object) -> tuple[int, str]:
-    """(exit code, output) of a command."""
-    with mock.patch.object(sys, "argv", ["fp8tune", *map(str, arguments)]):
-        return Forked(cli.main).wait()
-
-
 def shown(path: Path) -> str:
     """The final table."""
-    code, output = fp8tune("show", "--db", path)
-    assert code == 0, output
-    return output
+    ended = fp8tune("show", "--db", path)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+class Unbroken:
+    """Sweeps that nothing disturbed, in this process: all that they import and compile those forked from it have."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._swept: dict[Options, tuple[Path, float]] = {}
+
+    def of(self, options: Options) -> tuple[Path, float]:
+        """The database of a sweep, and how long it took."""
+        if options not in self._swept:
+            path = self._folder / f"{len(self._swept)}.db"
+            plan, begun = planned(options), time.monotonic()
+            with workers_forked_from_here(), Store.open(str(path), create=True) as store:
+                for _ in sweep.sweep(store, plan):
+                    pass
+            self._swept[options] = path, time.monotonic() - begun
+        return self._swept[options]
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The database of a sweep that nothing disturbed, and how long that took."""
-    return swept_whole(tmp_path_factory.mktemp("unbroken") / "results.db", OPTIONS)
-
-
-def swept_whole(path: Path, options: Options) -> tuple[Path, float]:
-    running = run_sweep(path, options)
-    begun = time.monotonic()
-    code, output = Forked(running).wait()
-    assert code == 0, output
-    return path, time.monotonic() - begun
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    return Unbroken(tmp_path_factory.mktemp("unbroken"))
 
 
 def stored_when_killed(path: Path, scratch: Path) -> Counter[tuple[object, ...]]:
@@ -211,16 +142,15 @@ def stored_when_killed(path: Path, scratch: Path) -> Counter[tuple[object, ...]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "count"), [(OPTIONS, MOMENTS * 7 // 10), (WITH_FINALS, MOMENTS * 3 // 10)], ids=["screen", "finals"]
+    ("options", "count"), [(SHORT, MOMENTS * 7 // 10), (WITH_FINALS, MOMENTS * 3 // 10)], ids=["screen", "finals"]
 )
-def test_killed_at_any_moment_and_run_again(options: Options, count: int, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_run_again(options: Options, count: int, unbroken: Unbroken, tmp_path: Path) -> None:
     """Each moment: kill -9, look at what is there, run again to the end, compare with the unbroken sweep.
 
     A moment is a line, from before the first to after the last, and a part of a trial more. On a busy machine that part
     may be long: the sweep then stands a few lines further on, so that a kill in the middle is in the middle.
     """
-    (tmp_path / "unbroken").mkdir()
-    whole, seconds = swept_whole(tmp_path / "unbroken" / "results.db", options)
+    whole, seconds = unbroken.of(options)
     table, trials, moments = shown(whole), len(stored(whole)), random.Random(0)
     for number in range(count):
         folder, scratch = tmp_path / f"{number}", tmp_path / f"copy of {number}"
@@ -247,35 +177,31 @@ def test_killed_at_any_moment_and_run_again(options: Options, count: int, tmp_pa
 # Two at once
 
 
-@pytest.mark.parametrize("options", [OPTIONS, WITH_FINALS], ids=["screen", "finals"])
-def test_two_that_run_the_same_sweep_double_nothing(options: Options, tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
-    whole, _ = swept_whole(tmp_path / "alone" / "results.db", options)
-    path = tmp_path / "both" / "results.db"
-    path.parent.mkdir()
+@pytest.mark.parametrize("options", [SHORT, WITH_FINALS], ids=["screen", "finals"])
+def test_two_that_run_the_same_sweep_double_nothing(options: Options, unbroken: Unbroken, tmp_path: Path) -> None:
+    (whole, _), path = unbroken.of(options), tmp_path / "results.db"
     both = [Forked(run_sweep(path, options)) for _ in range(2)]
     ended = [running.wait() for running in both]
     assert [code for code, _ in ended] == [0, 0], ended
     assert stored(path) == stored(whole)
     assert shown(path) == shown(whole)
-    assert list(path.parent.iterdir()) == [path]
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_two_different_sweeps_store_all_rows_of_both(unbroken: tuple[Path, float], tmp_path: Path) -> None:
-    path, alone = tmp_path / "results.db", tmp_path / "alone.db"
-    other = replace(OPTIONS, timer="simulated:6")
-    assert Forked(run_sweep(alone, other)).wait()[0] == 0
-    both = [Forked(run_sweep(path)), Forked(run_sweep(path, other))]
+def test_two_different_sweeps_store_all_rows_of_both(unbroken: Unbroken, tmp_path: Path) -> None:
+    path, other = tmp_path / "results.db", replace(SHORT, timer="simulated:6")
+    alone = [unbroken.of(options)[0] for options in (SHORT, other)]
+    both = [Forked(run_sweep(path, options)) for options in (SHORT, other)]
     ended = [running.wait() for running in both]
     assert [code for code, _ in ended] == [0, 0], ended
-    assert Counter(stored(path)) == Counter(stored(unbroken[0])) + Counter(stored(alone))
+    assert Counter(stored(path)) == Counter(stored(alone[0])) + Counter(stored(alone[1]))
 
 
 def test_many_that_open_and_close_at_once(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
 
     def open_and_close() -> None:
-        for _ in range(20):
+        for _ in range(10):
             with Store.open(str(path), create=True) as store:
                 begin(store)
 
@@ -285,23 +211,23 @@ def test_many_that_open_and_close_at_once(tmp_path: Path) -> None:
 
 
 def test_rows_of_many_writers_are_all_there_once(tmp_path: Path) -> None:
-    """1,500 rows from 10 processes, each commit a row or three."""
+    """600 rows from 6 processes, each commit a row or three."""
     path = tmp_path / "results.db"
-    sizes = [1, 3] * 37 + [2]  # 150 rows
+    sizes = [1, 3] * 25  # 100 rows
 
     def write(process: int) -> None:
         with Store.open(str(path), create=True) as store:
             sweep_id = begin(store, request=f"request {process}")
             number = 0
             for size in sizes:
-                rows = [row(of=problem(K=16 * (150 * process + number + i + 1))) for i in range(size)]
+                rows = [row(of=problem(K=16 * (100 * process + number + i + 1))) for i in range(size)]
                 assert store.add_many(sweep_id, rows) == size
                 number += size
 
-    ended = [running.wait() for running in [Forked(functools.partial(write, process)) for process in range(10)]]
-    assert [code for code, _ in ended] == [0] * 10, ended
+    ended = [running.wait() for running in [Forked(functools.partial(write, process)) for process in range(6)]]
+    assert [code for code, _ in ended] == [0] * 6, ended
     found = stored(path)
-    assert len(found) == len(set(found)) == 1_500
+    assert len(found) == len(set(found)) == 600
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -329,7 +255,7 @@ def no_file_above(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 20_000, 120_000, 200_000])
-def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: tuple[Path, float], tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     sweeping = run_sweep(path)
     code, output = Forked(lambda: (no_file_above(size), sweeping())).wait()  # type: ignore[func-returns-value]
@@ -339,25 +265,25 @@ def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: tuple[P
     (tmp_path / "copy").mkdir()
     assert announced("".join(f"{line}\n" for line in lines)) <= set(stored_when_killed(path, tmp_path / "copy"))
     assert Forked(sweeping).wait()[0] == 0  # there is room again
-    assert stored(path) == stored(unbroken[0])
+    assert stored(path) == stored(unbroken.of(OPTIONS)[0])
 
 
-def test_a_full_disk_keeps_what_it_has(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_it_has(unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     sweeping, begin_writing = run_sweep(path), database.begin_writing
 
     def fill_soon(connection: Connection) -> None:
         begin_writing(connection)
-        connection.exec_driver_sql(f"PRAGMA max_page_count={unbroken[0].stat().st_size // 4096 - 5}")
+        connection.exec_driver_sql(f"PRAGMA max_page_count={unbroken.of(OPTIONS)[0].stat().st_size // 4096 - 5}")
         connection.rollback()
 
     with mock.patch("fp8tune.store.database.begin_writing", fill_soon):
         code, output = Forked(sweeping).wait()
     assert code == 2
     assert "the disk is full: free some space" in output.splitlines()[-1]
-    assert 0 < len(stored(path)) < len(stored(unbroken[0]))
+    assert 0 < len(stored(path)) < len(stored(unbroken.of(OPTIONS)[0]))
     assert Forked(sweeping).wait()[0] == 0
-    assert stored(path) == stored(unbroken[0])
+    assert stored(path) == stored(unbroken.of(OPTIONS)[0])
 
 
 # A damaged file
@@ -382,7 +308,7 @@ COMMANDS = (
     ("export", "--arch", "sm_90", "--check"),
     ("import", PUBLISHED),
     ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5"),
-    ("compare", "HEAD..HEAD"),
+    ("compare", "HEAD..HEAD", "--kernel", "rowwise"),
 )
 
 
@@ -410,7 +336,9 @@ def test_a_damaged_file_is_one_line_and_has_a_way_back(
     path.write_bytes(damaged)
     writing = COMMANDS[2 + (DAMAGES.index(damage) + SHARES.index(share)) % 3]
     for number, command in enumerate((*COMMANDS[:2], writing) if damaged else COMMANDS[:2]):  # empty: a new database
-        code, output = fp8tune(*command, "--db", path)
+        with workers_forked_from_here():
+            code, out, error = fp8tune(*command, "--db", path)
+        output = out + error
         assert code in (0, 1, 2), output
         assert "Traceback" not in output
         if code == 2:
@@ -427,15 +355,15 @@ def test_a_damaged_file_is_one_line_and_has_a_way_back(
         assert "fp8tune import" in finding.fix
 
 
-def test_the_way_back_leads_back(unbroken: tuple[Path, float], tmp_path: Path) -> None:
+def test_the_way_back_leads_back(unbroken: Unbroken, tmp_path: Path) -> None:
     """Move the damaged file away, import what another copy has, run the same sweep again."""
     path, copy = tmp_path / "results.db", tmp_path / "copy.db"
-    running = Forked(run_sweep(copy, stands_after=20))
+    running = Forked(run_sweep(copy, SHORT, stands_after=20))
     running.read(20)
     running.kill()
-    path.write_bytes(noise(bytearray(unbroken[0].read_bytes()), 0))
+    path.write_bytes(noise(bytearray(unbroken.of(SHORT)[0].read_bytes()), 0))
     path.rename(f"{path}.damaged")
-    assert fp8tune("import", copy, "--db", path)[0] == 0
-    assert Forked(run_sweep(path)).wait()[0] == 0
-    assert stored(path) == stored(unbroken[0])
-    assert shown(path) == shown(unbroken[0])
+    assert fp8tune("import", copy, "--db", path).returncode == 0
+    assert Forked(run_sweep(path, SHORT)).wait()[0] == 0
+    assert stored(path) == stored(unbroken.of(SHORT)[0])
+    assert shown(path) == shown(unbroken.of(SHORT)[0])

@@ -1,0 +1,85 @@
+"""Processes forked from this one, which has torch loaded, as are the workers they start.
+
+The program is the real one, only the three seconds that importing takes in every process are saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import scipy.stats
+
+from fp8tune.errors import Fp8tuneError
+from fp8tune.measure import trial
+
+assert trial, scipy.stats  # imported here once, instead of in every worker
+
+
+class Forked:
+    """A function in a process of its own, its output in a pipe."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            os._exit(_exit_code(function))
+        os.close(writer)
+        self._output, self._read = os.fdopen(reader, "rb"), b""
+
+    def read(self, lines: int) -> None:
+        """Wait until it has written so many lines, or has ended."""
+        self._read += b"".join(self._output.readline() for _ in range(lines))
+
+    def wait(self) -> tuple[int, str]:
+        """(exit code or minus the signal, what it wrote)"""
+        output = (self._read + self._output.read()).decode()
+        self._output.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), output
+
+    def kill(self) -> str:
+        """kill -9; what it had written."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()[1]
+
+
+def _exit_code(function: Callable[[], None]) -> int:
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 - closed by the end of the process
+    try:
+        with workers_forked_from_here():
+            function()
+    except Fp8tuneError as error:
+        say(f"fp8tune: {error}")
+        return error.exit_code
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        say(traceback.format_exc())
+        return 70
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def say(line: str) -> None:
+    """In one write, as whoever is killed must not leave half a line that was whole."""
+    os.write(1, f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def workers_forked_from_here() -> Iterator[None]:
+    """No fork server: it would import torch once more for each sweep."""
+    fork = multiprocessing.get_context("fork")
+    with (
+        mock.patch("fp8tune.measure.worker.multiprocessing.get_context", return_value=fork),
+        mock.patch("multiprocessing.forkserver.ensure_running"),
+    ):
+        yield
