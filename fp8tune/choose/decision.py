@@ -113,14 +113,13 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
         configs, numbers = largest_block(rounds)
         logs_of = alike.setdefault((tuple(configs), len(numbers)), {})
         logs_of[process] = [[rounds[number][config] for config in configs] for number in numbers]
-    found = {}
+    found: dict[str, dict[NamedInts, float]] = {}
     for (configs_of, _), logs_of in alike.items():  # processes with the same configs and as many rounds, all at once
         logs = np.array(list(logs_of.values()))
         centres = logs.mean(axis=2, keepdims=True)
         means = centres[..., 0].mean(axis=1, keepdims=True) + _trimmed_mean(logs - centres)
-        found |= {
-            name: dict(zip(configs_of, of, strict=True)) for name, of in zip(logs_of, means.tolist(), strict=True)
-        }
+        for process, of_process in zip(logs_of, means.tolist(), strict=True):
+            found[process] = dict(zip(configs_of, of_process, strict=True))
     values: dict[NamedInts, dict[str, float]] = {}
     for process in sorted(found):
         for config, value in found[process].items():

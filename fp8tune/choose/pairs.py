@@ -28,11 +28,8 @@ def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
 
     def order(config: NamedInts) -> tuple[object, ...]:
         given = dict(config.items())
-        places = [
-            (of_value.get(given[name], len(of_value)), given[name])
-            for name, of_value in declared.items()
-            if name in given
-        ]
+        known = [(given[name], of_value) for name, of_value in declared.items() if name in given]
+        places = [(of_value.get(value, len(of_value)), value) for value, of_value in known]
         return given.get("num_stages", 0), given.get("num_warps", 0), tuple(places), config.canonical
 
     return order
