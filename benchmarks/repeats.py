@@ -34,6 +34,9 @@ from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import expanded, planned
 from fp8tune_kernels.tables import Table
 
+TOGETHER_S = 1.0
+"""Trials that come within so long are stored in one commit: a sweep that is broken off counts for nothing here."""
+
 AGREEING = 0.90
 """Rows on which two sweeps from scratch come to the same pick, at least."""
 ELSE_WITHIN = 1.0125
@@ -81,8 +84,9 @@ def swept(options: Options, folder: Path, calibration: str | None, incumbents: I
     with Store.open(str(database), create=True) as store:
         if calibration:
             check_calibration(store, plan.backend.device)
-        for _ in sweep(store, plan):
-            pass
+        with store.adding_together(TOGETHER_S):
+            for _ in sweep(store, plan):
+                pass
         evidence = selecting.evidence_for(store, plan.backend.device.arch)
     made = exporting.render(evidence, plan.backend.device.arch, incumbents=incumbents)
     found = {candidates.problem: candidates for candidates in usable(all_candidates(evidence))}

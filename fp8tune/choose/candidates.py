@@ -209,5 +209,5 @@ def value_us(entry: Evidence) -> float:
 
 
 def _canonical_rank(entry: Evidence) -> tuple[object, ...]:
-    order = () if entry.config is None else canonical_order(entry.config, entry.version.axes if entry.version else ())
+    order = () if entry.config is None else canonical_order(entry.version.axes if entry.version else ())(entry.config)
     return *order, value_us(entry), entry.source, entry.note

@@ -76,7 +76,7 @@ def coverings(
         raise ValueError("a problem without times cannot be covered" if slowdowns else "no problems")
     axes = [(name, tuple(values)) for name, values in axes]
     known = {config for of_problem in slowdowns for config in of_problem}
-    configs = sorted(known, key=lambda config: canonical_order(config, axes))
+    configs = sorted(known, key=canonical_order(axes))
     times = np.array([[of_problem.get(config, math.inf) for config in configs] for of_problem in slowdowns])
     best = times.min(axis=1, keepdims=True)
     gaps = {}

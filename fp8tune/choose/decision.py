@@ -107,14 +107,23 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
     processes: dict[str, dict[int, dict[NamedInts, float]]] = {}
     for block in blocks:
         processes.setdefault(block.process, {}).setdefault(block.round, {})[block.config] = math.log(block.time_us)
-    values: dict[NamedInts, dict[str, float]] = {}
+    alike: dict[tuple[tuple[NamedInts, ...], int], dict[str, list[list[float]]]] = {}
     for process in sorted(processes):
         rounds = processes[process]
         configs, numbers = largest_block(rounds)
-        logs = np.array([[rounds[number][config] for config in configs] for number in numbers])
-        centres = logs.mean(axis=1, keepdims=True)
-        for config, value in zip(configs, centres.mean() + _trimmed_mean(logs - centres), strict=True):
-            values.setdefault(config, {})[process] = float(value)
+        logs_of = alike.setdefault((tuple(configs), len(numbers)), {})
+        logs_of[process] = [[rounds[number][config] for config in configs] for number in numbers]
+    found: dict[str, dict[NamedInts, float]] = {}
+    for (configs_of, _), logs_of in alike.items():  # processes with the same configs and as many rounds, all at once
+        logs = np.array(list(logs_of.values()))
+        centres = logs.mean(axis=2, keepdims=True)
+        means = centres[..., 0].mean(axis=1, keepdims=True) + _trimmed_mean(logs - centres)
+        for process, of_process in zip(logs_of, means.tolist(), strict=True):
+            found[process] = dict(zip(configs_of, of_process, strict=True))
+    values: dict[NamedInts, dict[str, float]] = {}
+    for process in sorted(found):
+        for config, value in found[process].items():
+            values.setdefault(config, {})[process] = value
     return values
 
 
@@ -274,7 +283,8 @@ def _decision(finals: Pairs, pick: int, keep_band: float, *, is_fresh: bool) -> 
 
 
 def _trimmed_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Over the rows of (round, config). As ``scipy.stats.trim_mean``, which takes a second to import."""
-    cut = int(TRIMMED_SHARE * len(logs))
-    mean: NDArray[np.float64] = np.sort(logs, axis=0)[cut : len(logs) - cut].mean(axis=0)
+    """Over the rounds of (process, round, config). As ``scipy.stats.trim_mean``, which takes a second to import."""
+    rounds = logs.shape[1]
+    cut = int(TRIMMED_SHARE * rounds)
+    mean: NDArray[np.float64] = np.sort(logs, axis=1)[:, cut : rounds - cut].mean(axis=1)
     return mean

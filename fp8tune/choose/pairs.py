@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,14 +21,18 @@ Axes = Sequence[tuple[str, Sequence[int]]]
 Key = TypeVar("Key", str, int)
 
 
-def canonical_order(config: NamedInts, axes: Axes) -> tuple[object, ...]:
-    """Fewer stages, fewer warps, then the declared order of each axis' values, then the text."""
-    places = [
-        (list(values).index(config[name]) if config[name] in values else len(values), config[name])
-        for name, values in axes
-        if name in config
-    ]
-    return config.get("num_stages", 0), config.get("num_warps", 0), tuple(places), config.canonical
+def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
+    """What configs are sorted by: fewer stages, fewer warps, then the declared order of each axis' values, then the
+    text. Values that no axis declares come last."""
+    declared = {name: {value: place for place, value in enumerate(values)} for name, values in axes}
+
+    def order(config: NamedInts) -> tuple[object, ...]:
+        given = dict(config.items())
+        known = [(given[name], of_value) for name, of_value in declared.items() if name in given]
+        places = [(of_value.get(value, len(of_value)), value) for value, of_value in known]
+        return given.get("num_stages", 0), given.get("num_warps", 0), tuple(places), config.canonical
+
+    return order
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,8 @@ class Pairs:
         chosen, processes = largest_block(
             {name: [config for config in values if name in values[config]] for name in names}
         )
-        configs = sorted(chosen, key=lambda config: (config != default, canonical_order(config, axes)))
+        configs = sorted(chosen, key=canonical_order(axes))
+        configs.sort(key=lambda config: config != default)
         logs = np.array([[values[config][process] for process in processes] for config in configs])
         differences, count = logs[:, None, :] - logs[None, :, :], len(processes)
         if count < 2:

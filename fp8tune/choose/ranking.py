@@ -60,7 +60,7 @@ class Losses:
         version = all_candidates[0].entries[0].version
         axes = version.axes if version else ()
         found = {config for candidates in all_candidates for config in candidates.slowdowns}
-        configs = sorted(found, key=lambda config: canonical_order(config, axes))
+        configs = sorted(found, key=canonical_order(axes))
         rows = [[candidates.slowdowns.get(config, math.nan) for candidates in all_candidates] for config in configs]
         return cls(configs, np.array(rows), version.default if version else NamedInts())
 

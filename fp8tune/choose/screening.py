@@ -31,17 +31,17 @@ def finalists(
     """
     if not screen_us:
         return ()
-    ordered = sorted(screen_us, key=lambda config: canonical_order(config, axes))
+    ordered = sorted(screen_us, key=canonical_order(axes))
     logs = _round_centred([screen_us[config] for config in ordered])
     slowdowns = logs - logs.min()
     band = max(math.log1p(plan.screen_band), plan.screen_sigmas * _screen_sigma(screen_us.values()))
-    fastest = [place for place in np.argsort(slowdowns, kind="stable") if slowdowns[place] <= band]
+    fastest = [place for place in np.argsort(slowdowns, kind="stable").tolist() if slowdowns[place] <= band]
     chances = _chances(slowdowns, plan)
-    likely = [place for place in np.argsort(-chances, kind="stable") if chances[place] > LEAST_CHANCE]
+    likely = [place for place in np.argsort(-chances, kind="stable").tolist() if chances[place] > LEAST_CHANCE]
     kept = {place for place, config in enumerate(ordered) if config in always}
     for place in (*fastest[: plan.fastest], *likely, *fastest):
         if len(kept) < plan.finalists:
-            kept.add(int(place))
+            kept.add(place)
     return tuple(ordered[place] for place in sorted(kept))
 
 
@@ -64,7 +64,12 @@ def _round_centred(screen_us: Collection[Sequence[float]]) -> NDArray[np.float64
     """
     whole = _whole(screen_us)
     shifts = whole.mean(axis=0) - whole.mean()
-    return np.array([(np.log(values) - shifts[: len(values)]).mean() for values in screen_us])
+    means = np.empty(len(screen_us))
+    counts = np.array([len(values) for values in screen_us])
+    for rounds in set(counts.tolist()):
+        logs = np.log([values for values in screen_us if len(values) == rounds])
+        means[counts == rounds] = (logs - shifts[:rounds]).mean(axis=1)
+    return means
 
 
 def _screen_sigma(screen_us: Collection[Sequence[float]]) -> float:

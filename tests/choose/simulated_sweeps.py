@@ -73,16 +73,18 @@ class Process:
         self.carry_over = noise.carry_over_sd * random.standard_normal(len(CONFIGS))
         self.blocks = 0
 
-    def round_us(self, configs: NDArray[np.intp]) -> Floats:
-        """One block of each config (places in CONFIGS), in random order; block values in the order given."""
+    def rounds_us(self, configs: NDArray[np.intp], rounds: int = 1) -> Floats:
+        """(round, config): a block of each config (places in CONFIGS) a round, in random order; the values in the order
+        given."""
         noise, count = self.noise, len(configs)
-        order = self.random.permutation(count)
-        drift = self.wall(noise.block_s * np.arange(self.blocks, self.blocks + count, dtype=np.float64))
-        after = self.carry_over[configs[np.roll(order, 1)]]
-        own = noise.block_sd * self.random.standard_normal(count)
-        self.blocks += count
-        logs = np.empty(count)
-        logs[order] = self.logs[configs[order]] + drift + after + own
+        drawn = [(self.random.permutation(count), self.random.standard_normal(count)) for _ in range(rounds)]
+        order, own = (np.array(each) for each in zip(*drawn, strict=True))
+        drift = self.wall(noise.block_s * np.arange(self.blocks, self.blocks + rounds * count, dtype=np.float64))
+        after = self.carry_over[configs[np.roll(order, 1, axis=1)]]
+        self.blocks += rounds * count
+        logs = np.empty((rounds, count))
+        of_blocks = self.logs[configs[order]] + drift.reshape(rounds, count) + after + noise.block_sd * own
+        np.put_along_axis(logs, order, of_blocks, axis=1)
         times_us: Floats = noise.tick_us * np.round(np.exp(logs) / noise.tick_us)
         return times_us
 
@@ -110,11 +112,19 @@ def screen(problem: SimulatedProblem, random: Generator, plan: MeasuringPlan) ->
     times_us = np.full((plan.screen_rounds, len(CONFIGS)), np.nan)
     places = np.arange(len(CONFIGS))
     for number in range(plan.screen_rounds):
-        times_us[number, places] = process.round_us(places)
-        typical = np.nanmedian(times_us[: number + 1], axis=0)
+        times_us[number, places] = process.rounds_us(places)[0]
+        typical = _typical(times_us[: number + 1])
         places = np.flatnonzero(typical <= TIMED_AGAIN * typical.min())
     timed = [[time_us for time_us in times if time_us == time_us] for times in times_us.T.tolist()]
     return dict(zip(CONFIGS, timed, strict=True))
+
+
+def _typical(times_us: Floats) -> Floats:
+    """The median over rounds, of those that a config has. As ``np.nanmedian``, which takes ten times as long."""
+    ordered, count = np.sort(times_us, axis=0), np.isfinite(times_us).sum(axis=0)
+    middle = np.stack([(count - 1) // 2, count // 2])
+    median: Floats = np.take_along_axis(ordered, middle, axis=0).mean(axis=0)
+    return median
 
 
 def finals(
@@ -123,6 +133,6 @@ def finals(
     """One fresh process' blocks."""
     process = Process(problem, random)
     places = np.array([PLACES[config] for config in chosen])
-    for number in range(plan.rounds):
-        for config, time_us in zip(chosen, process.round_us(places).tolist(), strict=True):
+    for number, times_us in enumerate(process.rounds_us(places, plan.rounds).tolist()):
+        for config, time_us in zip(chosen, times_us, strict=True):
             yield Block(name, number, config, time_us)

@@ -76,7 +76,7 @@ def test_the_set_is_the_one_that_trying_all_finds(problems, within, random):
     def worst(configs) -> float:
         return max(min(of.get(config, np.inf) for config in configs) for of in problems)
 
-    known = sorted({config for of in problems for config in of}, key=lambda config: canonical_order(config, AXES))
+    known = sorted({config for of in problems for config in of}, key=canonical_order(AXES))
     sets = [each for size in range(1, 5) for each in itertools.combinations(known, size)]
     covering = [each for each in sets if worst(each) <= 1 + within + 1e-9]
     smallest = [each for each in covering if len(each) == len(covering[0])]

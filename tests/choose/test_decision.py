@@ -255,7 +255,7 @@ def test_a_noisy_screen_has_a_wider_band():
 def test_of_many_ties_those_that_may_be_picked_are_finalists():
     """The fastest are in, and so are the first in canonical order: one of them is what the tie band picks."""
     generator = random.Random(1)
-    ordered = sorted(CONFIGS, key=lambda item: canonical_order(item, AXES))
+    ordered = sorted(CONFIGS, key=canonical_order(AXES))
     times_us = {item: [100 * generator.uniform(1.002, 1.006)] * 3 for item in ordered}
     times_us[ordered[-1]] = [100.0] * 3
     chosen = finalists(times_us, AXES, plan=MeasuringPlan(finalists=4))
@@ -275,4 +275,4 @@ def test_finalists_are_bounded_timed_and_include_the_fastest_and_the_kept(times_
     chosen = finalists(times_us, AXES, kept, MeasuringPlan(finalists=4))
     assert set(kept) & set(times_us) <= set(chosen) <= set(times_us)
     assert 1 <= len(chosen) <= 4
-    assert list(chosen) == sorted(chosen, key=lambda item: canonical_order(item, AXES))
+    assert list(chosen) == sorted(chosen, key=canonical_order(AXES))

@@ -1,7 +1,7 @@
 """How far picks hold, and what they lose, on the simulated GPU: true times are known, so each target is exact.
 
 A table is 20 independent problems. Each is swept twice from scratch, and once more with the first pick as the committed
-table's entry. A finer answer takes more tables: 1,000 are half an hour.
+table's entry. A finer answer takes more tables: 1,000 are ten minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, measuring_plan_of
 from fp8tune.choose.decision import Block, Decision, MeasuringPlan, decide, process_values
 from fp8tune.measure.simulated import MEASURED, Noise
 
-ROWS, TABLES = 20, 12
+ROWS, TABLES = 20, 8
 IMPROBABLE = 1e-4
 """A count that would come this rarely at the target itself fails the test."""
 

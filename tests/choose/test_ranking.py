@@ -213,6 +213,6 @@ def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
 
 
 def test_a_config_with_values_nobody_declared_still_has_a_place():
-    order = [canonical_order(config(block), AXES) for block in (32, 64, 128, 256, 16)]
+    order = [canonical_order(AXES)(config(block)) for block in (32, 64, 128, 256, 16)]
     assert order[:3] == sorted(order[:3])
     assert max(order[:3]) < min(order[3:])
