@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from statistics import median
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Select, Table, func, select
+from sqlalchemy import Column, Connection, Select, Table, func, select
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -35,7 +35,7 @@ from fp8tune.records import (
 )
 from fp8tune.store import database, last_writes, optional, references, retrying, unreadable
 from fp8tune.store.columns import unpack_samples
-from fp8tune.store.packed import POOL
+from fp8tune.store.packed import POOL, is_empty
 from fp8tune.store.references import Ended
 from fp8tune.store.schema import (
     FACTS,
@@ -83,11 +83,19 @@ class Connected:
     def _store_waiting(self) -> None:
         """Store what waits to be stored with others: whatever is asked next knows it."""
 
+    def _waiting_stored(self) -> int:
+        """Likewise, within the transaction of a write. Returns how many trials there were."""
+        return 0
+
+    def _forget_waiting(self, count: int) -> None:
+        """The first of those that wait are stored."""
+
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
         if write and not self._writable:
             raise DatabaseError("the database was opened for reading only: open it with writable=True")
-        self._store_waiting()
+        if not write:
+            self._store_waiting()
         try:
             with database.transaction(self._connection, write=write):
                 if write:
@@ -95,8 +103,10 @@ class Connected:
                     last_writes.note(self._connection)
                     if self._fence is not None:
                         self._fence(self._connection)
+                    stored = self._waiting_stored()
                 yield
             if write:
+                self._forget_waiting(stored)
                 optional.note_made(self._connection)
                 last_writes.note_committed(self._connection)
         except BaseException:
@@ -180,8 +190,29 @@ class Reading(Connected):
 
         ``reference``: the hash of today's. What another checked, or an unknown one found wrong, is left out.
         """
-        checked = references.references(self._connection)
         given = {Trials.c.stage: stage, Trials.c.sweep_id: sweep, Trials.c.round: round}
+        by_config: dict[NamedInts, list[_Trial]] = {}
+        for trial in self._trials(subject, given, reference):
+            by_config.setdefault(trial.config, []).append(trial)
+        return {config: _outcome(trials) for config, trials in by_config.items()}
+
+    @reads
+    def tried_in_rounds(
+        self, subject: Subject, *, sweep: int | None = None, reference: str = ""
+    ) -> dict[int, dict[NamedInts, Outcome]]:
+        """Round of the screen -> what :meth:`tried` says of it: all of them at once."""
+        by_round: dict[int, dict[NamedInts, list[_Trial]]] = {}
+        for trial in self._trials(subject, {Trials.c.stage: "screen", Trials.c.sweep_id: sweep}, reference):
+            by_round.setdefault(trial.ended.round, {}).setdefault(trial.config, []).append(trial)
+        return {
+            number: {config: _outcome(trials) for config, trials in by_config.items()}
+            for number, by_config in by_round.items()
+        }
+
+    def _trials(self, subject: Subject, given: Mapping[Column[Any], Any], reference: str) -> Iterator[_Trial]:
+        """The trials of a subject with the values given, None for any; but for outdated ones, where there is a
+        ``reference`` of today."""
+        checked = references.references(self._connection)
         query = (
             select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
             .add_columns(*(Candidates.c[name] for name in FACTS))
@@ -191,15 +222,15 @@ class Reading(Connected):
             .where(*(column == value for column, value in given.items() if value is not None))
             .order_by(Trials.c.created_at, Trials.c.id)
         )
-        by_config: dict[NamedInts, list[tuple[Any, Ended]]] = {}
         wanted = {column.name: value for column, value in given.items() if value is not None}
-        packed = _packed_trials(self._connection, packed_of(subject, subject.kind), wanted)
+        packed: Iterable[Any] = ()
+        if not is_empty(self._connection):  # else making the query took a third of the time
+            packed = _packed_trials(self._connection, packed_of(subject, subject.kind), wanted)
         for row in itertools.chain(readable(self._connection, query), packed):
             by = checked.get((row.sweep_id, row.version_id), "")
             ended = Ended(Status(row.status), row.created_at, row.stage, row.round, row.sweep_id, by)
             if not (reference and references.is_outdated(ended.status, by, reference)):
-                by_config.setdefault(row.items or NamedInts(), []).append((row, ended))
-        return {config: _outcome(rows) for config, rows in by_config.items()}
+                yield _Trial(row.items or NamedInts(), row, ended)
 
     @reads
     def commit(self, subject: Subject) -> str:
@@ -513,12 +544,22 @@ def _problem_ids(problem: Problem) -> Select[Any]:
     return select(Problems.c.id).where(*(Problems.c[name] == wanted[name] for name in wanted if name != "shape"))
 
 
-def _outcome(rows: Sequence[tuple[Any, Ended]]) -> Outcome:
-    status = references.last_status([ended for _, ended in rows])
-    mine = [row for row, ended in rows if ended.status is status]
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A stored trial of a config, and how it ended."""
+
+    config: NamedInts
+    row: Any
+    ended: Ended
+
+
+def _outcome(trials: Sequence[_Trial]) -> Outcome:
+    status = references.last_status([trial.ended for trial in trials])
+    mine = [trial.row for trial in trials if trial.ended.status is status]
     times = [row.time_us for row in mine if row.time_us is not None]
     time_us = median(times) if times and status is Status.OK else None
-    return Outcome(status, time_us, mine[-1].reason, facts=Facts(*(getattr(rows[-1][0], name) for name in FACTS)))
+    facts = Facts(*(getattr(trials[-1].row, name) for name in FACTS))
+    return Outcome(status, time_us, mine[-1].reason, facts=facts)
 
 
 def _rows(connection: Connection, kernel: str | None, arch: str | None) -> Iterator[Row]:

@@ -48,7 +48,7 @@ from fp8tune.store import (
     unreadable,
 )
 from fp8tune.store.exclusions import Exclusion
-from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.gathering import Gathering, Keep, are_there
 from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
 from fp8tune.store.schema import (
@@ -251,6 +251,7 @@ class Store(Reading):
             raise
         finally:
             self._waits_s = 0.0
+            self._waiting.clear()
 
     def add_soon(self, sweep_id: int, row: Row) -> None:
         """Store one trial unless some process came to the same status in its round; now, or with the next ones."""
@@ -259,11 +260,21 @@ class Store(Reading):
             self._store_waiting()
 
     def _store_waiting(self) -> None:
-        if not self._waiting:
-            return
-        rows, self._waiting = self._waiting, []
-        self._whole(lambda: self._writer.insert_trials_once(starmap(self._writer.trial, rows)), write=True)
-        self._stored_at = time.monotonic()
+        if self._waiting:
+            try:
+                self._whole(lambda: None, write=True)
+            finally:
+                self._waiting.clear()
+
+    def _waiting_stored(self) -> int:
+        if self._waiting:
+            self._writer.insert_trials_once(starmap(self._writer.trial, self._waiting))
+        return len(self._waiting)
+
+    def _forget_waiting(self, count: int) -> None:
+        if count:
+            del self._waiting[:count]
+            self._stored_at = time.monotonic()
 
     @writes
     def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
@@ -321,6 +332,8 @@ class Store(Reading):
         :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
         what reached them.
         """
+        if problems is not None and not are_there(self._connection, kernel, arch, kinds, problems):
+            return []
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         wanted = gathering.wanted(kernel, arch, kinds, problems, device)
         if keep is None:
