@@ -80,8 +80,8 @@ class Guard:
         return self._calibrated(left_s - spent_s, work_s, spent_s)
 
     def examine(self, problems: Collection[Problem] = ()) -> None:
-        """Between units: is the GPU still well. ``problems``: of the unit that was done, which others may have done
-        too. Raises UntrustedError."""
+        """Between units: is the GPU still well. ``problems``: of the unit that was done, those with wrong bytes, which
+        others may have done too. Raises UntrustedError."""
         if self.backend.times:
             self._refuse(self._fault(with_copy=False) or self._slow_copy() or self._contradicted(problems))
 
@@ -100,8 +100,10 @@ class Guard:
         if found.other_processes:
             count = found.other_processes
             return f"{count} other process{'es use' if count > 1 else ' uses'} it"
+        if found.copy_gb_per_s is None:
+            return ""
         fault = reliance.copy_fault(device, found.copy_gb_per_s, self.store.calibrations(device))
-        if not fault and found.copy_gb_per_s is not None:
+        if not fault:
             sweep = self.store.begin_sweep(REQUEST, device, command="", commit="", timer=self.backend.timer, seed=0)
             self.store.record_ceiling(sweep, device, found.copy_gb_per_s)
             self.store.finish_sweep(sweep)

@@ -200,13 +200,21 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "") 
     return planning.expanded(replace(short, rows=rows))
 
 
-def of_unit(plan: Plan, unit: Unit, time_budget_s: float | None = None) -> Plan:
+def by_key(plan: Plan) -> dict[str, ProblemPlan]:
+    """The problems of a sweep's plan by the keys that units name them by: 25 us each, so once a sweep."""
+    return {problem_key(of): of for of in plan.problems}
+
+
+def of_unit(
+    plan: Plan, unit: Unit, time_budget_s: float | None = None, *, known: Mapping[str, ProblemPlan] | None = None
+) -> Plan:
     """The plan of one unit, from the plan of its sweep. Raises OtherCodeError.
 
     Its key is the same whenever this GPU does this unit, so that a unit that was broken off is continued.
+    ``known``: :func:`by_key` of the plan.
     """
-    by_key = {problem_key(of): of for of in plan.problems}
-    problems = tuple(by_key[key] for key in unit.problems if key in by_key)
+    known = by_key(plan) if known is None else known
+    problems = tuple(known[key] for key in unit.problems if key in known)
     if len(problems) < len(unit.problems):
         here = {of.version.source_hash for of in plan.problems if of.version.kernel == unit.kernel}
         if unit.source_hash not in here:

@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
@@ -34,13 +35,13 @@ from fp8tune.fleet.events import (
 from fp8tune.fleet.lease import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
-from fp8tune.records import Problem
+from fp8tune.records import Kind, Problem, Status
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks, planning
 from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweep.planning import Plan, ProblemPlan
 from fp8tune.sweep.published import with_published
 
 WAIT_S = 0.5
@@ -103,8 +104,10 @@ def work(
     if not backend.times:
         raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
     planning.make_ready(backend)
-    importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
-    importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
+    importing = None
+    if backend.kind is Kind.MEASURED:  # else it is imported where a kernel does so
+        importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+        importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
     with Store.open(options.db, create=True) as store:
         yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
 
@@ -117,7 +120,7 @@ class _Worker:
     do: Do | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-    importing: threading.Thread
+    importing: threading.Thread | None
     """Of what a plan needs: done before there is a unit to lose."""
     done: int = 0
     failed: int = 0
@@ -128,10 +131,10 @@ class _Worker:
     is_out_of_time: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Key of a sweep -> why its units are left alone."""
-    plans: dict[str, Plan] = field(default_factory=dict)
-    """Key of a sweep -> its plan here."""
-    last_problems: list[Problem] = field(default_factory=list)
-    """Of the last unit."""
+    plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict)
+    """Key of a sweep -> its plan here, and the problems of it by their keys."""
+    wrong: set[Problem] = field(default_factory=set)
+    """Problems of the last unit on which a config's bytes were wrong."""
 
     def __post_init__(self) -> None:
         self._deadline = self.clock() + self.options.time_budget_s
@@ -142,20 +145,22 @@ class _Worker:
     def run(self) -> Iterator[WorkerEvent]:
         """See :func:`work`."""
         yield WorkerStarted(self._name, self.backend.device)
+        has_worked = False
         while not (reason := self._why_to_end()):
-            counts = self.store.count_units(self.backend.device.name, without=list(self.refused))
             lease = None
-            if counts[UnitState.WAITING]:
+            if has_worked or self._counts()[UnitState.WAITING]:
                 try:
                     yield from self._looked_after()
                 except trust.UntrustedError as fault:
                     reason = f"its GPU is not relied on: {fault}"
                     break
                 lease = self._take()
-            if lease is not None:
+            if has_worked := lease is not None:
                 self.is_waiting = False
                 yield from self._unit(lease)
-            elif counts[UnitState.RUNNING] or counts[UnitState.WAITING] or self.options.wait:
+                continue
+            counts = self._counts()
+            if counts[UnitState.RUNNING] or counts[UnitState.WAITING] or self.options.wait:
                 if not self.is_waiting:
                     yield Waiting(counts[UnitState.RUNNING])
                 self.is_waiting = True
@@ -171,15 +176,19 @@ class _Worker:
         left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
         yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain)
 
+    def _counts(self) -> Counter[UnitState]:
+        return self.store.count_units(self.backend.device.name, without=list(self.refused))
+
     def _looked_after(self) -> Iterator[WorkerEvent]:
         """Between units, while nothing runs on the GPU. Raises UntrustedError."""
         if self.is_prepared:
-            self._guard.examine(self.last_problems)
+            self._guard.examine(self.wrong)
             return
         yield Preparing()
         work_s = run.finals_s(self.store.queue(), self.backend.device.name)
         yield from map(Notice, self._guard.prepare(self._left_s(), work_s))
-        self.importing.join()
+        if self.importing is not None:
+            self.importing.join()
         self.is_prepared = True
 
     def _why_to_end(self) -> str:
@@ -205,7 +214,7 @@ class _Worker:
 
     def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
         """One unit, from its lease to its end."""
-        unit, begun = lease.unit, self.clock()
+        unit, begun, self.wrong = lease.unit, self.clock(), set()
         yield UnitTaken(unit, lease.attempt)
         try:
             with (
@@ -213,13 +222,15 @@ class _Worker:
                 self.store.fenced(lease),
                 self.store.adding_together(TOGETHER_S),
             ):
-                plan = settling.with_rivals(self.store, units.of_unit(self._plan(lease.sweep), unit, self._budget_s()))
-                self.last_problems = [of.problem for of in plan.problems]
-                trials = 0
+                whole, by_key = self._plan(lease.sweep)
+                plan = units.of_unit(whole, unit, self._budget_s(), known=by_key)
+                plan, trials = settling.with_rivals(self.store, plan), 0
                 for event in (self.do or swept)(self.store, plan):
                     heart.beat()
                     yield event
-                    trials += isinstance(event, TrialDone) and not event.from_database
+                    if isinstance(event, TrialDone):
+                        trials += not event.from_database
+                        self.wrong |= {event.row.problem} if event.row.outcome.status is Status.WRONG else set()
                 self.store.finish_unit(lease)
         except LeaseLostError as lost:
             yield UnitReturned(unit, str(lost))
@@ -250,13 +261,14 @@ class _Worker:
         left_s = self._left_s()
         return None if left_s == math.inf else max(0.0, left_s)
 
-    def _plan(self, sweep: QueuedSweep) -> Plan:
+    def _plan(self, sweep: QueuedSweep) -> tuple[Plan, Mapping[str, ProblemPlan]]:
         """Expanded once a worker. What this host lacks is no failure of the unit."""
         if sweep.key not in self.plans:
             try:
-                self.plans[sweep.key] = units.plan_of(sweep, timer=self.options.timer, command=self.options.command)
+                plan = units.plan_of(sweep, timer=self.options.timer, command=self.options.command)
             except UsageError as lacking:
                 raise units.OtherCodeError(str(lacking)) from None
+            self.plans[sweep.key] = plan, units.by_key(plan)
         return self.plans[sweep.key]
 
     def _fail(self, lease: Lease, reason: str) -> Iterator[WorkerEvent]:
@@ -276,11 +288,11 @@ class _Worker:
 
 def swept(store: Store, plan: Plan) -> Iterator[Event]:
     """Sweep a unit's problems. Raises UnfinishedError."""
-    left_out = 0
+    ended = Finished(0, 0.0)
     for event in sweep(store, with_published(store, plan)):
-        left_out += event.left_out if isinstance(event, Finished) else 0
+        ended = event if isinstance(event, Finished) else ended
         yield event
-    if left_out:
-        raise OutOfTimeError(f"the time budget left {left_out} trials out")
-    if store.finished_sweep(plan.key, plan.backend.device) is None:
+    if ended.left_out:
+        raise OutOfTimeError(f"the time budget left {ended.left_out} trials out")
+    if not ended.is_whole:
         raise UnfinishedError("not all of its problems could be built and timed: fp8tune show --failed has the reasons")

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, NamedInts, Outcome, Status, Subject
 from fp8tune.store import optional, references
-from fp8tune.store.packed import POOL, Pool
+from fp8tune.store.packed import POOL, Pool, is_empty
 from fp8tune.store.packing import DAMAGED
 from fp8tune.store.reading import Shared, candidates_of, items, packed_of
 from fp8tune.store.references import Ended, References
@@ -76,6 +76,23 @@ def tried(connection: Connection, subject: Subject, wanted: Wanted, reference: s
 
     ``reference``: the hash of today's. What another checked, or an unknown one found wrong, is left out.
     """
+    return _outcomes(_trials(connection, subject, wanted), references.references(connection), reference)
+
+
+def tried_in_rounds(
+    connection: Connection, subject: Subject, wanted: Wanted, reference: str = ""
+) -> dict[int, dict[NamedInts, Outcome]]:
+    """Round -> what :func:`tried` says of it, all rounds in one question: each costs as much as a trial."""
+    by_round: dict[int, _ByConfig] = {}
+    for config, trials in _trials(connection, subject, wanted).items():
+        for trial in trials:
+            by_round.setdefault(trial.round, {}).setdefault(config, []).append(trial)
+    checked = references.references(connection)
+    return {number: _outcomes(of_round, checked, reference) for number, of_round in by_round.items()}
+
+
+def _trials(connection: Connection, subject: Subject, wanted: Wanted) -> _ByConfig:
+    """The trials of each config, oldest first."""
     query = (
         select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
         .add_columns(*(Candidates.c[name] for name in FACTS))
@@ -89,9 +106,10 @@ def tried(connection: Connection, subject: Subject, wanted: Wanted, reference: s
     found: _ByConfig = {}
     for row in readable(connection, query):
         found.setdefault(row[0] or NamedInts(), []).append(_Trial._make((*row[1:facts], row[facts:])))
-    for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
-        _add(found, trials, items(connection, Configs, trials))
-    return _outcomes(found, references.references(connection), reference)
+    if not is_empty(connection):  # else making the query takes a third of the time
+        for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
+            _add(found, trials, items(connection, Configs, trials))
+    return found
 
 
 def commit(connection: Connection, subject: Subject) -> str:

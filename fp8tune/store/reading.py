@@ -80,11 +80,19 @@ class Connected:
     def _store_waiting(self) -> None:
         """Store what waits to be stored with others: whatever is asked next knows it."""
 
+    def _waiting_stored(self) -> int:
+        """Likewise, within the transaction of a write. Returns how many trials there were."""
+        return 0
+
+    def _forget_waiting(self, count: int) -> None:
+        """The first of those that wait are stored."""
+
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
         if write and not self._writable:
             raise DatabaseError("the database was opened for reading only: open it with writable=True")
-        self._store_waiting()
+        if not write:
+            self._store_waiting()
         try:
             with database.transaction(self._connection, write=write):
                 if write:
@@ -92,8 +100,10 @@ class Connected:
                     last_writes.note(self._connection)
                     if self._fence is not None:
                         self._fence(self._connection)
+                    stored = self._waiting_stored()
                 yield
             if write:
+                self._forget_waiting(stored)
                 optional.note_made(self._connection)
                 last_writes.note_committed(self._connection)
         except BaseException:

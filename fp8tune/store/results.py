@@ -49,7 +49,7 @@ from fp8tune.store import (
     unreadable,
 )
 from fp8tune.store.exclusions import Exclusion
-from fp8tune.store.gathering import Gathering, Keep
+from fp8tune.store.gathering import Gathering, Keep, are_there
 from fp8tune.store.outcomes import History
 from fp8tune.store.postgresql import ServerError
 from fp8tune.store.reading import Reading, reads, writes
@@ -253,6 +253,7 @@ class Store(Reading):
             raise
         finally:
             self._waits_s = 0.0
+            self._waiting.clear()
 
     def add_soon(self, sweep_id: int, row: Row) -> None:
         """Store one trial unless some process came to the same status in its round; now, or with the next ones."""
@@ -261,11 +262,21 @@ class Store(Reading):
             self._store_waiting()
 
     def _store_waiting(self) -> None:
-        if not self._waiting:
-            return
-        rows, self._waiting = self._waiting, []
-        self._whole(lambda: self._writer.insert_trials_once(starmap(self._writer.trial, rows)), write=True)
-        self._stored_at = time.monotonic()
+        if self._waiting:
+            try:
+                self._whole(lambda: None, write=True)
+            finally:
+                self._waiting.clear()
+
+    def _waiting_stored(self) -> int:
+        if self._waiting:
+            self._writer.insert_trials_once(starmap(self._writer.trial, self._waiting))
+        return len(self._waiting)
+
+    def _forget_waiting(self, count: int) -> None:
+        if count:
+            del self._waiting[:count]
+            self._stored_at = time.monotonic()
 
     @writes
     def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
@@ -314,6 +325,13 @@ class Store(Reading):
         return outcomes.commit(self._connection, subject)
 
     @reads
+    def tried_in_rounds(
+        self, subject: Subject, *, sweep: int | None = None, reference: str = ""
+    ) -> dict[int, dict[NamedInts, Outcome]]:
+        """Round of the screen -> what :meth:`tried` says of it: all of them at once."""
+        return outcomes.tried_in_rounds(self._connection, subject, outcomes.Wanted("screen", sweep), reference)
+
+    @reads
     def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
         """What :meth:`tried` and :meth:`commit` say of each of many problems, ten times as fast as one by one."""
         return outcomes.histories(self._connection, subjects, outcomes.Wanted(stage))
@@ -346,6 +364,8 @@ class Store(Reading):
         :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
         what reached them.
         """
+        if problems is not None and not are_there(self._connection, kernel, arch, kinds, problems):
+            return []
         gathering = Gathering.begin(self._connection, COPY_CEILING)
         wanted = gathering.wanted(kernel, arch, kinds, problems, device)
         if keep is None:

@@ -175,7 +175,10 @@ def take(
         order.append(case(running, value=Units.c.kernel, else_=0))
     order += [Units.c.expected_s.desc(), QueuedSweeps.c.created_at, Units.c.position]
     waiting = Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without))
-    query = _of_sweeps(QueuedSweeps.c.device == device, *waiting).order_by(*order).limit(1)
+    of = QueuedSweeps.c
+    query: Select[Any] = select(*Units.c, of.device, of.document, of.command, of.created_at)
+    query = query.join(QueuedSweeps, of.key == Units.c.sweep_key).where(of.device == device, *waiting)
+    query = query.order_by(*order).limit(1)
     found = connection.execute(query).first()
     if found is None:
         return None
@@ -283,7 +286,9 @@ def queue(connection: Connection, sweep_keys: Collection[str] | None = None) -> 
     if sweep_keys is not None:
         query = query.where(QueuedSweeps.c.key.in_(list(sweep_keys)))
     sweeps = tuple(QueuedSweep(**row) for row in connection.execute(query).mappings())
-    units = _of_sweeps(QueuedSweeps.c.key.in_([sweep.key for sweep in sweeps]))
+    # without the sweep's document, which a thousand units would bring a thousand times
+    units = select(*Units.c).join(QueuedSweeps, QueuedSweeps.c.key == Units.c.sweep_key)
+    units = units.where(Units.c.sweep_key.in_([sweep.key for sweep in sweeps]))
     rows = connection.execute(units.order_by(QueuedSweeps.c.created_at, QueuedSweeps.c.key, Units.c.position))
     return Queue(sweeps, tuple(_status(row, at) for row in rows), at)
 
@@ -304,12 +309,6 @@ def _as_owner(connection: Connection, lease: Lease, **values: Any) -> None:
 def _lost(lease: Lease) -> LeaseLostError:
     unit = lease.unit
     return LeaseLostError(f"unit {unit.key} of {unit.kernel} was given to another worker: its lease had ended")
-
-
-def _of_sweeps(*which: Any) -> Select[Any]:
-    sweep = QueuedSweeps.c
-    columns = (*Units.c, sweep.device, sweep.document, sweep.command, sweep.created_at)
-    return select(*columns).join(QueuedSweeps, sweep.key == Units.c.sweep_key).where(*which)
 
 
 def _stored(unit: Unit) -> dict[str, Any]:

@@ -115,6 +115,8 @@ class Finished:
     seconds: float
     left_out: int = 0
     """Trials that a time budget left out."""
+    is_whole: bool = True
+    """Whether every problem has all that was wanted of it, so that the sweep is over for good."""
 
 
 Event = Started | RoundStarted | CompileProgress | Added | FinalsAhead | FinalsStarted | NoFinals | TrialDone | Finished

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fp8tune.choose.calibration import floor_us, is_calibrated, known_of, measuring_plan_of
 from fp8tune.choose.decision import Decision, FinalsTimes, MeasuringPlan, decide_finals, needs_more, settled_after
@@ -49,9 +50,12 @@ class Finals:
     def __post_init__(self) -> None:
         self._turn_s = 0.0
         device = self.plan.backend.device
-        self._measured = known_of(device, self.store.calibrations(device)).values
+        self._measured = known_of(device, self.store.calibrations(device)).values if self.are_wanted else {}
         self._numbers = measuring_plan_of(self._measured)
-        self._uid = self.store.sweep_uid(self.sweep_id)
+
+    @cached_property
+    def _uid(self) -> str:
+        return self.store.sweep_uid(self.sweep_id)
 
     def is_over(self) -> bool:
         """Whether the time budget is spent."""

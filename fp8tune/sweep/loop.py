@@ -71,8 +71,9 @@ def sweep(
     for version, reference in {of.version: of.reference_hash for of in plan.problems if of.reference_hash}.items():
         store.record_reference(sweep_id, version, reference)
     _record_kernels(store, plan, sweep_id)
-    store.record_flops({of.problem: of.flops for of in plan.problems if of.flops is not None})
-    finals = Finals(store, plan, sweep_id, clock, deadline)
+    if flops := {of.problem: of.flops for of in plan.problems if of.flops is not None}:
+        store.record_flops(flops)
+    finals, moment = Finals(store, plan, sweep_id, clock, deadline), store.changes
     screens = [_Screen(store, plan, of, sweep_id, finals) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
     unknown = [screen.unknown() for screen in screens]
@@ -83,15 +84,16 @@ def sweep(
         for screen, configs in zip(screens, todo, strict=True):
             backend.compile([screen.plan.arm(config) for config in configs])
         trials = 0
-        for event in _stages(screens, finals):
+        for event in _stages(screens, finals, lambda: store.changes != moment):
             trials += isinstance(event, TrialDone)
             yield event
-        left_out = finals.left_out or sum(len(screen.unknown()) for screen in screens if not screen.is_done)
-        if all(screen.is_done for screen in screens) and not left_out and not finals.is_skipped:
+        left_out = finals.left_out or sum(screen.left_out() for screen in screens if not screen.is_done)
+        is_whole = all(screen.is_done for screen in screens) and not left_out and not finals.is_skipped
+        if is_whole:
             store.finish_sweep(sweep_id)
     finally:
         backend.close()
-    yield Finished(trials, clock() - started, left_out)
+    yield Finished(trials, clock() - started, left_out, is_whole)
 
 
 def _ahead(screens: Sequence[_Screen], todo: Sequence[Sequence[NamedInts]], finals: Finals, left_s: float) -> Ahead:
@@ -120,11 +122,16 @@ def _record_kernels(store: Store, plan: Plan, sweep_id: int) -> None:
             store.record_launches({problem: text for problem in problems if (text := spec.document(problem))})
 
 
-def _stages(screens: Sequence[_Screen], finals: Finals) -> Iterator[Event]:
-    """The screens of all problems, then their finals; stops where the time is up."""
-    for screen in screens:
+def _stages(screens: Sequence[_Screen], finals: Finals, is_changed: Callable[[], bool]) -> Iterator[Event]:
+    """The screens of all problems, then their finals; stops where the time is up.
+
+    ``is_changed``: whether another process stored something since the screens were read.
+    """
+    for place, screen in enumerate(screens):
         if finals.is_over():
             return
+        if place and is_changed():
+            screen.read()
         yield from screen.run()
     if finals.are_wanted:
         yield from finals.run((screen.plan, screen.times_us) for screen in screens)
@@ -135,8 +142,9 @@ def replay(store: Store, plan: Plan, problems: Sequence[tuple[KernelVersion, Pro
     begun, device, kind = time.monotonic(), plan.backend.device, plan.backend.kind
     rows: list[Row] = []
     for version, problem in problems:
+        found = store.tried_in_rounds(Subject(version, device, kind, problem))
         for number in range(ROUNDS if plan.backend.times else 1):
-            tried = store.tried(Subject(version, device, kind, problem), round=number)
+            tried = found.get(number, {})
             rows += [Row(problem, config, device, kind, tried[config], version, round=number) for config in tried]
     if plan.backend.times and not plan.options.quick:
         wanted = {(problem, version.source_hash) for version, problem in problems}
@@ -160,6 +168,22 @@ class _Screen:
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
     """Block values in microseconds, the rounds in order."""
     is_done: bool = False
+    _known: Mapping[int, Mapping[NamedInts, Outcome]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.read()
+
+    def read(self) -> None:
+        """Ask what is stored: of all rounds, for each question costs as much as a trial."""
+        tried = self.store.tried_in_rounds(
+            self.sweep.subject(self.plan),
+            sweep=self.sweep_id if self.sweep.options.again else None,
+            reference=self.plan.reference_hash,
+        )
+        self._known = {
+            number: {c: found[c] for c in self.plan.configs if c in found and self._stands(c, found[c])}
+            for number, found in tried.items()
+        }
 
     def run(self) -> Iterator[Event]:
         """All rounds of the problem, with what is stored already in its place."""
@@ -209,6 +233,7 @@ class _Screen:
 
     def _is_cut_short(self, number: int, configs: Sequence[NamedInts]) -> bool:
         """Whether the time budget ended a round."""
+        self.read()
         return not set(configs) <= self.known(number).keys()
 
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
@@ -218,13 +243,7 @@ class _Screen:
 
     def known(self, number: int) -> Mapping[NamedInts, Outcome]:
         """Outcomes of this round that need no new trial."""
-        tried = self.store.tried(
-            self.sweep.subject(self.plan),
-            sweep=self.sweep_id if self.sweep.options.again else None,
-            round=number,
-            reference=self.plan.reference_hash,
-        )
-        return {c: tried[c] for c in self.plan.configs if c in tried and self._stands(c, tried[c])}
+        return self._known.get(number, {})
 
     def _stands(self, config: NamedInts, outcome: Outcome) -> bool:
         """Whether a stored outcome counts. Not of a config that was pruned and no longer is, nor of a full disk."""
@@ -238,6 +257,11 @@ class _Screen:
         """Configs that have no row of the first round."""
         known = self.known(0)
         return self._permuted((config for config in self.plan.configs if config not in known), 0)
+
+    def left_out(self) -> int:
+        """Configs that have none now."""
+        self.read()
+        return len(self.unknown())
 
     def todo(self, configs: Iterable[NamedInts]) -> list[NamedInts]:
         """Those that are not pruned."""

@@ -37,7 +37,7 @@ SECRETS = (PASSWORD, quote(PASSWORD, safe=""))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with ray_cluster.cluster(4, 4) as made:
+    with ray_cluster.cluster(6, 2) as made:
         yield made
 
 
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Any]:
 def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker(
     cluster: Any, postgresql: Server, tmp_path: Path
 ) -> None:
-    plan = ray_cluster.plan(tmp_path, 100)
+    plan = ray_cluster.plan(tmp_path, 500)
     db = postgresql.database()
 
     def restart(_: RayFleet) -> None:
@@ -58,7 +58,7 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
         (0.25, restart),
         (0.4, ray_cluster.kill_a_worker(2)),
         (0.5, ray_cluster.kill_node(cluster, 1)),
-        (0.6, ray_cluster.add_node(cluster, 4)),
+        (0.6, ray_cluster.add_node(cluster, 2)),
         (0.8, ray_cluster.kill_a_worker(3)),
     ]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -67,7 +67,7 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
     assert progress.counts == {UnitState.DONE: len(plan.problems)}
 
     alone = str(tmp_path / "alone.db")
-    with Store.open(alone, create=True) as store:
+    with Store.open(alone, create=True) as store, store.adding_together(1.0):
         for _ in session.run(store, plan):
             pass
     for path in (alone, db):
@@ -84,7 +84,7 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
 
 
 def exported(db: str, path: Path) -> bytes:
-    ended = fp8tune("export", "--arch", "simulated", "--db", db, "--output", path)
+    ended = fp8tune("export", "--arch", "simulated", "--kernel", ray_cluster.KERNEL, "--db", db, "--output", path)
     assert ended.returncode == 0, ended.stderr
     return path.read_bytes()
 
@@ -105,8 +105,8 @@ def processes() -> list[tuple[int, str]]:
 def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, number: int) -> None:
     db, mark = tmp_path / "own.db", f"mark-{os.getpid()}-{number}"
     shapes = ray_cluster.shapes(tmp_path, 60)
-    command = [sys.executable, "-m", "fp8tune", "sweep", "--on", "ray", "--kernel", "colwise", "--shapes", str(shapes)]
-    command += ["--timer", "simulated:1", "--db", str(db)]
+    command = [sys.executable, "-m", "fp8tune", "sweep", "--on", "ray", "--kernel", ray_cluster.KERNEL]
+    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "200s"]
     env = {**environment(), **ray_cluster.RAY, "FP8TUNE_MARK": mark}
     env.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -163,8 +163,8 @@ def each_has_its_own_gpu_and_cores(fleet: RayFleet) -> None:
     by_node: dict[str, list[str]] = {}
     for slot, (_, gpu, _) in zip(fleet.slots, seen, strict=True):
         by_node.setdefault(slot.node, []).append(gpu)
-    assert all(sorted(gpus) == ["0", "1", "2", "3"] for gpus in by_node.values())
-    assert {slot.cpus for slot in fleet.slots} == {0.25}
+    assert sorted(sorted(gpus) for gpus in by_node.values()) == [list("01"), list("012345")]
+    assert {slot.cpus for slot in fleet.slots} == {0.16, 0.5}
 
 
 # Without a cluster
@@ -263,7 +263,8 @@ def test_fresh_processes_of_an_actor_do_not_run_rays_own_program(tmp_path: Path)
         "import sys\n"
         "if __name__ != '__main__': print('run again')\n"
         "from fp8tune.fleet.ray_actor import forget_main\n"
-        "from fp8tune.measure.worker import Worker\n"
+        "from fp8tune.measure.worker import PRELOAD, Worker\n"
+        "PRELOAD.clear()  # seconds, and nothing is launched here\n"
         "if __name__ == '__main__':\n"
         "    if sys.argv[1:]: forget_main()\n"
         "    Worker().call(60, print, 'called')\n"

@@ -161,7 +161,7 @@ def test_a_short_budget_goes_into_units_and_says_what_is_left(
     db: str, budget_s: int, done: int, calibrated: bool
 ) -> None:
     """The old example spent 44 of 60 seconds on a calibration, and swept nothing."""
-    queued(db, 40)
+    queued(db, 40, quick=False)
     clock = Clock()
     options = worker.WorkerOptions(db, DEVICE, time_budget_s=budget_s)
     events = list(worker.work(options, clock.do(30), clock=clock, sleep=lambda _: None))
