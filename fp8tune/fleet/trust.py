@@ -59,8 +59,8 @@ class Guard:
         """Before the first unit: is the GPU well, and what is its noise. Returns what the user should know.
 
         ``left_s``: seconds that the time budget leaves; ``work_s``: what there is to do with finals. Looking at the GPU
-        takes a tenth of ``left_s``. With little of it nothing is compiled or launched: the first unit's sweep measures
-        a copy beside its compilers, which :meth:`examine` goes by. Whether to calibrate is
+        may take a tenth of ``left_s``. With little of it nothing is compiled or launched: the first unit's sweep
+        measures a copy beside its compilers, which :meth:`examine` goes by. Whether to calibrate is
         :func:`fp8tune.choose.calibration.allowance`. Raises UntrustedError, with the reason in the database.
         """
         if not self.backend.times:

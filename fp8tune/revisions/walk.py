@@ -13,7 +13,7 @@ import symtable
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fp8tune.errors import UsageError
 
@@ -104,7 +104,8 @@ class Walk:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
 
     def _add(self, module: Module, node: ast.AST) -> None:
-        self.entries.append(canonical(_Numbered(self, module, node).numbered(node)))
+        found = template(node)
+        self.entries.append(found.filled([self.label(module, chain) for chain in found.chains]))
 
     def _number(self, place: _Place) -> str:
         if place not in self._numbers:
@@ -140,51 +141,63 @@ class Walk:
         return "ignored" if self._is_ignored(target) else ".".join(parts)
 
 
-class _Numbered:
-    """A copy of a statement with a label for each name that it takes from its module, or binds there."""
+class Template(NamedTuple):
+    """A piece of code as text, with a gap for each name that it takes from its module, or binds there.
 
-    def __init__(self, walk: Walk, module: Module, node: ast.AST) -> None:
-        self._walk, self._module = walk, module
-        self._own = _bound_names(node) if isinstance(node, ast.stmt) else set()
-        self._names = _global_names(node) | self._own
+    Without layout and comments, and the same from every Python version, as ``ast.dump`` is not: new fields are empty in
+    older code, and left out here.
+    """
 
-    def numbered(self, node: ast.AST) -> ast.AST:
-        """Names are labelled in the order of the tree: that decides their numbers."""
-        if isinstance(node, ast.Name | ast.Attribute):
-            root, attributes = node, list[str]()
+    chains: tuple[tuple[str, ...], ...]
+    """These names with their attributes, in the order of the tree: that decides their numbers."""
+    texts: tuple[str, ...]
+    """Between the gaps; one more than these."""
+    gaps: tuple[int, ...]
+    """Which of the names fills each."""
+
+    def filled(self, labels: Sequence[str]) -> str:
+        """With a label for each name."""
+        return self.texts[0] + "".join(
+            repr(labels[n]) + text for n, text in zip(self.gaps, self.texts[1:], strict=True)
+        )
+
+
+@functools.lru_cache(4096)  # of a tree that is parsed once: kernels share most of what they reach
+def template(node: ast.AST) -> Template:
+    """Of a statement or an expression."""
+    own = _bound_names(node) if isinstance(node, ast.stmt) else set[str]()
+    names = _global_names(node) | own
+    chains: list[tuple[str, ...]] = []
+
+    def gap(*chain: str) -> str:
+        chains.append(chain)
+        return f"\0{len(chains) - 1}\0"  # no text of Python's has this byte
+
+    def text(value: object) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(map(text, value))}]"
+        if not isinstance(value, ast.AST):
+            return repr(value)
+        if isinstance(value, ast.Name | ast.Attribute):
+            root, attributes = value, list[str]()
             while isinstance(root, ast.Attribute):
                 attributes.insert(0, root.attr)
                 root = root.value  # type: ignore[assignment]  # any expression
-            if isinstance(root, ast.Name) and root.id in self._names:
-                return ast.Name(self._walk.label(self._module, [root.id, *attributes]), ast.Load())
-        fields = dict(ast.iter_fields(node))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in self._own:
-            fields["name"] = self._walk.label(self._module, [node.name])
-        return type(node)(**{name: self._inner(value) for name, value in fields.items()})
+            if isinstance(root, ast.Name) and root.id in names:
+                return f"Name(ctx=Load(), id={gap(root.id, *attributes)})"
+        is_own = isinstance(value, ast.FunctionDef | ast.ClassDef) and value.name in own
+        given = [(name, inner) for name, inner in ast.iter_fields(value) if inner is not None and inner != []]
+        fields = [(name, gap(inner) if is_own and name == "name" else text(inner)) for name, inner in given]
+        return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in sorted(fields))})"
 
-    def _inner(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._inner(each) for each in value]
-        return self.numbered(value) if isinstance(value, ast.AST) else value
+    parts = text(node).split("\0")
+    return Template(tuple(chains), tuple(parts[::2]), tuple(map(int, parts[1::2])))
 
 
 def candidates(module: str) -> tuple[str, str]:
     """The files a module may lie in, relative to the import root."""
     path = module.replace(".", "/")
     return f"{path}.py", f"{path}/__init__.py"
-
-
-def canonical(value: object) -> str:
-    """A syntax tree as text, without layout and comments.
-
-    The same from every Python version, as ``ast.dump`` is not: new fields are empty in older code, and left out here.
-    """
-    if isinstance(value, list):
-        return f"[{', '.join(map(canonical, value))}]"
-    if not isinstance(value, ast.AST):
-        return repr(value)
-    fields = sorted((name, inner) for name, inner in ast.iter_fields(value) if inner is not None and inner != [])
-    return f"{type(value).__name__}({', '.join(f'{name}={canonical(inner)}' for name, inner in fields)})"
 
 
 def _drop_prose(tree: ast.Module) -> None:

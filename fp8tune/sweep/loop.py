@@ -76,13 +76,11 @@ def sweep(
     finals, moment = Finals(store, plan, sweep_id, clock, deadline), store.changes
     screens = [_Screen(store, plan, of, sweep_id, finals) for of in plan.problems]
     trials = sum(len(of.configs) for of in plan.problems)
-    unknown = [screen.unknown() for screen in screens]
-    todo = [screen.todo(configs) for screen, configs in zip(screens, unknown, strict=True)]
-    ahead = _ahead(screens, todo, finals, deadline - clock())
-    yield Started(backend.device, trials, trials - sum(map(len, unknown)), ahead)
+    ahead = _ahead(screens, finals, deadline - clock())
+    yield Started(backend.device, trials, sum(len(screen.known(0)) for screen in screens), ahead)
     try:
-        for screen, configs in zip(screens, todo, strict=True):
-            backend.compile([screen.plan.arm(config) for config in configs])
+        for screen in screens:
+            backend.compile([screen.plan.arm(config) for config in screen.todo(screen.unknown())])
         trials = 0
         for event in _stages(screens, finals, lambda: store.changes != moment):
             trials += isinstance(event, TrialDone)
@@ -96,12 +94,12 @@ def sweep(
     yield Finished(trials, clock() - started, left_out, is_whole)
 
 
-def _ahead(screens: Sequence[_Screen], todo: Sequence[Sequence[NamedInts]], finals: Finals, left_s: float) -> Ahead:
-    """``todo``: the configs of each screen's first round; ``left_s``: seconds that the time budget leaves."""
+def _ahead(screens: Sequence[_Screen], finals: Finals, left_s: float) -> Ahead:
+    """``left_s``: seconds that the time budget leaves."""
     backend, numbers = finals.plan.backend, finals.numbers
     return Ahead(
         kind=backend.kind,
-        trials={of.plan.problem: len(configs) for of, configs in zip(screens, todo, strict=True) if configs},
+        trials={of.plan.problem: count for of in screens if (count := len(of.todo(of.unknown())))},
         rounds=ROUNDS if backend.times else 1,
         judged_after=finals.judged_after if finals.are_wanted else (),
         blocks=numbers.rounds,
@@ -196,7 +194,7 @@ class _Screen:
             known = self.known(number)
             todo = self.todo(config for config in configs if config not in known)
             yield RoundStarted(self.plan.problem, number, ROUNDS if self.sweep.backend.times else 1, len(todo))
-            for event in self._round(number, configs, known):
+            for event in self._round(number, configs):
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
                     self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
                 yield event
@@ -207,7 +205,8 @@ class _Screen:
         if self.finals.are_wanted:
             yield self.finals.ahead(self.plan, self.times_us)
 
-    def _round(self, number: int, configs: Sequence[NamedInts], known: Mapping[NamedInts, Outcome]) -> Iterator[Event]:
+    def _round(self, number: int, configs: Sequence[NamedInts]) -> Iterator[Event]:
+        known = self.known(number)
         for config in configs:
             if config in known:
                 yield TrialDone(self._row(config, known[config], Place(round=number)), from_database=True)

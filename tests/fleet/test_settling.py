@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from fp8tune.check.doctor import check_database
 from fp8tune.choose import ranking
@@ -30,8 +33,9 @@ def swept(store: Store, of: Plan) -> None:
     device = of.backend.device
     sweep = store.begin_sweep("copy", device, command="", commit="", timer="", seed=0)
     store.record_ceiling(sweep, device, 3000.0)  # as each sweep on a GPU does
-    for _ in session.run(store, of):
-        pass
+    with store.adding_together(1.0):
+        for _ in session.run(store, of):
+            pass
 
 
 def picks(store: Store, of: Plan) -> dict[Problem, NamedInts]:
@@ -47,15 +51,35 @@ def found(store: Store) -> list[Disagreement]:
 NARROW = ("BLOCK_SIZE=16", "num_warps=2", "maxnreg=0")
 
 
-def test_a_third_gpu_measures_every_pick_and_its_own_then_holds(tmp_path: Path) -> None:
-    db = str(tmp_path / "fleet.db")
-    with Store.open(db, create=True) as store:
-        whole, narrow = plan(tmp_path, 1), plan(tmp_path, 2, *NARROW)
-        swept(store, whole)
-        best = picks(store, whole)
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that GPU 1 swept into."""
+    folder = tmp_path_factory.mktemp("one")
+    with Store.open(str(folder / "fleet.db"), create=True) as store:
+        swept(store, plan(folder, 1))
         assert found(store) == []
-        swept(store, narrow)  # the newest, with only a part of the configs
-        wrong = picks(store, whole)
+    return folder / "fleet.db"
+
+
+@pytest.fixture(scope="module")
+def of_two(of_one: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, and then GPU 2, the newest, with only a part of the configs."""
+    folder = tmp_path_factory.mktemp("two")
+    with Store.open(str(shutil.copy(of_one, folder))) as store:
+        swept(store, plan(folder, 2, *NARROW))
+    return folder / "fleet.db"
+
+
+def best_of(of_one: Path, of: Plan) -> dict[Problem, NamedInts]:
+    with Store.open(str(of_one), writable=False) as store:
+        return picks(store, of)
+
+
+def test_a_third_gpu_measures_every_pick_and_its_own_then_holds(tmp_path: Path, of_one: Path, of_two: Path) -> None:
+    db = str(shutil.copy(of_two, tmp_path))
+    with Store.open(db) as store:
+        whole = plan(tmp_path, 1)
+        best, wrong = best_of(of_one, whole), picks(store, whole)
         assert wrong != best
         apart = found(store)
         assert {each.problem for each in apart} <= set(best)
@@ -85,13 +109,11 @@ def test_a_third_gpu_measures_every_pick_and_its_own_then_holds(tmp_path: Path) 
         assert settling.add(store, third) is None
 
 
-def test_one_of_the_two_may_do_it_where_there_is_no_third(tmp_path: Path) -> None:
-    db = str(tmp_path / "fleet.db")
-    with Store.open(db, create=True) as store:
+def test_one_of_the_two_may_do_it_where_there_is_no_third(tmp_path: Path, of_one: Path, of_two: Path) -> None:
+    db = str(shutil.copy(of_two, tmp_path))
+    with Store.open(db) as store:
         whole = plan(tmp_path, 1)
-        swept(store, whole)
-        best = picks(store, whole)
-        swept(store, plan(tmp_path, 2, *NARROW))
+        best = best_of(of_one, whole)
         assert found(store)
         added = settling.add(store, whole)
         assert added is not None
@@ -102,10 +124,9 @@ def test_one_of_the_two_may_do_it_where_there_is_no_third(tmp_path: Path) -> Non
         assert picks(store, whole) == best
 
 
-def test_a_tie_is_no_disagreement(tmp_path: Path) -> None:
+def test_a_tie_is_no_disagreement(tmp_path: Path, of_one: Path) -> None:
     """Two days of one kind of GPU pick now and then another config within the tie band; most of these are let be."""
-    with Store.open(str(tmp_path / "fleet.db"), create=True) as store:
-        swept(store, plan(tmp_path, 1))
+    with Store.open(str(shutil.copy(of_one, tmp_path))) as store:
         other = plan(tmp_path, 2)
         swept(store, other)
         assert found(store) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from fp8tune.sweep.options import Options
 
 H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 MATE, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
+FEW = ("BLOCK_SIZE=16", "LEAD=0", "num_warps=2", "num_stages=1", "maxnreg=0")
 WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "host_enqueue_us": 9.0, COPY: 4160.0}
 
 
@@ -43,6 +45,26 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def gpu(rest: str = "", seed: int = 1) -> SimulatedBackend:
     return SimulatedBackend(f"simulated:{seed},gpu={rest}")
+
+
+MATES = 5
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which GPUs 0 to 4 are calibrated, which are alike."""
+    path = tmp_path_factory.mktemp("calibrated") / "fleet.db"
+    with Store.open(str(path), create=True) as store:
+        for number in range(MATES):
+            assert trust.prepare(store, gpu(str(number))) == ()
+    return path
+
+
+@pytest.fixture
+def mates(calibrated: Path, tmp_path: Path) -> Iterator[Store]:
+    """A copy of it."""
+    with Store.open(str(shutil.copy(calibrated, tmp_path / "mates.db"))) as store:
+        yield store
 
 
 # Whose calibration counts
@@ -92,21 +114,19 @@ def test_calibrations_come_newest_last(store: Store) -> None:
 # Before the first unit
 
 
-def test_a_gpu_is_calibrated_once(store: Store) -> None:
-    assert trust.prepare(store, gpu("1")) == ()
-    before = store.calibration(gpu("1").device)
+def test_a_gpu_is_calibrated_once(mates: Store) -> None:
+    before = mates.calibration(gpu("1").device)
     assert before[COUNTED] == calibration.FULL
-    assert trust.prepare(store, gpu("1")) == ()
-    assert store.calibration(gpu("1").device) == before
+    assert trust.prepare(mates, gpu("1")) == ()
+    assert mates.calibration(gpu("1").device) == before
 
 
-def test_a_budget_of_a_minute_goes_to_units(store: Store) -> None:
+def test_a_budget_of_a_minute_goes_to_units(store: Store, mates: Store) -> None:
     """It spent 44 s of 60 on calibration."""
     (said,) = trust.prepare(store, gpu("1"), 60.0)
     assert said == "not calibrated, the defaults are taken: its own takes longer than it saves"
     assert "process_sd" not in store.calibration(gpu("1").device)
-    trust.prepare(store, gpu("2"))
-    (said,) = trust.prepare(store, gpu("1"), 60.0)
+    (said,) = trust.prepare(mates, gpu("7"), 60.0)
     assert "the calibration of GPUs of its name is taken" in said
 
 
@@ -126,14 +146,13 @@ def test_with_a_minute_nothing_is_compiled_or_launched_before_the_first_unit(sto
         Guard(store, Untouched("simulated:1,gpu=1")).prepare(121.0)
 
 
-def test_the_copy_of_the_first_unit_leaves_a_slow_gpu_out_after_it(store: Store) -> None:
-    for number in range(3):
-        trust.prepare(store, gpu(str(number)))
-    guard = Guard(store, gpu("3,slower=0.2"))
+def test_the_copy_of_the_first_unit_leaves_a_slow_gpu_out_after_it(mates: Store) -> None:
+    store = mates
+    guard = Guard(store, gpu("7,slower=0.2"))
     guard.prepare(60.0)
     guard.examine()
-    sweep = store.begin_sweep("a unit", gpu("3").device, command="", commit="", timer="", seed=0)
-    store.record_ceiling(sweep, gpu("3").device, 2500.0)
+    sweep = store.begin_sweep("a unit", gpu("7").device, command="", commit="", timer="", seed=0)
+    store.record_ceiling(sweep, gpu("7").device, 2500.0)
     with pytest.raises(UntrustedError, match="that GPUs of its name have"):
         guard.examine()
     again = Guard(store, gpu("1"))
@@ -230,7 +249,7 @@ def test_a_worker_goes_by_the_finals_that_wait(
 ) -> None:
     """With a budget of a day it would have taken 44 s for any unit."""
     db = str(tmp_path / "fleet.db")
-    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=quick, grid=("LEAD=0",))
+    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=quick, grid=FEW)
     with Store.open(db, create=True) as store:
         plan = planning.expanded(planning.planned(options))
         sweep = units.queued(plan)
@@ -243,9 +262,9 @@ def test_a_worker_goes_by_the_finals_that_wait(
 
 
 def test_a_shortened_calibration_asks_for_nearly_the_same_finals() -> None:
-    """Processes of the finals, over 5 simulated GPUs: a shortened calibration is off by no more than a few."""
+    """Processes of the finals, over 3 simulated GPUs: a shortened calibration is off by no more than a few."""
     off = []
-    for seed in range(5):
+    for seed in range(3):
         found = []
         for processes in (calibration.FEWEST, calibration.FULL):
             with Store.open("sqlite://", create=True) as memory:
@@ -259,25 +278,30 @@ def test_a_shortened_calibration_asks_for_nearly_the_same_finals() -> None:
 # Mates that differ
 
 
-def test_a_slower_gpu_is_found_and_named_with_an_interval(store: Store) -> None:
-    for number in range(7):
-        trust.prepare(store, gpu(str(number)))
-    trust.prepare(store, gpu("7,slower=0.031"))
-    (level,) = trust.differing(store)
+def test_a_slower_gpu_is_found_and_named_with_an_interval_and_doctor_says_so(mates: Store, tmp_path: Path) -> None:
+    trust.prepare(mates, gpu("7,slower=0.031"))
+    (level,) = trust.differing(mates)
     assert level.device == gpu("7,slower=0.031").device
-    assert level.mates == 7
+    assert level.mates == MATES
     low, high = level.slower.interval
     assert low < 1.031 < high < 1.04
     assert level.sources == "copy ceiling, calibration"
     line = level_line(level, "host-a")
     assert line.startswith(f"GPU {level.device.uuid_hash[:4]}... (simulated:1) on host-a is 3.")
-    assert line.endswith("slower than the 7 others of its name (copy ceiling, calibration)")
+    assert line.endswith("slower than the 5 others of its name (copy ceiling, calibration)")
+    mates.exclude(gpu("8").device, "host:1", "it is being slowed down: power brake")
+    db = str(tmp_path / "mates.db")
+    for findings in (check_database(db), check_own(db)):
+        found = [finding for finding in findings if finding.level is Level.WARNING and "GPU " in finding.what]
+        assert "slower than the 5 others of its name" in found[0].what
+        assert "takes no units, as host:1 found: it is being slowed down" in found[1].what
+        assert len(found) == 2
 
 
-def test_gpus_that_are_alike_are_not_named(store: Store) -> None:
-    for number in range(8):
-        trust.prepare(store, gpu(str(number) + ",slower=0.004" * (number % 2)))
-    assert trust.differing(store) == []
+def test_gpus_that_are_alike_are_not_named(mates: Store) -> None:
+    for number in range(7, 10):
+        trust.prepare(mates, gpu(f"{number},slower=0.004"))
+    assert trust.differing(mates) == []
 
 
 def shared(problems: int, ratios: dict[Device, float], kind: Kind = Kind.MEASURED) -> list[Evidence]:
@@ -329,19 +353,6 @@ def test_a_copy_alone_names_a_gpu_only_far_beyond_its_noise() -> None:
     assert level.sources == "copy ceiling"
 
 
-def test_doctor_names_them_and_those_that_are_left_out(tmp_path: Path) -> None:
-    db = str(tmp_path / "fleet.db")
-    with Store.open(db, create=True) as store:
-        for rest in ("0", "1", "2", "3,slower=0.031"):
-            trust.prepare(store, gpu(rest))
-        store.exclude(gpu("5").device, "host:1", "it is being slowed down: power brake")
-    for findings in (check_database(db), check_own(db)):
-        found = [finding for finding in findings if finding.level is Level.WARNING and "GPU " in finding.what]
-        assert "slower than the 3 others of its name" in found[0].what
-        assert "takes no units, as host:1 found: it is being slowed down" in found[1].what
-        assert len(found) == 2
-
-
 # GPUs that are left out
 
 
@@ -364,22 +375,19 @@ def test_an_ill_gpu_takes_no_units_and_the_reason_is_kept_until_it_is_well(
         (noted,) = store.exclusions()
         assert (noted.device, noted.uuid_hash, noted.worker) == ("simulated:1", backend.device.uuid_hash, "host:1")
         assert said in noted.reason
-    Guard(store, backend, "host:1").prepare()
+    Guard(store, backend, "host:1").prepare(60.0)
     assert store.exclusions() == []
 
 
-def test_a_copy_far_below_the_mates_leaves_a_gpu_out_and_is_not_remembered(store: Store) -> None:
-    for number in range(3):
-        trust.prepare(store, gpu(str(number)))
+def test_a_copy_far_below_the_mates_leaves_a_gpu_out_and_is_not_remembered(mates: Store) -> None:
     with pytest.raises(UntrustedError, match=r"83% of the 3,0\d\d that GPUs of its name have"):
-        trust.prepare(store, gpu("3,slower=0.2"))
-    assert store.calibration(gpu("3").device) == {}
+        trust.prepare(mates, gpu("7,slower=0.2"))
+    assert mates.calibration(gpu("7").device) == {}
 
 
-def test_a_copy_far_below_its_own_of_before_leaves_a_gpu_out(store: Store) -> None:
-    trust.prepare(store, gpu("1"))
+def test_a_copy_far_below_its_own_of_before_leaves_a_gpu_out(mates: Store) -> None:
     with pytest.raises(UntrustedError, match="that it had before"):
-        trust.prepare(store, gpu("1,slower=0.2"))
+        trust.prepare(mates, gpu("1,slower=0.2"))
 
 
 def test_a_gpu_that_is_wrong_where_all_are_right_is_left_out(store: Store) -> None:
@@ -402,7 +410,7 @@ def test_an_excluded_worker_leaves_its_units_to_others_and_the_queue_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = str(tmp_path / "fleet.db")
-    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=True, grid=("LEAD=0", "num_stages=1"))
+    options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=True, grid=FEW)
     with Store.open(db, create=True) as store:
         queued = units.add(store, planning.expanded(planning.planned(options)))
     *_, ended = worker.work(worker.WorkerOptions(db, "simulated:1,gpu=1,wrong=1", name="host:1"))

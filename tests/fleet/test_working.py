@@ -156,12 +156,15 @@ class Clock:
         return working
 
 
-@pytest.mark.parametrize(("budget_s", "done", "calibrated"), [(60, 2, False), (1000, 33, True)])
+@pytest.mark.parametrize(
+    ("budget_s", "quick", "done", "calibrated"),
+    [(60, False, 2, False), (1000, True, 33, False), (1000, False, 33, True)],
+)
 def test_a_short_budget_goes_into_units_and_says_what_is_left(
-    db: str, budget_s: int, done: int, calibrated: bool
+    db: str, budget_s: int, quick: bool, done: int, calibrated: bool
 ) -> None:
-    """The old example spent 44 of 60 seconds on a calibration, and swept nothing."""
-    queued(db, 40, quick=False)
+    """The old example spent 44 of 60 seconds on a calibration, and swept nothing. A screen alone needs none."""
+    queued(db, 40, quick=quick)
     clock = Clock()
     options = worker.WorkerOptions(db, DEVICE, time_budget_s=budget_s)
     events = list(worker.work(options, clock.do(30), clock=clock, sleep=lambda _: None))

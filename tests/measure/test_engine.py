@@ -200,9 +200,9 @@ def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[
 
 def test_a_worker_that_hangs_is_replaced(trees: tuple[Tree, Tree]) -> None:
     found = rows(trees, 64, 512, 64)
-    backend = GpuBackend(Device("sm_90"), None, "cpu", timeout_s=10.0)
+    backend = GpuBackend(Device("sm_90"), None, "cpu", timeout_s=5.0)
     run(backend, found, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
-    assert [group.failure for group in found] == ["", "no answer in 10 s", ""]
+    assert [group.failure for group in found] == ["", "no answer in 5 s", ""]
 
 
 def test_the_simulated_gpu_needs_no_process() -> None:

@@ -60,7 +60,8 @@ def planned(options: Options, gpu: FakeGpu | None = None) -> Plan:
 
 
 def events(store: Store, options: Options, gpu: FakeGpu | None = None) -> list[sweep.Event]:
-    return list(session.run(store, planned(options, gpu)))
+    with store.adding_together(1.0):
+        return list(session.run(store, planned(options, gpu)))
 
 
 def budgeted(store: Store, options: Options, turns: int, answer: Answer = lambda *_: None) -> sweep.Finished:
@@ -143,7 +144,6 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert winner.noise_floor < 0.02
 
 
-@on_both
 def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) -> None:
     events(store, options)
     for winner in winners(store, options):
@@ -287,8 +287,9 @@ def timed_as(time_us: float) -> Outcome:
     return Outcome(Status.OK, time_us=time_us, samples_us=(time_us,))
 
 
-@pytest.mark.parametrize("settles", [True, False])
-@on_both
+@pytest.mark.parametrize(
+    ("database", "settles"), [("sqlite", True), ("sqlite", False), ("postgresql", True)], indirect=["database"]
+)
 def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
     store: Store, options: Options, settles: bool
 ) -> None:
