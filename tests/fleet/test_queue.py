@@ -54,7 +54,7 @@ def test_adding_again_adds_nothing_and_undoes_nothing(db: str) -> None:
 
 
 def test_two_workers_never_get_the_same(db: str) -> None:
-    filled(db, *map(unit, range(60))).close()
+    filled(db, *map(unit, range(24))).close()
     got: list[str] = []
 
     def take_all(number: int) -> None:
@@ -67,7 +67,7 @@ def test_two_workers_never_get_the_same(db: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(got) == sorted(f"unit-{number}" for number in range(60))
+    assert sorted(got) == sorted(f"unit-{number}" for number in range(24))
 
 
 def test_the_worthiest_first_then_the_kernel_at_hand_then_the_one_nobody_is_at(db: str) -> None:

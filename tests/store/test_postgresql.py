@@ -85,7 +85,7 @@ def test_readers_beside_writers_see_one_moment(url: str) -> None:
     Store.open(url, create=True).close()
 
     def work(index: int) -> None:
-        until = time.monotonic() + 2
+        until = time.monotonic() + 0.8
         if index < 2:
             with Store.open(url, create=True) as store:
                 sweep, number = begin(store), 0
