@@ -238,7 +238,7 @@ def test_no_process_of_a_sweep_has_the_password_among_its_arguments(postgresql: 
             for pid in group:
                 with contextlib.suppress(OSError):
                     listed.add(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
-            if len(listed) >= 3 and len(group) > 1:
+            if time.monotonic() - began > 1 and any("***" in line for line in listed):
                 break
             time.sleep(0.05)
         sweep.kill()
