@@ -105,7 +105,7 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
     db, mark = tmp_path / "own.db", f"mark-{os.getpid()}-{number}"
     shapes = ray_cluster.shapes(tmp_path, 60)
     command = [sys.executable, "-m", "fp8tune", "sweep", "--on", "ray", "--kernel", ray_cluster.KERNEL]
-    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "200"]
+    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "215"]
     env = {**environment(), **ray_cluster.RAY, "FP8TUNE_MARK": mark}
     env.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
