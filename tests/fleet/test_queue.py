@@ -119,6 +119,18 @@ def test_within_a_fence_nothing_is_stored_once_the_lease_is_lost(db: str) -> Non
         assert store.add(sweep, row(process="outside"))
 
 
+def test_a_unit_is_finished_with_the_rows_that_wait(db: str) -> None:
+    with filled(db, unit(0)) as store:
+        sweep = begin(store)
+        lease = taken(store)
+        with store.fenced(lease), store.adding_together(60.0):
+            store.add_soon(sweep, row())
+            store.add_soon(sweep, row(round=1))
+            store.finish_unit(lease)
+            with Store.open(db, writable=False) as other:
+                assert [found.round for found in other.rows()] == [0, 1]
+
+
 def test_a_renewed_lease_lasts_and_one_given_back_in_order_costs_no_attempt(db: str) -> None:
     with filled(db, unit(0)) as store:
         lease = taken(store, lease_s=0.3)
