@@ -65,9 +65,12 @@ def queue(store: Store, plan: Plan) -> QueuedSweep:
     return sweep
 
 
-def worked(db: str, gpu: int = 0, do: Do | None = None, lease_s: float = LEASE_S) -> Iterator[WorkerEvent]:
-    """The events of a worker on one of the made-up GPUs."""
-    return worker.work(worker.WorkerOptions(db, f"{DEVICE},gpu={gpu}", lease_s=lease_s), do)
+def worked(
+    db: str, gpu: int = 0, do: Do | None = None, lease_s: float = LEASE_S, time_budget_s: float = math.inf
+) -> Iterator[WorkerEvent]:
+    """The events of a worker on one of the made-up GPUs. A budget below 200 s leaves no time for a calibration."""
+    options = worker.WorkerOptions(db, f"{DEVICE},gpu={gpu}", time_budget_s=time_budget_s, lease_s=lease_s)
+    return worker.work(options, do)
 
 
 def timed_once(store: Store, plan: Plan) -> Iterator[Event]:
@@ -97,8 +100,8 @@ def table(db: str) -> str:
 class Crew:
     """Worker processes, each on a made-up GPU of its own. Another takes the place of one that is killed."""
 
-    def __init__(self, db: str, log: Path, workers: int, do: Do | None = None) -> None:
-        self._db, self._log, self._do, self._workers = db, log, do, workers
+    def __init__(self, db: str, log: Path, workers: int, do: Do | None, time_budget_s: float) -> None:
+        self._db, self._log, self._workers, self._work = db, log, workers, (do, LEASE_S, time_budget_s)
         self._random = random.Random(0)
         self._gpu: dict[int, int] = {}
         self.killed = 0
@@ -111,7 +114,7 @@ class Crew:
             code = 1
             try:
                 with self._log.open("ab", buffering=0) as log:
-                    for event in worked(self._db, gpu, self._do):
+                    for event in worked(self._db, gpu, *self._work):
                         if isinstance(event, UnitDone):
                             log.write(f"{event.unit.key}\n".encode())
                 code = 0
@@ -172,12 +175,16 @@ def chaos(
     do: Do | None = None,
     in_the_middle: Callable[[], None] = lambda: None,
     longest_s: float = 1800.0,
+    time_budget_s: float = math.inf,
 ) -> Survived:
-    """Work a queue off while workers are killed; ``in_the_middle`` is called once. Raises TimeoutError."""
+    """Work a queue off while workers are killed; ``in_the_middle`` is called once. Raises TimeoutError.
+
+    ``time_budget_s``: of each worker, see :func:`worked`.
+    """
     with Store.open(db, create=True) as store:
         sweep = queue(store, plan)
     count, is_past, begun = len(plan.problems), False, time.monotonic()
-    crew = Crew(db, log := folder / "done.log", workers, do)
+    crew = Crew(db, log := folder / "done.log", workers, do, time_budget_s)
     around = contextlib.ExitStack()
     try:
         watching = around.enter_context(Store.open(db, writable=False))  # after the workers, which would inherit it
@@ -199,7 +206,7 @@ def chaos(
         found = store.queue([sweep.key])
     with Store.open(alone := str(folder / "alone.db"), create=True) as store:
         queue(store, plan)
-    for _ in worked(alone, 0, do):
+    for _ in worked(alone, 0, do, time_budget_s=time_budget_s):
         pass
     attempts = sum(of.attempts for of in found.units)
     return Survived(
@@ -210,7 +217,9 @@ def chaos(
 # Units a second
 
 
-def throughput(db: str, workers: int, *, units_each: int, unit_s: float = 1.0) -> float:
+def throughput(
+    db: str, workers: int, *, units_each: int, unit_s: float = 1.0, time_budget_s: float = math.inf
+) -> float:
     """Units a second of so many workers at units that sleep.
 
     Workers are threads, for they only wait. Counted is from when each of them has done a unit, in which it reads the
@@ -226,9 +235,8 @@ def throughput(db: str, workers: int, *, units_each: int, unit_s: float = 1.0) -
     done: list[list[float]] = [[] for _ in range(workers)]
 
     def run(gpu: int) -> None:
-        done[gpu] += [
-            time.monotonic() for event in worked(db, gpu, sleeping, store_units.LEASE_S) if isinstance(event, UnitDone)
-        ]
+        events = worked(db, gpu, sleeping, store_units.LEASE_S, time_budget_s)
+        done[gpu] += [time.monotonic() for event in events if isinstance(event, UnitDone)]
 
     threads = [threading.Thread(target=run, args=(gpu,)) for gpu in range(workers)]
     for thread in threads:

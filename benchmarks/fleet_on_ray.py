@@ -21,9 +21,9 @@ from fp8tune.store.units import UnitState
 from fp8tune.sweep import session
 
 
-def exported(db: str, path: Path) -> bytes:
-    """The table of a database."""
-    sys.argv = ["fp8tune", "export", "--arch", "simulated", "--db", db, "--output", str(path)]
+def exported(db: str, kernel: str, path: Path) -> bytes:
+    """The table of a kernel in a database."""
+    sys.argv = ["fp8tune", "export", "--arch", "simulated", "--kernel", kernel, "--db", db, "--output", str(path)]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             fp8tune()
@@ -38,7 +38,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     ray_cluster = importlib.import_module("fleet.ray_cluster")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=496, help="496 make 500 units")
+    parser.add_argument("--problems", type=int, default=500, help="each is a unit")
     parser.add_argument("--db", default="", help="a server's URL; a file without it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -55,7 +55,8 @@ def main() -> None:
             for _ in session.run(store, plan):
                 pass
         by_one = time.monotonic() - begun
-        same = exported(db, folder / "eight.py") == exported(alone, folder / "one.py")
+        kernel = ray_cluster.KERNEL
+        same = exported(db, kernel, folder / "eight.py") == exported(alone, kernel, folder / "one.py")
     done = progress.counts[UnitState.DONE]
     print(f"{done} of {len(plan.problems)} units done in {seconds:.0f} s, {len(kills)} workers and a node killed")
     print(f"one process: {by_one:.0f} s; the table is {'the same' if same else 'ANOTHER'}")

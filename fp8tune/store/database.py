@@ -177,7 +177,8 @@ def _map_errors(engine: Engine, label: str, secrets: Collection[str]) -> None:
         state = getattr(original, "sqlstate", None)  # a server may speak another language than English
         text = (state or str(original)).lower()
         for part, line in _LINES[engine.dialect.name].items():
-            if text.startswith(part) if state else part in text:
+            # a code is no part of a message: "08" would be found in a port
+            if text.startswith(part) if state else part in text and not part[0].isdigit():
                 raise _error(context, label, line) from None
         if context.is_disconnect:
             raise postgresql.lost(label, context.connection) from None

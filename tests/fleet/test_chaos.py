@@ -1,4 +1,7 @@
-"""Workers that are killed at random, and a database server that is killed too: no unit is lost or done twice."""
+"""Workers that are killed at random, and a database server that is killed too: no unit is lost or done twice.
+
+Five hundred units, and nodes that are killed too: ``test_on_ray.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from servers import Server
 from benchmarks.fleet import Survived, chaos, plan_of, throughput, timed_once
 from fp8tune.store.units import UnitState
 
+WORKER_S = 199.0
+"""The time budget of a worker, which leaves no time for a calibration: that is half a second of a core for each."""
+
 
 def check(found: Survived, count: int) -> None:
     assert found.states == Counter({UnitState.DONE: count})
@@ -24,7 +30,8 @@ def check(found: Survived, count: int) -> None:
 
 @pytest.mark.slow
 def test_workers_are_killed_in_screens_and_finals(tmp_path: Path) -> None:
-    check(chaos(str(tmp_path / "results.db"), tmp_path, plan_of(16, quick=False), kills=4), 16)
+    given = {"workers": 3, "kills": 3, "time_budget_s": WORKER_S}
+    check(chaos(str(tmp_path / "results.db"), tmp_path, plan_of(6, quick=False), **given), 6)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -34,15 +41,16 @@ def test_workers_and_the_server_are_killed(postgresql: Server, tmp_path: Path) -
         time.sleep(0.5)
         postgresql.start()
 
-    given = {"do": timed_once, "in_the_middle": lose_the_server}
-    check(chaos(postgresql.database(), tmp_path, plan_of(500), **given), 500)  # type: ignore[arg-type]
+    given = {"do": timed_once, "in_the_middle": lose_the_server, "kills": 6, "time_budget_s": WORKER_S}
+    check(chaos(postgresql.database(), tmp_path, plan_of(100), **given), 100)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_eight_workers_do_eight_times_as_much(tmp_path: Path) -> None:
     """On a machine that others use, too, the best of three."""
     for number in range(3):
-        one, eight = (throughput(str(tmp_path / f"{number}.db"), workers, units_each=3) for workers in (1, 8))
+        given = {"units_each": 2, "unit_s": 0.8, "time_budget_s": WORKER_S}
+        one, eight = (throughput(str(tmp_path / f"{number}.db"), workers, **given) for workers in (1, 8))  # type: ignore[arg-type]
         if eight > 0.9 * 8 * one:
             return
     raise AssertionError(f"{one:.3f} units a second alone, {eight:.3f} of eight workers")

@@ -56,10 +56,9 @@ def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker
         (0.0, each_has_its_own_gpu_and_cores),
         (0.05, ray_cluster.kill_a_worker(1)),
         (0.25, restart),
-        (0.4, ray_cluster.kill_a_worker(2)),
-        (0.5, ray_cluster.kill_node(cluster, 1)),
-        (0.6, ray_cluster.add_node(cluster, 2)),
-        (0.8, ray_cluster.kill_a_worker(3)),
+        (0.4, ray_cluster.kill_node(cluster, 1)),
+        (0.45, ray_cluster.add_node(cluster, 2)),
+        (0.7, ray_cluster.kill_a_worker(2)),
     ]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         progress = ray_cluster.on_ray(db, plan, acts)
@@ -106,7 +105,7 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
     db, mark = tmp_path / "own.db", f"mark-{os.getpid()}-{number}"
     shapes = ray_cluster.shapes(tmp_path, 60)
     command = [sys.executable, "-m", "fp8tune", "sweep", "--on", "ray", "--kernel", ray_cluster.KERNEL]
-    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "200s"]
+    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "215"]
     env = {**environment(), **ray_cluster.RAY, "FP8TUNE_MARK": mark}
     env.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)

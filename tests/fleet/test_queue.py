@@ -54,7 +54,7 @@ def test_adding_again_adds_nothing_and_undoes_nothing(db: str) -> None:
 
 
 def test_two_workers_never_get_the_same(db: str) -> None:
-    filled(db, *map(unit, range(60))).close()
+    filled(db, *map(unit, range(24))).close()
     got: list[str] = []
 
     def take_all(number: int) -> None:
@@ -67,7 +67,7 @@ def test_two_workers_never_get_the_same(db: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(got) == sorted(f"unit-{number}" for number in range(60))
+    assert sorted(got) == sorted(f"unit-{number}" for number in range(24))
 
 
 def test_the_worthiest_first_then_the_kernel_at_hand_then_the_one_nobody_is_at(db: str) -> None:
@@ -117,6 +117,18 @@ def test_within_a_fence_nothing_is_stored_once_the_lease_is_lost(db: str) -> Non
                 store.record_ceiling(sweep, H100, 3000.0)
         assert [found.process for found in store.rows()] == ["before"]
         assert store.add(sweep, row(process="outside"))
+
+
+def test_a_unit_is_finished_with_the_rows_that_wait(db: str) -> None:
+    with filled(db, unit(0)) as store:
+        sweep = begin(store)
+        lease = taken(store)
+        with store.fenced(lease), store.adding_together(60.0):
+            store.add_soon(sweep, row())
+            store.add_soon(sweep, row(round=1))
+            store.finish_unit(lease)
+            with Store.open(db, writable=False) as other:
+                assert [found.round for found in other.rows()] == [0, 1]
 
 
 def test_a_renewed_lease_lasts_and_one_given_back_in_order_costs_no_attempt(db: str) -> None:

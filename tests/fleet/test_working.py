@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from command_line import environment, fp8tune
+from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
 from fp8tune import alive
@@ -24,6 +25,7 @@ from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
 from fp8tune.fleet.lease import STALLS_AFTER_S, Heartbeat
 from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
+from fp8tune.measure import worker as processes
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
 from fp8tune.store.results import Store
@@ -32,6 +34,9 @@ from fp8tune.sweep import planning, session
 from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
+
+WORKER_S = 199
+"""A time budget that leaves no time for a calibration."""
 
 
 @pytest.fixture
@@ -61,12 +66,12 @@ def test_another_gpu_takes_over_and_the_table_is_the_same(db: str, tmp_path: Pat
             lost = worker.swept(first, plan)
             assert any(isinstance(event, TrialDone) and event.row.stage == stage for event in lost)
             time.sleep(0.3)
-            assert len(of_type(UnitDone, worked(db, gpu=8))) == 2
+            assert len(of_type(UnitDone, worked(db, gpu=8, time_budget_s=WORKER_S))) == 2
             with pytest.raises(LeaseLostError):
                 for _ in lost:
                     pass
     queued(alone := str(tmp_path / "alone.db"), 2, quick=False)
-    assert len(of_type(UnitDone, worked(alone))) == 2
+    assert len(of_type(UnitDone, worked(alone, time_budget_s=WORKER_S))) == 2
     assert table(db) == table(alone)
     with Store.open(db, writable=False) as store:
         assert len({row.device.uuid_hash for row in store.rows()}) == 2
@@ -74,7 +79,7 @@ def test_another_gpu_takes_over_and_the_table_is_the_same(db: str, tmp_path: Pat
 
 def test_a_unit_that_was_broken_off_goes_on_where_it_was(db: str) -> None:
     queued(db, 1, quick=False)
-    events = worked(db)
+    events = worked(db, time_budget_s=WORKER_S)
     for event in events:
         if isinstance(event, TrialDone) and event.row.stage == "final":
             break
@@ -86,7 +91,8 @@ def test_a_unit_that_was_broken_off_goes_on_where_it_was(db: str) -> None:
             0,
             "its worker was told to end",
         )
-    again = [event.from_database for event in worked(db) if isinstance(event, TrialDone)]
+    again = worked(db, time_budget_s=WORKER_S)
+    again = [event.from_database for event in again if isinstance(event, TrialDone)]
     assert again.count(True) > 2  # the screen
     with Store.open(db, writable=False) as store:
         assert len({(row.config, row.stage, row.round, row.process) for row in store.rows()}) == len(list(store.rows()))
@@ -98,11 +104,11 @@ def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends
         yield
 
     queued(db, 3)
-    events = list(worked(db, 0, broken))
+    events = list(worked(db, 0, broken, time_budget_s=WORKER_S))
     assert [event.reason for event in events if isinstance(event, UnitFailed)] == ["the fan is off"] * 2
     assert isinstance(events[-1], WorkerEnded)
     assert (events[-1].is_in_vain, events[-1].waiting) == (True, 3)
-    assert len(of_type(UnitDone, worked(db, 1))) == 3
+    assert len(of_type(UnitDone, worked(db, 1, time_budget_s=WORKER_S))) == 3
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
@@ -111,7 +117,7 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
         sweep = units.queued(plan)
         (unit,) = units.units_of(plan, sweep.key)
         store.add_units(sweep, [replace(unit, source_hash="0123456789abcdef", problems=("fedcba9876543210",))])
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE, "--time-budget", WORKER_S)
     assert done.returncode == 2
     assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
     with Store.open(db, writable=False) as store:
@@ -251,6 +257,7 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
     """Nobody tells the heartbeat of what goes on: in the one case nothing does, in the other a process works."""
     assert LEASE_S + STALLS_AFTER_S + worker.WAIT_S <= 60
     monkeypatch.setattr(alive, "EVERY_S", 0.05)
+    monkeypatch.setattr(processes, "PRELOAD", [])  # it only sleeps
     queued(db, 1)
     with Store.open(db) as store, contextlib.closing(Worker()) as process:
         process.call(60, time.sleep, 0)
@@ -264,9 +271,10 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
 
 
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
-    options = ("--kernel", "colwise", "--shapes", "tiny", "--timer", DEVICE, "--db", db)
+    options = ("--kernel", f"{PLANTED / 'untouched.py'}:SPEC", "--shapes", "llama4", "--timer", DEVICE, "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
     command = [sys.executable, "-m", "fp8tune", "worker", "--timer", DEVICE, "--format", "json"]
+    command += ["--time-budget", str(WORKER_S)]  # imports no torch
     given = {**environment(), "FP8TUNE_DB": db}
     with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -8,14 +8,15 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from database_rows import begin, config, end_finals, problem, row, subject
 from processes import begun, ended
-from servers import Proxy, Server, running
+from servers import Proxy, Server
 
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database, retrying
+from fp8tune.store import database, retrying, unreadable, writing
 from fp8tune.store.results import Store
 
 
@@ -58,18 +59,25 @@ def test_a_store_goes_on_after_its_connection_was_ended(postgresql: Server, url:
     assert processes(url) == ["a", "b", "c", "d", "e"]
 
 
-def test_what_an_iterator_gave_before_the_loss_is_stored_too(postgresql: Server, url: str) -> None:
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows go to the server, and come from it, by the hundred, not by the thousand."""
+    monkeypatch.setattr(writing, "_CHUNK", 100)
+    monkeypatch.setattr(unreadable, "_CHUNK", 100)
+
+
+def test_what_an_iterator_gave_before_the_loss_is_stored_too(postgresql: Server, url: str, small_chunks: None) -> None:
     with Store.open(url, create=True) as store:
         sweep = begin(store)
 
         def rows() -> Iterator[object]:
-            for number in range(3000):
-                if number == 2500:  # two chunks were sent
+            for number in range(300):
+                if number == 250:  # two chunks were sent
                     postgresql.end_connections()
                 yield row(process=f"{number}")
 
-        assert store.add_many(sweep, rows()) == 3000
-        assert store.add_many(sweep, (row(process=f"{number}") for number in range(3000))) == 0
+        assert store.add_many(sweep, rows()) == 300
+        assert store.add_many(sweep, (row(process=f"{number}") for number in range(300))) == 0
 
 
 @pytest.mark.parametrize("words", [b"COMMIT", b"pg_advisory_xact_lock", b"INSERT INTO trials"])
@@ -136,15 +144,14 @@ def _start_when_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_who_waits_says_so_once_and_when_it_goes_on(postgresql: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with running() as server:
-        mine = server.database()
-        with caplog.at_level(logging.WARNING), Store.open(mine, create=True) as store:
-            sweep = begin(store)
-            server.kill()
-            threading.Thread(target=_start_when_told, args=(server, caplog)).start()
-            assert store.add(sweep, row())
-        with Store.open(mine, writable=False) as store:
-            assert len(list(store.rows())) == 1
+    mine = postgresql.database()
+    with caplog.at_level(logging.WARNING), Store.open(mine, create=True) as store:
+        sweep = begin(store)
+        postgresql.kill()
+        threading.Thread(target=_start_when_told, args=(postgresql, caplog)).start()
+        assert store.add(sweep, row())
+    with Store.open(mine, writable=False) as store:
+        assert len(list(store.rows())) == 1
     waits, goes_on = (record.message for record in caplog.records)
     assert "waiting up to 5 min, then going on" in waits
     assert "going on after" in goes_on
@@ -152,99 +159,99 @@ def test_who_waits_says_so_once_and_when_it_goes_on(postgresql: Server, caplog: 
 
 
 def test_a_sweep_opens_a_database_again_that_it_reached_before(postgresql: Server) -> None:
-    with running() as server:
-        mine = server.database()
-        Store.open(mine, create=True).close()
-        server.kill()
-        threading.Timer(1, server.start).start()
-        with Store.open(mine, writable=False) as store:
-            assert store.evidence() == []
+    mine = postgresql.database()
+    Store.open(mine, create=True).close()
+    postgresql.kill()
+    starting = threading.Timer(0.5, postgresql.start)
+    starting.start()
+    with Store.open(mine, writable=False) as store:
+        assert store.evidence() == []
+    starting.join()
 
 
-def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
+def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str, small_chunks: None) -> None:
     with Store.open(url, create=True) as store:
         sweep = begin(store)
-        store.add_many(sweep, (row(process=f"{number:0400}") for number in range(3000)))
+        store.add_many(sweep, (row(process=f"{number:0400}") for number in range(300)))
         rows = store.rows()
         next(rows)
         postgresql.end_connections()
         with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
             list(rows)
-        assert len(list(store.rows())) == 3000
+        assert len(list(store.rows())) == 300
 
 
-def test_an_import_from_a_file_is_done_again_whole(proxy: Proxy, through: str, tmp_path) -> None:
+def test_an_import_from_a_file_is_done_again_whole(
+    proxy: Proxy, through: str, tmp_path: Path, small_chunks: None
+) -> None:
     with Store.open(str(tmp_path / "a.db"), create=True) as local:
         sweep = begin(local)
-        local.add_many(sweep, (row(process=f"{number}") for number in range(2500)))
+        local.add_many(sweep, (row(process=f"{number}") for number in range(250)))
         with Store.open(through, create=True) as remote:
-            threading.Timer(0.3, proxy.break_off).start()
-            assert remote.merge(local) == (2500, 0)
+            proxy.lose(b"INSERT INTO trials")  # after all that trials refer to
+            assert remote.merge(local) == (250, 0)
             proxy.lose_the_answer_to(b"COMMIT")
-            assert remote.merge(local) == (0, 2500)
+            assert remote.merge(local) == (0, 250)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
-def test_rows_are_neither_lost_nor_doubled_whatever_breaks(seed: int) -> None:
+def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, seed: int) -> None:
     """Writers, a proxy that breaks off, ended connections, and a server that is killed and started again."""
-    writers, rounds = 4, 15
-    with running() as server:
-        proxy = Proxy(server.port)
-        direct = server.database()
-        through = direct.replace(str(server.port), str(proxy.port))
-        Store.open(direct, create=True).close()
+    server, writers, rounds = postgresql, 4, 8
+    proxy = Proxy(server.port)
+    direct = server.database()
+    through = direct.replace(str(server.port), str(proxy.port))
+    Store.open(direct, create=True).close()
 
-        def work(index: int) -> None:
-            generator = random.Random(f"{seed} {index}")
-            with Store.open(through, create=True) as store:
-                shared, own = begin(store, request="shared"), begin(store, request=f"own {index}")
-                for number in range(rounds):
-                    mine = problem(K=512 * (index + 1), G=number + 1)
-                    assert store.add(own, row(of=mine, process=f"{index}"))
-                    many = [row(of=mine, config=config(32 + n), process=f"{index}") for n in range(1, 20)]
-                    assert store.add_many(own, iter(many)) == 19
-                    store.add(shared, row(round=number, process=f"{index}"), once=True)
-                    end_finals(store, own, mine)
-                    store.mark_complete(own, subject(mine), 20)
-                    if generator.random() < 0.05:
-                        assert len(store.evidence()) >= number
-                store.finish_sweep(own)
+    def work(index: int) -> None:
+        generator = random.Random(f"{seed} {index}")
+        with Store.open(through, create=True) as store:
+            shared, own = begin(store, request="shared"), begin(store, request=f"own {index}")
+            for number in range(rounds):
+                mine = problem(K=512 * (index + 1), G=number + 1)
+                assert store.add(own, row(of=mine, process=f"{index}"))
+                many = [row(of=mine, config=config(32 + n), process=f"{index}") for n in range(1, 20)]
+                assert store.add_many(own, iter(many)) == 19
+                store.add(shared, row(round=number, process=f"{index}"), once=True)
+                end_finals(store, own, mine)
+                store.mark_complete(own, subject(mine), 20)
+                if generator.random() < 0.05:
+                    assert len(store.evidence()) >= number
+            store.finish_sweep(own)
 
-        children = begun(writers, work)
-        stop = threading.Event()
+    children = begun(writers, work)
+    stop = threading.Event()
 
-        def break_things() -> None:
-            generator = random.Random(seed)
-            for number in range(24):  # then it goes in peace
-                if stop.wait(generator.uniform(0.05, 0.5)):
-                    return
-                with contextlib.suppress(Exception):  # the server may be down
-                    match number % 4:
-                        case 0 | 2:
-                            proxy.break_off()
-                        case 1:
-                            server.end_connections()
-                        case 3:
-                            proxy.lose_the_answer_to(b"COMMIT")
-                if number % 9 == 5:
-                    server.kill()
-                    time.sleep(generator.uniform(0, 0.3))
-                    server.start()
+    def break_things() -> None:
+        generator = random.Random(seed)
+        for number in range(12):  # then it goes in peace
+            if stop.wait(generator.uniform(0.05, 0.5)):
+                return
+            with contextlib.suppress(Exception):  # the server may be down
+                match number % 4:
+                    case 0 | 2:
+                        proxy.break_off()
+                    case 1:
+                        server.end_connections()
+                    case 3:
+                        proxy.lose_the_answer_to(b"COMMIT")
+            if number % 6 == 3:
+                server.kill()
+                time.sleep(generator.uniform(0, 0.3))
+                server.start()
 
-        breaking = threading.Thread(target=break_things)
-        breaking.start()
-        codes = ended(children)
-        stop.set()
-        breaking.join()
-        proxy.close()
-        assert codes == [0] * writers
-        with Store.open(direct, writable=False) as store:
-            found = [
-                (found.process, found.problem.shape["K"], found.round, str(found.config)) for found in store.rows()
-            ]
-            assert len(found) == writers * rounds * 20 + rounds
-            assert len(store.unfinished_sweeps()) == 1
-        count = "SELECT count(*), count(DISTINCT id), (SELECT count(*) FROM completions), (SELECT count(*) FROM sweeps)"
-        name = direct.rpartition("/")[2]
-        assert server.execute(f"{count} FROM trials", name) == [(len(found), len(found), writers * rounds, writers + 1)]
+    breaking = threading.Thread(target=break_things)
+    breaking.start()
+    codes = ended(children)
+    stop.set()
+    breaking.join()
+    proxy.close()
+    assert codes == [0] * writers
+    with Store.open(direct, writable=False) as store:
+        found = [(found.process, found.problem.shape["K"], found.round, str(found.config)) for found in store.rows()]
+        assert len(found) == writers * rounds * 20 + rounds
+        assert len(store.unfinished_sweeps()) == 1
+    count = "SELECT count(*), count(DISTINCT id), (SELECT count(*) FROM completions), (SELECT count(*) FROM sweeps)"
+    name = direct.rpartition("/")[2]
+    assert server.execute(f"{count} FROM trials", name) == [(len(found), len(found), writers * rounds, writers + 1)]

@@ -199,6 +199,9 @@ def test_tried_knows_only_its_own_identity(store):
     assert not store.tried(subject(), sweep=again)
     assert store.tried(subject(), round=0)
     assert not store.tried(subject(), round=1)
+    store.add(again, row(90.0, round=2))
+    assert store.tried_in_rounds(subject()) == {n: store.tried(subject(), round=n) for n in (0, 2)}
+    assert store.tried_in_rounds(subject(), sweep=again).keys() == {2}
     assert not store.tried(subject(version=replace(KERNEL, source_hash="bbbb")))
     assert not store.tried(subject(device=H200))
     assert not store.tried(replace(subject(), kind=Kind.STATIC))
