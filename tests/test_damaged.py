@@ -6,6 +6,7 @@ The values are what a damaged disk, another program or an adversary leaves: of a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -21,10 +22,12 @@ from database_rows import H100, KERNEL, begin, config, end_finals, finished_swee
 from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
+from fp8tune.check import tables
 from fp8tune.compare import sides
 from fp8tune.compare.comparison import Revision
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.records import Code, Device, Facts, Kind
+from fp8tune.report import page
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
@@ -100,6 +103,11 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sides, "sides", _planted_sides)
+    # what no database changes: today's hashes, the shipped tables and the script of a report take as long as all else
+    monkeypatch.setattr(tables, "current_hashes", dict)
+    no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
+    monkeypatch.setattr(tables, "check_tables", no_tables)
+    monkeypatch.setattr(page, "_library", lambda: "")
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False
     yield tmp_path / "results.db"
