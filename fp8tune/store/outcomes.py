@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, NamedInts, Outcome, Status, Subject
 from fp8tune.store import optional, references
-from fp8tune.store.packed import POOL, Pool
+from fp8tune.store.packed import POOL, Pool, is_empty
 from fp8tune.store.packing import DAMAGED
 from fp8tune.store.reading import Shared, candidates_of, items, packed_of
 from fp8tune.store.references import Ended, References
@@ -22,6 +22,9 @@ from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 
 _STATUSES = {str(status): status for status in Status}
 _ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")
+
+_FACTS = 2 + len(_ENDED)
+"""Where they begin in a row of what was not packed."""
 
 _Moment = tuple[float, int, int]
 """When a trial was stored, its id, its worker's id."""
@@ -76,6 +79,16 @@ def tried(connection: Connection, subject: Subject, wanted: Wanted, reference: s
 
     ``reference``: the hash of today's. What another checked, or an unknown one found wrong, is left out.
     """
+    found: _ByConfig = {}
+    for row in _plain(connection, subject, wanted):
+        found.setdefault(row[0] or NamedInts(), []).append(_Trial._make((*row[1:_FACTS], row[_FACTS:])))
+    if not is_empty(connection):
+        for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
+            _add(found, trials, items(connection, Configs, trials))
+    return _outcomes(found, references.references(connection), reference)
+
+
+def _plain(connection: Connection, subject: Subject, wanted: Wanted) -> Sequence[Any]:
     query = (
         select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
         .add_columns(*(Candidates.c[name] for name in FACTS))
@@ -85,13 +98,7 @@ def tried(connection: Connection, subject: Subject, wanted: Wanted, reference: s
         .where(*(Trials.c[name] == value for name, value in wanted.values.items()))
         .order_by(Trials.c.created_at, Trials.c.id)
     )
-    facts = 2 + len(_ENDED)
-    found: _ByConfig = {}
-    for row in readable(connection, query):
-        found.setdefault(row[0] or NamedInts(), []).append(_Trial._make((*row[1:facts], row[facts:])))
-    for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
-        _add(found, trials, items(connection, Configs, trials))
-    return _outcomes(found, references.references(connection), reference)
+    return readable(connection, query)
 
 
 def commit(connection: Connection, subject: Subject) -> str:
