@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -102,7 +103,7 @@ def main() -> None:
 
         process_arguments.hide_passwords()
     if completing.VARIABLE in os.environ:
-        completing.answer_shell(typer.main.get_command(app))
+        completing.answer_shell(program())
     gc.set_threshold(100_000)  # at Python's own, a tenth of a short command's time is garbage collection
     try:
         with stopping_cleanly(), streams.own_output():
@@ -121,9 +122,15 @@ def main() -> None:
     sys.exit(code)
 
 
+@functools.cache  # of a process that runs several commands, such as one that makes the pages of the documentation
+def program() -> Any:
+    """The whole command line, which typer takes 20 ms to build."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str]) -> int:
     """One command, not by typer's ``main``: that ends at Ctrl-C and a broken pipe without a word."""
-    command = typer.main.get_command(app)
+    command = program()
     try:
         with command.make_context("fp8tune", arguments) as context:
             command.invoke(context)

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ import torch  # after the variable, which it reads
 from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
-from sqlalchemy import Engine
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.util import LRUCache
 
 from fp8tune.store.results import Store
 
@@ -115,27 +111,6 @@ def _without_rows(request: pytest.FixtureRequest, kind: str, folder: Path) -> It
     server, url = request.getfixturevalue("postgresql"), request.getfixturevalue("made_database")
     yield url
     server.empty(url)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def sql_compiled_once() -> Iterator[None]:
-    """A file's statements are compiled once a process, as they are the same for each: that is a third of the time of a
-    short command, which opens a file, reads and ends."""
-    from fp8tune.store import database
-
-    compiled, create = LRUCache(4000), database.create_engine
-
-    def sharing(*args: Any, **kwargs: Any) -> Engine:
-        engine = create(*args, **kwargs)
-        if engine.dialect.name == "sqlite":
-            engine._compiled_cache = compiled
-        return engine
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(database, "create_engine", sharing)
-        patched.setattr(SQLiteDialect_pysqlite, "__eq__", lambda self, other: type(self) is type(other), raising=False)
-        patched.setattr(SQLiteDialect_pysqlite, "__hash__", lambda self: hash(type(self)), raising=False)
-        yield
 
 
 @pytest.fixture(autouse=True)

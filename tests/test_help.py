@@ -7,7 +7,6 @@ import shlex
 from unittest import mock
 
 import pytest
-import typer
 from command_line import fp8tune
 
 from fp8tune import cli
@@ -16,7 +15,7 @@ from fp8tune.plan.shapes import list_sets
 from fp8tune.render.help import Commands
 from fp8tune_kernels.catalog import KERNELS, NAMES
 
-PROGRAM = typer.main.get_command(cli.app)
+PROGRAM = cli.program()
 COMMANDS = PROGRAM.commands  # type: ignore[attr-defined]
 EXAMPLES: list[Example] = [*Commands.examples, *(one for command in COMMANDS.values() for one in command.examples)]
 

@@ -48,7 +48,7 @@ class Explanation:
 
     candidates: Candidates
     outcomes: Mapping[NamedInts, Outcome]
-    """What became of every config that was run here."""
+    """What became of the configs that were run here; those that have a time may be left out."""
     found: Found | None
     """What a lookup gives for it; None where no table can hold it."""
 

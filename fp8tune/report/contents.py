@@ -131,7 +131,8 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     ]
     detailed = _detailed(found)
     progress("reading configs", 0, len(detailed))
-    histories = reader.histories([*filter(None, map(_subject, detailed))])  # of the screen, which all configs were in
+    subjects = {subject: one for one in detailed if (subject := _subject(one)) is not None}
+    histories = reader.histories({of: one.times_us.keys() for of, one in subjects.items()})
     rows = [_row(one, histories) if one in detailed else Row(one) for one in found]
     rest = len(found) - len(detailed)
     left_out = (

@@ -305,12 +305,13 @@ def _finals(found: Explanation) -> Part:
     roles = {one.config: role(one) for one in found.tried}
     finalists = [entry.config for entry in found.candidates.named if entry.finals and entry.config is not None]
     varied = [axis for axis in _axes(found) if len({config.get(axis) for config in finalists}) > 1]
+    named = [(entry, _named(entry.config, varied)) for entry in found.candidates.named if entry.config is not None]
     blocks = [
-        _Block(_named(entry.config, varied), roles.get(entry.config, "other"), times.process, round, time_us)
-        for entry in found.candidates.named
+        _Block(name, role, times.process, round, time_us)
+        for entry, name in named
+        for role in [roles.get(entry.config, "other")]
         for times in entry.finals
         for round, time_us in times.blocks
-        if entry.config is not None
     ]
     columns: list[Column[_Block]] = [
         Column("config", "config, where finalists differ", lambda block: block.config),

@@ -6,7 +6,10 @@ What is SQLite's alone is in :mod:`fp8tune.store.sqlite`, what is a server's in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Hashable, Iterator
+import functools
+import sqlite3
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event, make_url
@@ -21,6 +24,11 @@ _LINES = {"sqlite": sqlite.LINES, "postgresql": postgresql.LINES}
 
 TESTED = "tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
 """What the tests run; nothing else is accepted."""
+
+_LABEL, _SECRETS = "fp8tune_label", "fp8tune_secrets"
+"""Options of an engine: what messages call the database, and what they must not say."""
+
+_CONNECT: ContextVar[Callable[[], sqlite3.Connection]] = ContextVar("connects to the file that is opened now")
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -41,26 +49,53 @@ def connect(url: str, *, create: bool, writable: bool, patience_s: float | None 
     ``patience_s``: how long it waits for another process's commit, and for a server that went away.
     """
     parsed = _parse(url)
-    path = sqlite_path(parsed)
-    if path is not None:
-        sqlite.check_path(path, create=create and writable, writable=writable)
-        parsed = sqlite.url(path, create=create, writable=writable)
     if _is_sqlite(parsed):
-        patience_s = sqlite.BUSY_TIMEOUT_S if patience_s is None else patience_s
-        options = {"timeout": patience_s, "isolation_level": None}
-    else:
-        patience_s = retrying.PATIENCE_S if patience_s is None else patience_s
-        options = postgresql.options(parsed.query, patience_s)
+        return _file(sqlite_path(parsed), label(url), create, writable, patience_s)
+    patience_s = retrying.PATIENCE_S if patience_s is None else patience_s
+    options = postgresql.options(parsed.query, patience_s)
     try:
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)
     except ImportError:
         raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
-    _map_errors(engine, label(url), passwords(url))
-    connection = remembered.begin(engine.connect())
+    _map_errors(engine)
+    connection = _begun(engine.execution_options(**{_LABEL: label(url), _SECRETS: passwords(url)}))
     retrying.be_patient(connection, patience_s)
-    if _is_sqlite(parsed):
-        sqlite.prepare(connection, path)
     return connection
+
+
+def _file(path: Path | None, label: str, create: bool, writable: bool, patience_s: float | None) -> Connection:
+    """A connection to an SQLite file, or in memory."""
+    if path is not None:
+        sqlite.check_path(path, create=create and writable, writable=writable)
+    patience_s = sqlite.BUSY_TIMEOUT_S if patience_s is None else patience_s
+    connection = _through_sqlite(
+        functools.partial(sqlite.connected, path, create=create, writable=writable, patience_s=patience_s), label
+    )
+    retrying.be_patient(connection, patience_s)
+    sqlite.prepare(connection, path)
+    return connection
+
+
+def _through_sqlite(connect: Callable[[], sqlite3.Connection], label: str) -> Connection:
+    """A connection of SQLite's driver as one of SQLAlchemy."""
+    engine = _every_file().execution_options(**{_LABEL: label})
+    token = _CONNECT.set(connect)
+    try:
+        return _begun(engine)
+    finally:
+        _CONNECT.reset(token)
+
+
+@functools.cache
+def _every_file() -> Engine:
+    """One for all files: it compiles each statement once a process, which is more than half of reading a small file."""
+    engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _CONNECT.get()(), query_cache_size=2000)
+    _map_errors(engine)
+    return engine
+
+
+def _begun(engine: Engine) -> Connection:
+    return remembered.begin(engine.connect())
 
 
 def label(url: str) -> str:
@@ -83,9 +118,7 @@ def private_copy(connection: Connection, label: str) -> Connection:
         )
     copy = sqlite.copied(connection, label)
     close(connection, wrote=False)
-    engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: copy)
-    _map_errors(engine, label, ())
-    return remembered.begin(engine.connect())
+    return _through_sqlite(lambda: copy, label)
 
 
 def close(connection: Connection, *, wrote: bool) -> None:
@@ -164,8 +197,8 @@ def _is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def _map_errors(engine: Engine, label: str, secrets: Collection[str]) -> None:
-    """The one border where a driver's errors become ours."""
+def _map_errors(engine: Engine) -> None:
+    """The one border where a driver's errors become ours. Of which database they are, its connection's options say."""
 
     @event.listens_for(engine, "handle_error")
     def to_database_error(context: ExceptionContext) -> None:
@@ -174,6 +207,10 @@ def _map_errors(engine: Engine, label: str, secrets: Collection[str]) -> None:
             raise original
         if not isinstance(original, Exception):  # Ctrl-C
             return
+        assert context.engine is not None
+        options = context.engine.get_execution_options()
+        label: str = options[_LABEL]
+        secrets: Collection[str] = options.get(_SECRETS, ())
         state = getattr(original, "sqlstate", None)  # a server may speak another language than English
         text = (state or str(original)).lower()
         for part, line in _LINES[engine.dialect.name].items():

@@ -9,7 +9,7 @@ published, is read config by config: the own row of a config stands for the base
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fp8tune.errors import DatabaseError
@@ -73,8 +73,8 @@ class Reader(Protocol):
     def commit(self, subject: Subject) -> str:
         """The commit that last timed a problem."""
 
-    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
-        """Both of many problems."""
+    def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
+        """Both of many problems, without the configs that are known of each."""
 
     def calibration(self, device: Device) -> dict[str, float]:
         """What was measured of a device itself."""
@@ -171,12 +171,11 @@ class Layers:
         """The git commit that last timed a problem."""
         return next(filter(None, (store.commit(subject) for store in self._of(subject))), "")
 
-    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
-        """What :meth:`tried` and :meth:`commit` say of each of many problems."""
-        hidden = self._hidden()
+    def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
+        """What :meth:`tried` and :meth:`commit` say of many problems, without the configs that are known of each."""
         own, base = (
-            store.histories([subject for subject in subjects if _pool(subject) not in out], stage)
-            for store, out in zip((self.own, self.base), hidden, strict=True)
+            store.histories({subject: configs for subject, configs in known.items() if _pool(subject) not in out})
+            for store, out in zip((self.own, self.base), self._hidden(), strict=True)
         )
         found = {**base, **own}
         for subject in own.keys() & base.keys():

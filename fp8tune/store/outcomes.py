@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,6 +23,9 @@ from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 _STATUSES = {str(status): status for status in Status}
 _ENDED = ("status", "reason", "time_us", "created_at", "stage", "round", "sweep_id")
 
+_FACTS = 2 + len(_ENDED)
+"""Where they begin in a row of what was not packed."""
+
 _Moment = tuple[float, int, int]
 """When a trial was stored, its id, its worker's id."""
 
@@ -32,7 +35,7 @@ class History:
     """What was tried of one problem."""
 
     outcomes: Mapping[NamedInts, Outcome]
-    """Config -> how its trials ended."""
+    """Config -> how its trials ended; without the configs that were known."""
     commit: str
     """The git commit of the working tree that last timed it; empty outside git."""
 
@@ -93,6 +96,16 @@ def tried_in_rounds(
 
 def _trials(connection: Connection, subject: Subject, wanted: Wanted) -> _ByConfig:
     """The trials of each config, oldest first."""
+    found: _ByConfig = {}
+    for row in _plain(connection, subject, wanted):
+        found.setdefault(row[0] or NamedInts(), []).append(_Trial._make((*row[1:_FACTS], row[_FACTS:])))
+    if not is_empty(connection):  # else making the query takes a third of the time
+        for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
+            _add(found, trials, items(connection, Configs, trials))
+    return found
+
+
+def _plain(connection: Connection, subject: Subject, wanted: Wanted) -> Sequence[Any]:
     query = (
         select(Configs.c["items"], *(Trials.c[name] for name in _ENDED), Candidates.c.version_id)
         .add_columns(*(Candidates.c[name] for name in FACTS))
@@ -102,14 +115,7 @@ def _trials(connection: Connection, subject: Subject, wanted: Wanted) -> _ByConf
         .where(*(Trials.c[name] == value for name, value in wanted.values.items()))
         .order_by(Trials.c.created_at, Trials.c.id)
     )
-    facts = 2 + len(_ENDED)
-    found: _ByConfig = {}
-    for row in readable(connection, query):
-        found.setdefault(row[0] or NamedInts(), []).append(_Trial._make((*row[1:facts], row[facts:])))
-    if not is_empty(connection):  # else making the query takes a third of the time
-        for trials in of_packed(connection, packed_of(subject, subject.kind), lambda pool: _of_pool(pool, wanted)):
-            _add(found, trials, items(connection, Configs, trials))
-    return found
+    return readable(connection, query)
 
 
 def commit(connection: Connection, subject: Subject) -> str:
@@ -127,27 +133,34 @@ def commit(connection: Connection, subject: Subject) -> str:
     return str(connection.scalar(select(Workers.c.commit).where(Workers.c.id == worker)) or "")
 
 
-def histories(connection: Connection, subjects: Collection[Subject], wanted: Wanted) -> dict[Subject, History]:
-    """What :func:`tried` and :func:`commit` say of each of many problems: what is packed is unpacked once for all."""
+def histories(
+    connection: Connection, known: Mapping[Subject, Collection[NamedInts]], wanted: Wanted
+) -> dict[Subject, History]:
+    """What :func:`tried` and :func:`commit` say of each of many problems, without the configs that are known of it.
+
+    What is packed is unpacked once: of a thousand problems that takes a second, one by one twenty.
+    """
     shared, checked = Shared.load(connection), references.references(connection)
     workers = {row.id: row.commit for row in readable(connection, select(Workers.c.id, Workers.c.commit))}
-    of_row = _packed_rows(connection, shared, subjects)
+    of_row = _packed_rows(connection, shared, known)
     found = {}
 
     def read(pool: Pool) -> tuple[int, dict[int, list[_Trial]], _Moment | None]:
-        return pool.id, _of_pool(pool, wanted), _last(pool)
+        configs = {id for id in pool.refers_to(Configs) if shared.configs.get(id) not in known[of_row[pool.id]]}
+        return pool.id, _of_pool(pool, wanted, configs) if configs else {}, _last(pool)
 
     for id, trials, last in of_packed(connection, select(PackedTrials.c.id).where(PackedTrials.c.id.in_(of_row)), read):
         by_config: _ByConfig = {}
         _add(by_config, trials, shared.configs)
         found[of_row[id]] = History(_outcomes(by_config, checked), workers.get(last[2], "") if last else "")
-    return {
-        subject: found.get(subject) or History(tried(connection, subject, wanted), commit(connection, subject))
-        for subject in subjects
-    }
+    for subject in known.keys() - found.keys():
+        ended = tried(connection, subject, wanted)
+        others = {config: ended[config] for config in ended if config not in known[subject]}
+        found[subject] = History(others, commit(connection, subject))
+    return found
 
 
-def _packed_rows(connection: Connection, shared: Shared, subjects: Collection[Subject]) -> dict[int, Subject]:
+def _packed_rows(connection: Connection, shared: Shared, subjects: Iterable[Subject]) -> dict[int, Subject]:
     """The id of a packed row -> which of the problems it is."""
     if not optional.is_there(connection, PackedTrials):
         return {}
@@ -163,8 +176,11 @@ def _packed_rows(connection: Connection, shared: Shared, subjects: Collection[Su
     return {id: wanted[pool] for id, pool in rows if pool in wanted}
 
 
-def _of_pool(pool: Pool, wanted: Wanted) -> dict[int, list[_Trial]]:
-    """The id of a config -> its trials in a packed pool, oldest first. Raises DatabaseError for what is damaged."""
+def _of_pool(pool: Pool, wanted: Wanted, among: Collection[int] | None = None) -> dict[int, list[_Trial]]:
+    """The id of a config, of all or of some -> its trials in a packed pool, oldest first.
+
+    Raises DatabaseError for what is damaged.
+    """
     configs = {row[0]: (row[1], row[2:]) for row in pool.rows(Candidates, ("id", "config_id", *FACTS))}
     version = pool.ids[POOL.index("version_id")]
     names = ("created_at", "id", "candidate_id", *_ENDED)
@@ -175,7 +191,8 @@ def _of_pool(pool: Pool, wanted: Wanted) -> dict[int, list[_Trial]]:
         if candidate not in configs:
             raise DatabaseError(DAMAGED)
         config, facts = configs[candidate]
-        found.setdefault(config, []).append(_Trial._make((*ended, version, facts)))
+        if among is None or config in among:
+            found.setdefault(config, []).append(_Trial._make((*ended, version, facts)))
     return found
 
 

@@ -332,9 +332,9 @@ class Store(Reading):
         return outcomes.tried_in_rounds(self._connection, subject, outcomes.Wanted("screen", sweep), reference)
 
     @reads
-    def histories(self, subjects: Collection[Subject], stage: str | None = "screen") -> dict[Subject, History]:
-        """What :meth:`tried` and :meth:`commit` say of each of many problems, ten times as fast as one by one."""
-        return outcomes.histories(self._connection, subjects, outcomes.Wanted(stage))
+    def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
+        """What :meth:`tried` and :meth:`commit` say of many problems, without the configs that are known of each."""
+        return outcomes.histories(self._connection, known, outcomes.Wanted("screen"))
 
     @reads
     def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[process_times.Timed]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import Connection
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store import logs, network_files, remembered
@@ -91,12 +91,18 @@ def _check_network(path: Path, *, writable: bool) -> None:
         )
 
 
-def url(path: Path, *, create: bool, writable: bool) -> URL:
-    """The URL by which a file is opened: never made unless ``create``, never written to unless ``writable``."""
-    query = {"uri": "true", "mode": ("rwc" if create else "rw") if writable else "ro"}
-    if not writable and (_is_stranded(path) or network_files.type_of(path)):
-        query["immutable"] = "1"
-    return URL.create("sqlite", database=f"file:{quote(os.fsencode(path.absolute()))}", query=query)
+def connected(path: Path | None, *, create: bool, writable: bool, patience_s: float) -> sqlite3.Connection:
+    """The driver's connection to a file, or in memory: never made unless ``create``, or written to unless ``writable``.
+
+    Any thread may use it.
+    """
+    address = ":memory:"
+    if path is not None:
+        mode = ("rwc" if create else "rw") if writable else "ro"
+        address = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
+        if not writable and (_is_stranded(path) or network_files.type_of(path)):
+            address += "&immutable=1"
+    return sqlite3.connect(address, timeout=patience_s, isolation_level=None, uri=True, check_same_thread=False)
 
 
 def _is_stranded(path: Path) -> bool:

@@ -65,7 +65,7 @@ def test_no_argument_outside_a_kernels_key_moves_its_winner(kernel):
 
 
 def test_a_winner_that_depends_on_what_the_key_leaves_out_is_caught():
-    results = linted(f"{UNDERSTATED}:UNDERSTATED", 6, 24)
+    results = linted(f"{UNDERSTATED}:UNDERSTATED", 3, 16)
     moved = [result.variation.argument for result in results if result.verdict is KeyVerdict.MOVES]
     assert set(moved) == {"G"}
     assert len(moved) >= 3  # the best config of one landscape may be the best of the next

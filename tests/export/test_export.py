@@ -259,7 +259,7 @@ def test_hash_seed_and_locale_leave_no_trace(tmp_path):
         "print(hashlib.sha256((table.module + table.evidence).encode()).hexdigest())"
     )
     digests = set()
-    for seed, language in (("0", "C"), ("1", "C.UTF-8"), ("2", "POSIX")):
+    for seed, language in (("0", "C"), ("1", "C.UTF-8")):
         environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": language}
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), environment.get("PYTHONPATH", "")])
         command = [sys.executable, "-c", code, str(database)]

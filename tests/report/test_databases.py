@@ -24,7 +24,7 @@ from servers import PASSWORD, on_both
 
 import fp8tune
 from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import NO_INCUMBENTS
+from fp8tune.choose.incumbents import COMMITTED, NO_INCUMBENTS
 from fp8tune.commands.report import ReportFormat, ReportOptions, report
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
@@ -182,9 +182,9 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
     """Of every layer of the committed rows: bf16, less what FP8 saves, with its casts, is FP8."""
-    wanted = contents.Wanted((*PASSES, *GEMMS))
     with fp8tune.open(ROOT / "results.db").reading() as reader:
-        found = contents.read(reader, "", wanted, lambda *_: None)
+        evidence = [one for kernel in (*PASSES, *GEMMS) for one in reader.evidence(kernel, keep=ranking.competing)]
+    found = Contents("", [Row(one) for one in ranking.all_candidates(evidence, COMMITTED)])
     drawn = 0
     for one in step.steps(found):
         bars = {bar.part: bar for bar in step._bars(one)}

@@ -21,7 +21,7 @@ NEWER_DRIVER = replace(H100, driver="590.1")
 NEWER_KERNEL = replace(KERNEL, source_hash="bbbb")
 
 
-SEEDS = [("sqlite", seed) for seed in range(20)] + [("postgresql", seed) for seed in range(3)]
+SEEDS = [("sqlite", seed) for seed in range(10)] + [("postgresql", seed) for seed in range(2)]
 
 
 @pytest.fixture
@@ -68,10 +68,12 @@ def fill_finals(store: Store, seed: int) -> None:
     for sweep in (begin(store, request="finals"), begin(store, request="again", again=True)):
         for k in range(1, 9):
             finalists = generator.sample(blocks, generator.choice([0, 2, 2]))
+            timed = []
             for block, process, round in itertools.product(finalists, ("final 00", "final 01", "final 02"), range(3)):
                 made = row(generator.uniform(100, 101), of=problem(K=512 * k), config=config(block))
                 for stage in ("final", "duplicate") if block == 64 else ("final",):
-                    store.add(sweep, replace(made, stage=stage, process=process, round=round))
+                    timed.append(replace(made, stage=stage, process=process, round=round))
+            store.add_many(sweep, timed)
             if finalists and generator.random() < 0.9:
                 end_finals(store, sweep, problem(K=512 * k))
             for block in finalists[: generator.choice([0, 0, 0, 1, 2])]:
