@@ -33,7 +33,8 @@ def install() -> None:
     interpreter._get_np_dtype = _kept_by_name(interpreter._get_np_dtype)
     interpreter.TensorHandle.__init__ = _checking_sizes_by_name(interpreter.TensorHandle)
     own = interpreter._interpreter
-    interpreter._interpreter = SimpleNamespace(**{**vars(own), "load": _reading(own.load), "store": _writing(own.store)})
+    quick = {"load": _reading(own.load), "store": _writing(own.store)}
+    interpreter._interpreter = SimpleNamespace(**{**vars(own), **quick})
     interpreter._patch_attr = _calling_once(interpreter)
     interpreter._patch_builtin = _finding_them_once(interpreter)
 
@@ -418,7 +419,7 @@ def _indexing(slowly: Any, interpreter: Any) -> Any:
     plans = _Plans(interpreter)
 
     def index(self: Any, slices: Any) -> Any:
-        if type(slices) is not tuple or not all([each is None or each == _ALL for each in slices]):
+        if type(slices) is not tuple or not all(each is None or each == _ALL for each in slices):
             return slowly(self, slices)
         key = id(self.type), *[each is None for each in slices]
         plan = plans.get(key)
@@ -437,7 +438,8 @@ def _elementwise(functions: dict[str, Any]) -> Any:
         plans = _Plans(interpreter)
 
         def call(*given: Any, **named: Any) -> Any:
-            key, arrays = [], []
+            key: list[Any] = []
+            arrays: list[Any] = []
             for each in given:
                 kind = type(each)
                 if kind is tl.constexpr:
@@ -513,15 +515,16 @@ def _writing(write: Any) -> Any:
     def store(at: Any, values: Any, where: Any) -> None:
         where = np.asarray(where, bool)
         if at.size < _FEW or not at.shape == where.shape == values.shape:
-            return write(at, values, where)
+            write(at, values, where)
+            return
         everywhere = bool(where.all())
         wanted = at if everywhere else at[where]
         found = _at_addresses(wanted, values.dtype) if wanted.size else None
         if found is None:
-            return write(at, values, where)
+            write(at, values, where)
+            return
         memory, places = found
         memory[places] = values if everywhere else values[where]
-        return None
 
     return store
 
