@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -336,8 +337,11 @@ _INTEGERS = range(-(2**31), 2**31)
 
 
 def _is_number(given: Any) -> bool:
+    """A number that numpy takes as Triton does, which makes a negative zero a positive one."""
     kind = type(given)
-    return kind is float or (kind is int and given in _INTEGERS)
+    if kind is float:
+        return given != 0 or math.copysign(1, given) > 0
+    return kind is int and given in _INTEGERS
 
 
 def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: Any) -> Any:
@@ -541,7 +545,7 @@ def _loading(slowly: Any, interpreter: Any) -> Any:
         if not pointer.dtype.is_ptr() or pointer.dtype.element_ty.is_block() or pointer.dtype.element_ty is tl.int1:
             return None
         dtype = held(pointer.dtype.element_ty)
-        is_zero = str(other) in ("None", "0", "0.0")  # not the negative zero
+        is_zero = not other
         if not is_zero and pointer.dtype.element_ty.name not in _NUMERIC:
             return None
 
