@@ -86,9 +86,18 @@ def _rounding_like_torch(convert: Any) -> Any:
         to_nearest = rounding_mode is None or rounding_mode.name == "RTNE"
         if source not in _FLOATS or target not in _FLOATS or not to_nearest:
             return convert(values, source, target, rounding_mode)
+        if source.primitive_bitwidth == 8:
+            return of_codes(source, target)[values.view("uint8")]
+        return converted(values, source, target)
+
+    def converted(values: Any, source: Any, target: Any) -> Any:
         given = torch.tensor(values).view(_FLOATS[source]).float()
         bits = given.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
         return bits.view(f"uint{target.primitive_bitwidth}")
+
+    @functools.cache
+    def of_codes(source: Any, target: Any) -> Any:
+        return converted(np.arange(256, dtype="uint8"), source, target)
 
     return convert_float
 
@@ -112,6 +121,7 @@ def _once_a_launch(patch_language: Any) -> Any:
     """Patch the language modules that a function sees once a launch, which takes it back: the device functions it calls
     would patch them again each time, and never take it back."""
     applied: dict[frozenset[str], Any] = {}
+    nothing = SimpleNamespace(restore=lambda: None)
 
     @functools.cache
     def seen(function: Any) -> frozenset[str]:
@@ -119,7 +129,7 @@ def _once_a_launch(patch_language: Any) -> Any:
 
     def patch(function: Any) -> Any:
         if seen(function) in applied:
-            return SimpleNamespace(restore=lambda: None)
+            return nothing
         scope, is_launch = patch_language(function), not applied
         applied[seen(function)] = scope
         return SimpleNamespace(restore=restore) if is_launch else scope
@@ -144,11 +154,14 @@ def _where_it_can_assert(semantic: Any) -> Any:
 
 
 def _converting_floats(convert: Any) -> Any:
-    """Make tensors of arguments that are Python floats too, as compiled kernels get them: they have ``.to``."""
+    """Make tensors of arguments that are Python floats too, as compiled kernels get them: they have ``.to``. A truth
+    value is held as the result of a comparison is."""
     from triton.runtime import interpreter
 
     @functools.wraps(convert)
     def converted(given: Any) -> Any:
+        if isinstance(given, bool):
+            return tl.tensor(interpreter.TensorHandle(np.array([given]), tl.int1), tl.int1)
         if not isinstance(given, float):
             return convert(given)
         return tl.tensor(interpreter.TensorHandle(np.array([given], np.float32), tl.float32), tl.float32)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,16 @@ def install() -> None:
     core._unwrap_if_constexpr = _leaving_plain_values(core._unwrap_if_constexpr)
     core.dtype.__eq__ = _same_is_equal(core.dtype.__eq__)
     _keep_block_types(core.block_type)
+    tl.str_to_ty = _keeping_types_of_arguments(tl.str_to_ty)
     core.tensor.__init__ = _with_the_shape_of_its_type(core.tensor.__init__)
     semantic.cast = _leaving_its_type(semantic.cast)
     semantic.computation_type_impl = _kept_by_names(semantic.computation_type_impl)
     semantic.broadcast_impl_value = _comparing_plain_sizes(semantic.broadcast_impl_value)
-    semantic.binary_op_type_checking_impl = _with_kept_constants(semantic.binary_op_type_checking_impl)
     interpreter._get_np_dtype = _kept_by_name(interpreter._get_np_dtype)
     interpreter.TensorHandle.__init__ = _checking_sizes_by_name(interpreter.TensorHandle)
+    own = interpreter._interpreter
+    quick = {"load": _reading(own.load), "store": _writing(own.store)}
+    interpreter._interpreter = SimpleNamespace(**{**vars(own), **quick})
     interpreter._patch_attr = _calling_once(interpreter)
     interpreter._patch_builtin = _finding_them_once(interpreter)
 
@@ -104,6 +109,21 @@ def _keep_block_types(block_type: Any) -> None:
     block_type.__new__, block_type.__init__ = new, init
 
 
+def _keeping_types_of_arguments(find: Any) -> Any:
+    """Make one object for the pointers to each element type, launch after launch."""
+    kept: dict[str, Any] = {}
+
+    @functools.wraps(find)
+    def type_of(name: Any, constant: Any) -> Any:
+        if constant is not None or not isinstance(name, str):
+            return find(name, constant)
+        if name not in kept:
+            kept[name] = find(name, None)
+        return kept[name]
+
+    return type_of
+
+
 def _with_the_shape_of_its_type(init: Any) -> Any:
     """What a tensor says of itself, but for its values, follows from its type."""
     kept = _Kept()
@@ -172,60 +192,6 @@ def _comparing_plain_sizes(broadcast: Any) -> Any:
     return broadcast_both
 
 
-_CONSTANTS = 256
-"""As many constants a type keeps at most."""
-
-_NUMBERS = 2**14
-"""And of as many numbers each: with large blocks it is numpy that takes the time."""
-
-
-def _with_kept_constants(check: Any) -> Any:
-    """Two tensors of one element type need no cast. What a Python number becomes beside a tensor is kept with
-    the tensor's type: its array, as operations may put another one into the handle, but never write to one."""
-    from triton.runtime import interpreter
-
-    constants = _Kept()
-
-    def stays(semantic: Any, scalar: Any, arithmetic_check: bool, div_or_mod: bool) -> bool:
-        if scalar.is_ptr():
-            return False
-        return (
-            not arithmetic_check or semantic.computation_type_impl(scalar, False, scalar, False, div_or_mod) is scalar
-        )
-
-    @functools.wraps(check)
-    def checked(
-        self: Any,
-        lhs: Any,
-        rhs: Any,
-        allow_lhs_ptr: bool = False,
-        allow_rhs_ptr: bool = False,
-        arithmetic_check: bool = True,
-        div_or_mod: bool = False,
-    ) -> Any:
-        left, right = type(lhs), type(rhs)
-        if left is right is tl.tensor:
-            if lhs.dtype is rhs.dtype and stays(self, lhs.dtype, arithmetic_check, div_or_mod):
-                return (lhs, rhs) if lhs.type is rhs.type else self.broadcast_impl_value(lhs, rhs)
-            return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
-        beside, number = (lhs, rhs) if left is tl.tensor else (rhs, lhs)
-        if type(beside) is not tl.tensor or type(number) not in (int, float) or number != number:
-            return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
-        kept = constants(beside.type)
-        key = number, type(number), left is tl.tensor, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
-        if key in kept:
-            array, scalar, of = kept[key]
-            constant = tl.tensor(interpreter.TensorHandle(array, scalar), of)
-            return (lhs, constant) if left is tl.tensor else (constant, rhs)
-        pair = check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
-        same, constant = pair if left is tl.tensor else pair[::-1]
-        if same is beside and len(kept) < _CONSTANTS and constant.handle.data.size <= _NUMBERS:
-            kept[key] = constant.handle.data, constant.handle.dtype, constant.type
-        return pair
-
-    return checked
-
-
 def _kept_by_name(get: Any) -> Any:
     kept: dict[str, Any] = {}
 
@@ -256,69 +222,423 @@ def _checking_sizes_by_name(handle: Any) -> Any:
 
 
 def _calling_once(interpreter: Any) -> Any:
-    """Call what is inside ``tl.core.builtin``, whose one check is whether ``_semantic`` is there."""
+    """Call what is inside ``tl.core.builtin``, whose one check is whether ``_semantic`` is there. What stands in the
+    place of a member is made at the first launch."""
     checks, semantic = tl.core.builtin(lambda: None).__code__, interpreter.interpreter_semantic
+    kept: dict[tuple[Any, str], tuple[Any, Any]] = {}
 
-    def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    def calling(owner: Any, name: str, member: Any) -> Any:
         function = member.__wrapped__ if getattr(member, "__code__", None) is checks else member
 
         def call(*given: Any, **named: Any) -> Any:
             named["_semantic"] = semantic
             return function(*given, **named)
 
-        is_operator = owner is tl.tensor and name in _OPERATORS
-        scope.set_attr(owner, name, _at_once(*_OPERATORS[name], call, interpreter) if is_operator else call)
+        return _quickened(owner, name, call, interpreter)
+
+    def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        found = kept.get((owner, name))
+        if found is None or found[0] is not member:
+            found = kept[owner, name] = member, calling(owner, name, member)
+        scope.set_attr(owner, name, found[1])
 
     return patch_attr
 
 
+# Operations
+
+
+def _quickened(owner: Any, name: str, slowly: Any, interpreter: Any) -> Any:
+    """The quick form of an operation; Triton's own way where there is none."""
+    if owner is tl.tensor and name in _OPERATORS:
+        return _operator(_OPERATORS[name], slowly, interpreter)
+    if owner is tl.tensor and name in ("to", "__getitem__"):
+        return {"to": _casting, "__getitem__": _indexing}[name](slowly, interpreter)
+    if owner in (tl, tl.core, tl.math) and name in _FUNCTIONS:
+        return _FUNCTIONS[name](slowly, interpreter)
+    return slowly
+
+
+class _Plans:
+    """What the types of an operation's operands decide: numpy's function that gives the result, and its type.
+
+    The first time Triton's own way is taken too. Types for which numpy gives other bytes are left to it for good. A
+    type keeps its place in memory as long as a plan is kept for it.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        self._handle = interpreter.TensorHandle
+        self._of: dict[Any, Any] = {}
+        self.get = self._of.get
+        """The plan for these types. None where they are new; its function is None where Triton's way is to be taken."""
+
+    def learn(self, key: Any, types: tuple[Any, ...], right: Any, function: Any, *arrays: Any) -> Any:
+        """Keep a plan if the function's array is that of the right tensor, which is returned."""
+        if len(self._of) >= _TYPES:
+            self._of.clear()
+        same = False
+        if function is not None and type(right) is tl.tensor:
+            found, data = function(*arrays), right.handle.data
+            same = found.dtype == data.dtype and found.tobytes() == data.tobytes()
+        if same:
+            known = {name: value for name, value in right.__dict__.items() if name != "handle"}
+            self._of[key] = function, found.dtype, right.handle.dtype, known, types
+        else:
+            self._of[key] = (*[None] * 4, types)
+        return right
+
+    def made(self, plan: Any, found: Any) -> Any:
+        """The tensor of an array that a plan's function has given."""
+        _, _, scalar, known, _ = plan
+        handle = object.__new__(self._handle)
+        handle.data, handle.dtype, handle.attr = found, scalar, {}
+        made = object.__new__(tl.tensor)
+        made.__dict__.update(known)
+        made.handle = handle
+        return made
+
+
+def _truncated(x: Any, y: Any) -> Any:
+    """Integer division as Triton has it, rounded towards zero."""
+    return (x - np.fmod(x, y)) // y
+
+
 _NUMERIC = frozenset(("int32", "int64", "fp32"))
-_INTEGERS = frozenset(("int1", "int32", "int64"))
-_OPERATORS: dict[str, tuple[Any, Any, frozenset[str]]] = {
-    "__add__": (np.add, int | float, _NUMERIC),
-    "__radd__": (lambda x, y: np.add(y, x), int | float, _NUMERIC),
-    "__sub__": (np.subtract, int | float, _NUMERIC),
-    "__rsub__": (lambda x, y: np.subtract(y, x), int | float, _NUMERIC),
-    "__mul__": (np.multiply, int | float, _NUMERIC),
-    "__rmul__": (lambda x, y: np.multiply(y, x), int | float, _NUMERIC),
-    "__lt__": (np.less, int, _NUMERIC),
-    "__le__": (np.less_equal, int, _NUMERIC),
-    "__gt__": (np.greater, int, _NUMERIC),
-    "__ge__": (np.greater_equal, int, _NUMERIC),
-    "__eq__": (np.equal, int, _NUMERIC),
-    "__ne__": (np.not_equal, int, _NUMERIC),
-    "__and__": (np.bitwise_and, (), _INTEGERS),
-    "__or__": (np.bitwise_or, (), _INTEGERS),
+_WHOLE = frozenset(("int32", "int64"))
+_BITS = frozenset(("int1", "int32", "int64"))
+_OPERATORS: dict[str, tuple[Any, frozenset[str]]] = {
+    "__add__": (np.add, _NUMERIC),
+    "__radd__": (lambda x, y: np.add(y, x), _NUMERIC),
+    "__sub__": (np.subtract, _NUMERIC),
+    "__rsub__": (lambda x, y: np.subtract(y, x), _NUMERIC),
+    "__mul__": (np.multiply, _NUMERIC),
+    "__rmul__": (lambda x, y: np.multiply(y, x), _NUMERIC),
+    "__truediv__": (np.divide, frozenset(("fp32",))),
+    "__rtruediv__": (lambda x, y: np.divide(y, x), frozenset(("fp32",))),
+    "__floordiv__": (_truncated, _WHOLE),
+    "__rfloordiv__": (lambda x, y: _truncated(y, x), _WHOLE),
+    "__mod__": (np.fmod, _WHOLE),
+    "__rmod__": (lambda x, y: np.fmod(y, x), _WHOLE),
+    "__lshift__": (np.left_shift, _WHOLE),
+    "__rshift__": (np.right_shift, _WHOLE),
+    "__lt__": (np.less, _NUMERIC),
+    "__le__": (np.less_equal, _NUMERIC),
+    "__gt__": (np.greater, _NUMERIC),
+    "__ge__": (np.greater_equal, _NUMERIC),
+    "__eq__": (np.equal, _NUMERIC),
+    "__ne__": (np.not_equal, _NUMERIC),
+    "__and__": (np.bitwise_and, _BITS),
+    "__or__": (np.bitwise_or, _BITS),
 }
-"""Operators -> the function of arrays, the Python numbers that it takes beside a tensor, and the types it is quick
-for: those that numpy holds as they are."""
+"""Operators -> the function of arrays and the types it is quick for: those that numpy holds as they are."""
+
+_INTEGERS = range(-(2**31), 2**31)
+"""Python integers that Triton takes for int32."""
 
 
-def _at_once(function: Any, numbers: Any, types: frozenset[str], slowly: Any, interpreter: Any) -> Any:
-    """An operator that checks and broadcasts what it is given, and then calls numpy without a detour."""
-    semantic, builder = interpreter.interpreter_semantic, interpreter.interpreter_builder
-    compares = function in (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+def _is_number(given: Any) -> bool:
+    """A number that numpy takes as Triton does, which makes a negative zero a positive one."""
+    kind = type(given)
+    if kind is float:
+        return given != 0 or math.copysign(1, given) > 0
+    return kind is int and given in _INTEGERS
+
+
+def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: Any) -> Any:
+    """An operator on tensors, or a tensor and a Python number. Numpy broadcasts as Triton does."""
+    function, names = operator
+    plans, builder = _Plans(interpreter), interpreter.interpreter_builder
+
+    def quick(x: Any, y: Any) -> Any:
+        """The function for these operands; None where they are not numbers that numpy holds as they are."""
+        if x.dtype.is_ptr() and function in (np.add, np.subtract):
+            size = max(1, x.dtype.element_ty.primitive_bitwidth // 8)
+            offsets = type(y) is not tl.tensor or y.dtype.name in _WHOLE
+            return (lambda at, by: function(at, size * np.asarray(by).astype(np.uint64))) if offsets else None
+        known = x.dtype.name in names and (type(y) is not tl.tensor or y.dtype.name in names)
+        return function if known else None
 
     def operate(self: Any, other: Any) -> Any:
-        if type(other) is tl.constexpr:
+        kind = type(other)
+        if kind is tl.constexpr:
             other = other.value
-        if self.dtype.name not in types or builder.options.debug:
+            kind = type(other)
+        if kind is tl.tensor:
+            key: tuple[int, Any] = id(self.type), id(other.type)
+            given = other.handle.data
+        elif _is_number(other):
+            key, given = (id(self.type), kind), other
+        else:
             return slowly(self, other)
-        if type(other) is tl.tensor:
-            if other.dtype.name not in types:
-                return slowly(self, other)
-        elif type(other) is bool or not isinstance(other, numbers):
+        plan = plans.get(key)
+        if builder.options.debug:  # which looks for overflows
             return slowly(self, other)
-        lhs, rhs = semantic.binary_op_type_checking_impl(self, other)
-        of, scalar = lhs.type, lhs.handle.dtype.scalar
-        if of is not rhs.type or lhs.dtype.name not in types:
+        if plan is None:
+            right = slowly(self, other)
+            types = self.type, getattr(other, "type", None)
+            return plans.learn(key, types, right, quick(self, other), self.handle.data, given)
+        if plan[0] is None:
             return slowly(self, other)
-        found = function(lhs.handle.data, rhs.handle.data)
-        if not compares and found.itemsize != lhs.handle.data.itemsize:  # numpy has found a wider type
-            return slowly(self, other)
-        return tl.tensor(interpreter.TensorHandle(found, scalar), of.with_element_ty(tl.int1) if compares else of)
+        found = plan[0](self.handle.data, given)
+        return plans.made(plan, found) if found.dtype is plan[1] else slowly(self, other)
 
     return operate
+
+
+def _casting(slowly: Any, interpreter: Any) -> Any:
+    """``tensor.to`` between integers and float32, from bfloat16, and of bits."""
+    plans, held = _Plans(interpreter), interpreter._get_np_dtype
+
+    def quick(source: Any, to: Any, bitcast: bool) -> Any:
+        if bitcast:
+            return lambda data: data.view(held(to))
+        if source.name == "bf16" and to.name == "fp32":
+            return lambda data: (data.astype(np.uint32) << 16).view(np.float32)
+        return (lambda data: data.astype(held(to))) if {source.name, to.name} <= _NUMERIC | {"int1"} else None
+
+    def cast(self: Any, dtype: Any, *more: Any, bitcast: Any = False, **named: Any) -> Any:
+        if type(dtype) is tl.constexpr:
+            dtype = dtype.value
+        if more or named or type(bitcast) is not bool:
+            return slowly(self, dtype, *more, bitcast=bitcast, **named)
+        key = id(self.type), id(dtype), bitcast
+        plan = plans.get(key)
+        if plan is None:
+            right = slowly(self, dtype, bitcast=bitcast)
+            if right is self:
+                return right
+            return plans.learn(key, (self.type, dtype), right, quick(self.dtype, dtype, bitcast), self.handle.data)
+        if plan[0] is None:
+            return slowly(self, dtype, bitcast=bitcast)
+        return plans.made(plan, plan[0](self.handle.data))
+
+    return cast
+
+
+_ALL = slice(None)
+
+
+def _indexing(slowly: Any, interpreter: Any) -> Any:
+    """``tensor[:, None]``, which adds dimensions of one element."""
+    plans = _Plans(interpreter)
+
+    def index(self: Any, slices: Any) -> Any:
+        if type(slices) is not tuple or not all(each is None or each == _ALL for each in slices):
+            return slowly(self, slices)
+        key = id(self.type), *[each is None for each in slices]
+        plan = plans.get(key)
+        if plan is None:
+            right = slowly(self, slices)
+            return plans.learn(key, (self.type,), right, lambda data: data[slices], self.handle.data)
+        return plans.made(plan, plan[0](self.handle.data)) if plan[0] is not None else slowly(self, slices)
+
+    return index
+
+
+def _elementwise(functions: dict[str, Any]) -> Any:
+    """A function of as many tensors or numbers as are given: numpy's by the name of the last operand's type."""
+
+    def quickened(slowly: Any, interpreter: Any) -> Any:
+        plans = _Plans(interpreter)
+
+        def call(*given: Any, **named: Any) -> Any:
+            key: list[Any] = []
+            arrays: list[Any] = []
+            for each in given:
+                kind = type(each)
+                if kind is tl.constexpr:
+                    each = each.value
+                    kind = type(each)
+                if kind is tl.tensor:
+                    key.append(id(each.type))
+                    arrays.append(each.handle.data)
+                elif _is_number(each):
+                    key.append(kind)
+                    arrays.append(each)
+                else:
+                    return slowly(*given, **named)
+            if named:
+                return slowly(*given, **named)
+            plan = plans.get(tuple(key))
+            if plan is None:
+                types = tuple([getattr(each, "type", None) for each in given])
+                names = {of.scalar.name for of in types if of is not None} - {"int1"}
+                function = functions.get(names.pop()) if len(names) == 1 else None
+                return plans.learn(tuple(key), types, slowly(*given), function, *arrays)
+            if plan[0] is None:
+                return slowly(*given)
+            found = plan[0](*arrays)
+            return plans.made(plan, found) if found.dtype is plan[1] else slowly(*given)
+
+        return call
+
+    return quickened
+
+
+_FEW = 64
+"""For fewer elements than these Triton's own copy is the quicker one."""
+
+
+def _at_addresses(at: Any, dtype: Any) -> tuple[Any, Any] | None:
+    """The memory that addresses are in, as one array, and their places in it; None where these are not whole."""
+    first = int(at.min())
+    places = at - np.uint64(first)
+    size = dtype.itemsize
+    if size > 1 and (places & np.uint64(size - 1)).any():
+        return None
+    places //= np.uint64(size)
+    form = {"data": (first, False), "shape": (int(places.max()) + 1,), "typestr": dtype.str, "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=form)), places
+
+
+def _reading(read: Any) -> Any:
+    """The interpreter's ``load``, which goes from element to element, with numpy's copy of all at once."""
+
+    def load(at: Any, where: Any, other: Any, dtype: Any) -> Any:
+        where = np.asarray(where, bool)
+        if at.size < _FEW or not at.shape == where.shape == other.shape:
+            return read(at, where, other, dtype)
+        everywhere = bool(where.all())
+        wanted = at if everywhere else at[where]
+        found = _at_addresses(wanted, np.dtype(dtype)) if wanted.size else None
+        if found is None:
+            return read(at, where, other, dtype)
+        memory, places = found
+        if everywhere:
+            return memory[places]
+        loaded = other.astype(dtype)
+        loaded[where] = memory[places]
+        return loaded
+
+    return load
+
+
+def _writing(write: Any) -> Any:
+    """The same of ``store``. Where an address occurs twice, the last value stays."""
+
+    def store(at: Any, values: Any, where: Any) -> None:
+        where = np.asarray(where, bool)
+        if at.size < _FEW or not at.shape == where.shape == values.shape:
+            write(at, values, where)
+            return
+        everywhere = bool(where.all())
+        wanted = at if everywhere else at[where]
+        found = _at_addresses(wanted, values.dtype) if wanted.size else None
+        if found is None:
+            write(at, values, where)
+            return
+        memory, places = found
+        memory[places] = values if everywhere else values[where]
+
+    return store
+
+
+_HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))
+"""What the interpreter has no use for, once Triton has looked at it."""
+
+
+def _loading(slowly: Any, interpreter: Any) -> Any:
+    """``tl.load`` through pointers, with a number or nothing where a mask leaves elements out."""
+    plans, held = _Plans(interpreter), interpreter._get_np_dtype
+
+    def quick(pointer: Any, other: Any) -> Any:
+        if not pointer.dtype.is_ptr() or pointer.dtype.element_ty.is_block() or pointer.dtype.element_ty is tl.int1:
+            return None
+        dtype = held(pointer.dtype.element_ty)
+        is_zero = not other
+        if not is_zero and pointer.dtype.element_ty.name not in _NUMERIC:
+            return None
+
+        def read(at: Any, where: Any) -> Any:
+            at, where = _of_one_shape(at, where)
+            left_out = np.zeros(at.shape, dtype) if is_zero else np.full(at.shape, other, dtype)
+            return interpreter._interpreter.load(at, where, left_out, dtype)
+
+        return read
+
+    def load(pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Any:
+        if type(other) is tl.constexpr:
+            other = other.value
+        is_masked = type(mask) is tl.tensor
+        if not (is_masked or mask is None) or not (other is None or _is_number(other)) or not hints.keys() <= _HINTS:
+            return slowly(pointer, mask, other, **hints)
+        key = id(pointer.type), id(mask.type) if is_masked else None, str(other), *hints.values()
+        plan = plans.get(key)
+        if plan is not None and plan[0] is None:
+            return slowly(pointer, mask, other, **hints)
+        given = pointer.handle.data, mask.handle.data if is_masked else np.ones(pointer.handle.data.shape, bool)
+        if plan is None:
+            types = pointer.type, getattr(mask, "type", None)
+            right = slowly(pointer, mask, other, **hints)
+            return plans.learn(key, types, right, quick(pointer, other), *given)
+        return plans.made(plan, plan[0](*given))
+
+    return load
+
+
+def _storing(slowly: Any, interpreter: Any) -> Any:
+    """``tl.store`` through pointers, of values that have the type of what is there."""
+    kept: dict[Any, Any] = {}
+
+    def store(pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
+        is_masked = type(mask) is tl.tensor
+        if type(value) is not tl.tensor or not (is_masked or mask is None) or not hints.keys() <= _HINTS:
+            return slowly(pointer, value, mask, **hints)
+        key = id(pointer.type), id(value.type), id(mask.type) if is_masked else None, *hints.values()
+        if key not in kept:
+            if len(kept) >= _TYPES:
+                kept.clear()
+            stored = slowly(pointer, value, mask, **hints)
+            is_quick = pointer.dtype.is_ptr() and pointer.dtype.element_ty is value.dtype is not tl.int1
+            kept[key] = is_quick, stored, pointer.type, value.type, getattr(mask, "type", None)
+            return stored
+        is_quick, stored, *_ = kept[key]
+        if not is_quick:
+            return slowly(pointer, value, mask, **hints)
+        at, data = _of_one_shape(pointer.handle.data, value.handle.data)
+        where = mask.handle.data if is_masked else np.ones(at.shape, bool)
+        interpreter._interpreter.store(at, data, _of_one_shape(at, where)[1])
+        return stored
+
+    return store
+
+
+def _of_one_shape(one: Any, other: Any) -> Any:
+    return (one, other) if one.shape == other.shape else np.broadcast_arrays(one, other)
+
+
+def _constant(slowly: Any, interpreter: Any) -> Any:
+    """A tensor that follows from sizes and numbers: its array is kept, as no operation writes to one."""
+    kept: dict[Any, Any] = {}
+
+    def call(*given: Any, **named: Any) -> Any:
+        plain = [each.value if type(each) is tl.constexpr else each for each in given]
+        if plain and isinstance(plain[0], list | tuple):
+            plain[0] = tuple([each.value if type(each) is tl.constexpr else each for each in plain[0]])
+        if named or not all(isinstance(each, int | float | tuple | tl.dtype) for each in plain):
+            return slowly(*given, **named)
+        key = str(plain)  # which tells 0.0 from -0.0, 0 and False
+        if key not in kept:
+            if len(kept) >= _TYPES:
+                kept.clear()
+            kept[key] = slowly(*given)
+        found = kept[key]
+        return tl.tensor(interpreter.TensorHandle(found.handle.data, found.handle.dtype), found.type)
+
+    return call
+
+
+_FUNCTIONS = {
+    "load": _loading,
+    "store": _storing,
+    "where": _elementwise(dict.fromkeys(_NUMERIC, np.where)),
+    "maximum": _elementwise({**dict.fromkeys(_WHOLE, np.maximum), "fp32": np.fmax}),
+    "minimum": _elementwise({**dict.fromkeys(_WHOLE, np.minimum), "fp32": np.fmin}),
+    "div_rn": _elementwise({"fp32": np.divide}),
+    "arange": _constant,
+    "full": _constant,
+}
+"""Functions of ``triton.language`` that have a quick form."""
 
 
 def _finding_them_once(interpreter: Any) -> Any:

@@ -37,6 +37,12 @@ def are_bytes(result: Tensor, reference: Tensor) -> bool:
     return result.dtype == reference.dtype and torch.equal(result, reference)
 
 
+def _fork(_: int, *arguments: Any) -> None:
+    """Ranks of one process that has imported what they need, which takes seconds each."""
+    ranks = arguments[1]
+    torch.multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="fork")
+
+
 def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool, trace_after_s: float | None) -> None:
     if trace_after_s:
         faulthandler.dump_traceback_later(trace_after_s, repeat=True)
@@ -67,7 +73,7 @@ def on_ranks(
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_main, (check, ranks, folder, is_gpu, trace_after_s), nprocs=ranks)
+            torch.multiprocessing.spawn(_fork, (check, ranks, folder, is_gpu, trace_after_s), nprocs=1, daemon=False)
             return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     finally:
         if interpreted is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from distributed_checks import CHECKS
 from grouped_experts import GroupedExperts
-from ranks import on_ranks
 from torch import nn
 
 from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, ShardedWeights
@@ -33,8 +33,8 @@ QUANTIZED = {
 
 
 @pytest.mark.slow
-def test_training_is_that_of_one_device() -> None:
-    for found in on_ranks(CHECKS["fsdp"]):
+def test_training_is_that_of_one_device(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["fsdp"].copy() for rank in ranks):
         assert found.pop("local shards") == {"out": True, "grad": True, "has codes": True}
         stale = found.pop("not requantized")
         assert not stale["losses"]  # the check sees codes that are older than the weights

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
-from distributed_checks import together
-from ranks import on_ranks
 
 from fp8tune_kernels import fp8_grouped_mm, quantize_weights
 
@@ -41,12 +38,6 @@ def assert_as(found: list[Any], wanted: tuple[str, ...], case: str) -> None:
     for (placement, result), placed, expected in zip(found, wanted[::2], wanted[1::2], strict=True):
         assert placement == placed, case
         assert result == BYTES if expected == BYTES else SQNR_DB < result < 100, case
-
-
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    """What each of two ranks found."""
-    return on_ranks(functools.partial(together, ("placements", "operators", "refusals", "compiled")))
 
 
 def test_each_placement_gives_the_results_of_one_device(ranks: list[dict[str, Any]]) -> None:

@@ -102,6 +102,89 @@ def test_rows_columns_and_scalars_are_broadcast() -> None:
 
 
 @triton.jit
+def operators_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, x // y)
+    tl.store(out_ptr + COUNT + at, x % y)
+    tl.store(out_ptr + 2 * COUNT + at, 100 // y)
+    tl.store(out_ptr + 3 * COUNT + at, tl.maximum(x, y))
+    tl.store(out_ptr + 4 * COUNT + at, (x << 3) | (y >> 1))
+    tl.store(out_ptr + 5 * COUNT + at, tl.where((x < y) & (y > 0), x, 7))
+    tl.store(out_ptr + 6 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32, bitcast=True))
+
+
+def test_what_was_learned_of_some_values_holds_for_others() -> None:
+    """On the first, all operands are positive and division is exact."""
+    for x, y in (([8, 6, 4, 2], [4, 3, 2, 1]), ([-9, 7, -(2**31), 2**31 - 1], [2, -2, 3, -(2**30)])):
+        x, y = torch.tensor(x, dtype=torch.int32), torch.tensor(y, dtype=torch.int32)
+        out = torch.zeros(7, 4, dtype=torch.int32)
+        operators_kernel[(1,)](x, y, out, COUNT=4)
+        right = [
+            torch.div(x, y, rounding_mode="trunc"),
+            torch.fmod(x, y),
+            torch.div(torch.full_like(y, 100), y, rounding_mode="trunc"),
+            torch.maximum(x, y),
+            (x << 3) | (y >> 1),
+            torch.where((x < y) & (y > 0), x, 7),
+            (x.float() / y.float()).view(torch.int32),
+        ]
+        for found, expected in zip(out, right, strict=True):
+            assert torch.equal(found, expected)
+
+
+@triton.jit
+def floats_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, tl.maximum(x, 0.5))
+    tl.store(out_ptr + COUNT + at, tl.minimum(x, 0.5))
+    tl.store(out_ptr + 2 * COUNT + at, tl.full((COUNT,), 0.0, tl.float32) * x)
+    tl.store(out_ptr + 3 * COUNT + at, tl.full((COUNT,), -0.0, tl.float32) * x)
+    tl.store(out_ptr + 4 * COUNT + at, x * 0.0)
+    tl.store(out_ptr + 5 * COUNT + at, x * -0.0)
+
+
+def test_a_nan_is_left_out_of_maxima_and_zeros_are_positive() -> None:
+    """Triton compiles a negative zero as a positive one."""
+    for values in ([1.0, 2.0], [math.nan, 3.0]):
+        x, out = torch.tensor(values), torch.zeros(6, 2)
+        floats_kernel[(1,)](x, out, COUNT=2)
+        assert out[0].tolist() == [max(0.5, each) for each in values]
+        assert out[1].tolist() == [0.5, 0.5]
+        assert not out.signbit()[2:, 1].any()
+
+
+@triton.jit
+def memory_kernel(x_ptr, out_ptr, columns, wraps: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr):
+    rows, lines = tl.arange(0, ROWS), tl.arange(0, 16)
+    inside = (rows < 5)[:, None] & (lines < columns)[None, :]
+    x = tl.load(x_ptr + LEAST + rows[:, None] * columns + lines[None, :], mask=inside, other=0)
+    tl.store(out_ptr + (rows[:, None] * columns + lines[None, :]) % wraps, x, mask=inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_many_elements_are_copied_where_the_mask_is(dtype: torch.dtype, offset: int) -> None:
+    """Nothing beside them; of two values at one address the last one stays. Addresses may be odd."""
+    x = torch.arange(200).to(dtype)
+    memory = torch.full((200 * dtype.itemsize + 3,), 0xA5, dtype=torch.uint8)
+    out = memory[offset : offset + 200 * dtype.itemsize]
+    typed = out.view(dtype) if offset % dtype.itemsize == 0 else triton.reinterpret(out, _TRITONS[dtype])
+    memory_kernel[(1,)](x, typed, 13, wraps=40, LEAST=7, ROWS=8)
+    right = torch.full((200 * dtype.itemsize,), 0xA5, dtype=torch.uint8)
+    places = torch.arange(65) % 40
+    for place, value in zip(places.tolist(), x[7:72], strict=True):
+        right[place * dtype.itemsize : (place + 1) * dtype.itemsize] = value.view(1).view(torch.uint8)
+    assert torch.equal(out, right)
+    assert (memory[:offset] == 0xA5).all()
+    assert (memory[offset + 200 * dtype.itemsize :] == 0xA5).all()
+
+
+_TRITONS = {torch.uint8: tl.uint8, torch.int16: tl.int16, torch.float32: tl.float32}
+
+
+@triton.jit
 def unequal_kernel(out_ptr):
     tl.store(out_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 2))
 
