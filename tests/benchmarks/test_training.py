@@ -6,12 +6,11 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
 
 from benchmarks.training import __main__ as command
 from benchmarks.training import killed
@@ -20,7 +19,10 @@ from benchmarks.training.language import CHANCES, FLOOR, Language
 from benchmarks.training.picture import svgs
 from benchmarks.training.summary import PUBLISHED, lines, table
 
-pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
+pytestmark = [
+    pytest.mark.usefixtures("quantizers_in_plain_torch"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
 
 TINY = replace(command.SIZES["tiny"], steps=6)
 
