@@ -1,6 +1,7 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
 import functools
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ from fp8tune.store.results import Store
 settings.register_profile("fp8tune", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("fp8tune")
+
+# As the program does it: at Python's own threshold, a tenth of the time of collecting and of short tests goes into it.
+gc.set_threshold(100_000)
 
 os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
 os.environ["FP8TUNE_DB"] = "fp8tune.db"  # of the test's folder, not of whoever runs the tests

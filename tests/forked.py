@@ -10,12 +10,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import scipy.stats
+from command_line import Ended
 
+from fp8tune import cli
 from fp8tune.errors import Fp8tuneError
 from fp8tune.measure import trial
 
@@ -29,9 +33,13 @@ class Forked:
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            os.dup2(writer, 1)
-            os.dup2(writer, 2)
-            os._exit(_exit_code(function))
+            code = 70
+            try:
+                os.dup2(writer, 1)
+                os.dup2(writer, 2)
+                code = _exit_code(function)
+            finally:
+                os._exit(code)
         os.close(writer)
         self._output, self._read = os.fdopen(reader, "rb"), b""
 
@@ -49,6 +57,24 @@ class Forked:
         """kill -9; what it had written."""
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()[1]
+
+
+def ended(*arguments: object, cwd: Path | None = None, **variables: str) -> Ended:
+    """One command to its end: also what those that it starts write, and what goes past Python."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+
+        def run() -> None:
+            os.dup2(out.fileno(), 1)
+            os.dup2(error.fileno(), 2)
+            sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc] # as of a process that begins
+            os.chdir(cwd or ".")
+            os.environ.update(variables)
+            sys.argv = ["fp8tune", *map(str, arguments)]
+            cli.main()
+
+        code, _ = Forked(run).wait()
+        texts = [os.pread(file.fileno(), 1 << 30, 0).decode() for file in (out, error)]
+        return Ended(code, *texts)
 
 
 def _exit_code(function: Callable[[], None]) -> int:

@@ -1,15 +1,15 @@
 """What stays light: which commands and modules load neither torch nor Triton. Lint and types are steps of .ci/run."""
 
+import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
-from places import ROOT
+from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 import fp8tune
 import fp8tune_kernels
-from fp8tune.plan.shapes import sweeps_dir
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
@@ -25,60 +25,44 @@ LIGHT_KERNEL_MODULES = [
 ]
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+WATCHED = """
+import importlib, json, sys
+from fp8tune import cli
 
+def loads(step, heavy):
+    loaded = {*heavy} & {*sys.modules}
+    assert not loaded, f"{step} loads {loaded}"
 
-LIGHT = """
-import importlib, sys
-for module in {modules}:
+start, commands, modules, heavy = json.load(sys.stdin)
+loads("starting", start)
+for command, is_without in commands:
+    sys.argv = ["fp8tune", *command]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        assert ended.code in (0, 1), f"{command} ends with {ended.code}"
+    loads(command, is_without)
+for module in modules:
     importlib.import_module(module)
-    loaded = {{*{heavy}}} & {{*sys.modules}}
-    assert not loaded, f"importing {{module}} loads {{loaded}}"
+    loads(f"importing {module}", heavy)
 """
+"""Steps of one process, the lightest first: what none of them loads, each alone does not."""
 
 
-def test_no_module_loads_torch_or_triton_by_being_imported():
-    done = run("-c", LIGHT.format(modules=["fp8tune_kernels", *LIGHT_KERNEL_MODULES, *TUNER], heavy=HEAVY))
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_command_line_starts_light():
-    heavy = (*HEAVY, "pandas", "scipy", "numpy", "sqlalchemy")
-    done = run("-c", LIGHT.format(modules=["fp8tune.cli"], heavy=heavy))
-    assert done.returncode == 0, done.stderr
-
-
-COMMAND = """
-import sys
-from fp8tune.cli import main
-sys.argv[0] = "fp8tune"
-try:
-    main()
-finally:
-    loaded = {{*{heavy}}} & {{*sys.modules}}
-    assert not loaded, f"{{sys.argv}} loads {{loaded}}"
-"""
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    """A database holding the published rows."""
-    path = str(tmp_path_factory.mktemp("results") / "published.db")
+def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_path: Path) -> None:
+    path, new = str(tmp_path / "published.db"), str(tmp_path / "new.db")
     with Store.open(path, create=True) as store:
-        import_file(store, sweeps_dir() / "published" / "kernels.csv", lookup_key=lambda problem: None)
-    return path
-
-
-READERS = ["--help", "show", "show --op grouped-mm", "export --arch gfx942 --check", "doctor"]
-
-
-@pytest.mark.parametrize("command", READERS)
-def test_results_are_read_without_torch(database, command):
-    arguments = command.split() if command == "--help" else [*command.split(), "--db", database]
-    done = run("-c", COMMAND.format(heavy=HEAVY), *arguments)
-    assert "AssertionError" not in done.stderr
-    assert done.returncode in (0, 1), done.stderr  # 1: a finding, such as a table that is stale for these rows
+        import_file(store, PUBLISHED, lookup_key=lambda problem: None)
+    light = [["--help"], ["show", "--help"], ["export", "--help"], ["import", str(PUBLISHED_OPERATIONS), "--db", new]]
+    readers = ["show", "show --op grouped-mm", "export --arch gfx942 --check", "doctor"]
+    commands = [
+        *((command, [*HEAVY, "pandas", "scipy"]) for command in light),
+        *(([*command.split(), "--db", path], HEAVY) for command in readers),
+    ]
+    start = (*HEAVY, "pandas", "scipy", "numpy", "sqlalchemy")
+    steps = json.dumps([start, commands, ["fp8tune_kernels", *LIGHT_KERNEL_MODULES, *TUNER], HEAVY])
+    done = subprocess.run([sys.executable, "-c", WATCHED], input=steps, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_kernel_is_a_module_of_its_own_and_of_the_family():

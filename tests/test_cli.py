@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
-from command_line import environment, fp8tune
+from command_line import Ended, environment, fp8tune
 from database_rows import config, finished_sweep, problem
+from forked import Forked, workers_forked_from_here
 from places import PUBLISHED_OPERATIONS, ROOT
 
+from fp8tune import cli
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store import importing
 from fp8tune.store.results import Store
@@ -51,10 +55,50 @@ WINNER_FIELDS = [
 ]
 
 
-def started(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The program as a shell starts it."""
-    command = [sys.executable, "-m", "fp8tune.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
+COMPILED = """
+import json, sys
+from command_line import fp8tune
+print(json.dumps([fp8tune(*arguments) for arguments in json.load(sys.stdin)]))
+"""
+
+
+class Compiled(NamedTuple):
+    """A folder with databases, and how the commands ended that wrote them."""
+
+    folder: Path
+    one_config: Ended
+    published: Ended
+    static: Ended
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Commands that compile, in one process: in this one Triton is on its interpreter."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with Store.open(str(folder / "one-config.db"), create=True) as store:
+        importing.import_file(store, PUBLISHED)
+    one = ["BLOCK_SIZE=32", "BLOCK_SIZE_ITER=128", "LEAD=0", "num_warps=4", "num_stages=1", "maxnreg=0"]
+    few = ["BLOCK_SIZE=1,2", "BLOCK_SIZE_ITER=1024", "num_stages=1"]
+    static = ("sweep", "--static", "--arch", "gfx942", "--json")
+    commands: tuple[tuple[object, ...], ...] = (
+        (*static, "--kernel", "colwise", "--shapes", "tiny", *axes(one), "--db", folder / "one-config.db"),
+        ("import", "--compile", PUBLISHED, "--db", folder / "published.db"),
+        (*static, "--kernel", "rowwise-2d", *axes(few), "--db", folder / "static.db"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        input=json.dumps([[str(each) for each in command] for command in commands]),
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT / "tests")])},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return Compiled(folder, *(Ended(*each) for each in json.loads(done.stdout.splitlines()[-1])))
+
+
+def axes(grid: list[str]) -> list[str]:
+    return [part for axis in grid for part in ("--grid", axis)]
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +119,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(str(path)) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
     return path
-
-
-def test_start_is_quick_and_loads_no_torch(tmp_path: Path) -> None:
-    operations = ["import", str(PUBLISHED_OPERATIONS), "--db", str(tmp_path / "results.db")]
-    for arguments in (["--help"], ["show", "--help"], ["export", "--help"], operations):
-        code = (
-            "import sys; sys.argv[1:] = sys.argv[1:]; from fp8tune.cli import main\n"
-            "try: main()\nexcept SystemExit: pass\n"
-            "assert not {'torch', 'triton', 'pandas', 'scipy'} & set(sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
 
 
 def test_help_names_every_declared_kernel() -> None:
@@ -176,19 +208,15 @@ def test_damaged_database_is_one_line(content: bytes, tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_killed_sweep_continues_without_loss_or_double(tmp_path: Path) -> None:
     """kill -9 in mid-sweep; then the database is what an unbroken sweep gives. Other moments: test_unbreakable.py."""
     sweep = ["sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5", "--grid", "FAULT=0,1,2,3,4"]
     broken, whole = tmp_path / "broken.db", tmp_path / "whole.db"
     assert fp8tune(*sweep, "--db", whole).returncode == 0
-    command = [sys.executable, "-m", "fp8tune.cli", *sweep, "--db", str(broken), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment())
-    assert process.stdout is not None
-    process.stdout.readline()  # at least one trial is stored
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with mock.patch("sys.argv", ["fp8tune", *sweep, "--db", str(broken), "--json"]):
+        running = Forked(cli.main)
+    running.read(1)  # at least one trial is stored
+    running.kill()
     assert fp8tune(*sweep, "--db", broken).returncode == 0
     assert contents(broken) == contents(whole)
     with sqlite3.connect(broken) as connection:
@@ -210,7 +238,8 @@ def contents(database: Path) -> list[tuple[object, ...]]:
 def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> None:
     database = tmp_path / "r.db"
     grid = ("--grid", "BLOCK_SIZE_ITER=128", "--grid", "BLOCK_SIZE=1", "--grid", "num_warps=4")
-    done = fp8tune("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", *grid, "--db", database, "--json")
+    with workers_forked_from_here():
+        done = fp8tune("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", *grid, "--db", database, "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if rows[0]["kind"] == "measured":
@@ -224,14 +253,9 @@ def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_compiling_for_an_arch_compiles_what_was_published_for_it(tmp_path: Path) -> None:
-    db = tmp_path / "results.db"
-    with Store.open(str(db), create=True) as store:
-        importing.import_file(store, PUBLISHED)
-    grid = ["BLOCK_SIZE=32", "BLOCK_SIZE_ITER=128", "LEAD=0", "num_warps=4", "num_stages=1", "maxnreg=0"]
-    axes = [part for axis in grid for part in ("--grid", axis)]
-    command = ["sweep", "--static", "--arch", "gfx942", "--kernel", "colwise", "--shapes", "tiny", *axes]
-    rows = [json.loads(line) for line in started(*command, "--db", db, "--json").stdout.splitlines()]
+def test_compiling_for_an_arch_compiles_what_was_published_for_it(compiled: Compiled) -> None:
+    assert compiled.one_config.returncode == 0, compiled.one_config.stderr
+    rows = [json.loads(line) for line in compiled.one_config.stdout.splitlines()]
     tiles = {(row["config"]["BLOCK_SIZE"], row["config"]["BLOCK_SIZE_ITER"]) for row in rows}
     default = load_spec("colwise").default  # is in every sweep
     swept = {(default["BLOCK_SIZE"], default["BLOCK_SIZE_ITER"]), (32, 128)}
@@ -241,11 +265,9 @@ def test_compiling_for_an_arch_compiles_what_was_published_for_it(tmp_path: Path
     assert kinds == {("gfx942", "static", "ok", None)}
 
 
-@pytest.mark.slow
-def test_published_configs_that_import_compiles_are_exported(tmp_path: Path) -> None:
-    db, table = tmp_path / "results.db", tmp_path / "gfx942.py"
-    imported = started("import", "--compile", PUBLISHED, "--db", db)
-    assert imported.returncode == 0, imported.stderr
+def test_published_configs_that_import_compiles_are_exported(compiled: Compiled, tmp_path: Path) -> None:
+    db, table = compiled.folder / "published.db", tmp_path / "gfx942.py"
+    assert compiled.published.returncode == 0, compiled.published.stderr
     assert fp8tune("export", "--arch", "gfx942", "--db", db, "--output", table).returncode == 0
     assert '"colwise"' in table.read_text()
 
@@ -282,11 +304,8 @@ def test_show_gives_the_best_single_config_of_a_kernel(database: Path) -> None:
     assert slowdowns == ["1.215", "1.000", "1.005", "1.060"]
 
 
-@pytest.mark.slow
-def test_a_static_sweep_is_reported_and_exported(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-    grid = ("--grid", "BLOCK_SIZE=1,2", "--grid", "BLOCK_SIZE_ITER=1024", "--grid", "num_stages=1")
-    swept = started("sweep", "--static", "--arch", "gfx942", "--kernel", "rowwise-2d", *grid, "--db", path, "--json")
+def test_a_static_sweep_is_reported_and_exported(compiled: Compiled, tmp_path: Path) -> None:
+    path, swept = compiled.folder / "static.db", compiled.static
     assert swept.returncode == 0, swept.stderr
     rows = [json.loads(line) for line in swept.stdout.splitlines()]
     assert {(row["kind"], row["fp8_dtype"], row["time_us"]) for row in rows} == {("static", "float8_e4m3fnuz", None)}

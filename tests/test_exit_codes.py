@@ -9,12 +9,15 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from command_line import environment, fp8tune
 from database_rows import config, finished_sweep, problem
+from forked import Forked, ended
 from places import PLANTED, ROOT
 
+from fp8tune import cli
 from fp8tune.store.results import Store
 
 HOSTILE = f"{PLANTED / 'hostile.py'}:SPEC"
@@ -25,7 +28,7 @@ def started(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment(), **options)  # type: ignore[call-overload, no-any-return]
 
 
-def ended(*arguments: object, **options: object) -> tuple[int, bytes, bytes]:
+def started_and_ended(*arguments: object, **options: object) -> tuple[int, bytes, bytes]:
     process = started(*arguments, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
     out, error = process.communicate(timeout=120)
     return process.returncode, out or b"", error or b""
@@ -41,7 +44,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_module_is_the_program() -> None:
-    code, out, _ = ended("show", "--help")
+    code, out, _ = started_and_ended("show", "--help")
     assert code == 0
     assert out.startswith(b"Usage: fp8tune show ")
 
@@ -59,34 +62,33 @@ def test_a_reader_that_leaves_is_no_finding(format: str, filled: Path) -> None:
 
 def test_a_full_or_closed_stdout_is_one_line(filled: Path) -> None:
     with open("/dev/full", "wb") as full:
-        code, _, error = ended("show", "--db", filled, stdout=full)
+        code, _, error = started_and_ended("show", "--db", filled, stdout=full)
     assert (code, error.splitlines()) == (
         2,
         [b"fp8tune: stdout cannot be written: No space left on device; redirect it elsewhere"],
     )
-    code, _, error = ended("show", "--db", filled, preexec_fn=lambda: os.close(1))
+    code, _, error = started_and_ended("show", "--db", filled, preexec_fn=lambda: os.close(1))
     assert (code, len(error.splitlines())) == (2, 1)
     assert b"stdout is closed" in error
-    code, out, _ = ended("show", "--db", filled, "--format", "json", preexec_fn=lambda: os.close(2))
+    code, out, _ = started_and_ended("show", "--db", filled, "--format", "json", preexec_fn=lambda: os.close(2))
     assert code == 0
     json.loads(out)
 
 
 def test_ctrl_c_is_130_and_a_line(tmp_path: Path) -> None:
     sweep = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1", "--db", tmp_path / "r.db")
-    process = started(
-        *sweep,
-        "--json",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.splitlines()[-1].startswith(b"fp8tune: stopped; ")
+
+    def hearing() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with mock.patch("sys.argv", ["fp8tune", *map(str, sweep), "--json"]):
+            cli.main()
+
+    running = Forked(hearing)
+    running.read(1)
+    os.kill(running.pid, signal.SIGINT)
+    code, output = running.wait()
+    assert code == 130
+    assert output.splitlines()[-1].startswith("fp8tune: stopped; ")
 
 
 LONG = "x" * 300
@@ -146,9 +148,9 @@ def test_a_sweep_without_a_right_config_is_a_finding_and_prints_nothing_of_the_k
     assert {row["reason"] for row in rows if row["config"]["FAULT"]} == {
         "ValueError: \\x1b[2J\\udcff\\x00[/red] planted"
     }
-    for said in (b"imported", b"problems", b"problems, past Python", b"launch", b"launch, past Python"):
-        assert b"hostile: " + said in error
-    assert b"\x1b" not in error + out
+    for said in ("imported", "problems", "problems, past Python", "launch", "launch, past Python"):
+        assert f"hostile: {said}" in error
+    assert "\x1b" not in error + out
 
     code, _, error = fp8tune(*sweep)  # answered from the database
     assert code == 1

@@ -18,12 +18,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from benchmarks.training.arms import ARMS
 from benchmarks.training.language import FLOOR
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "settings": asdict(settings),
         "floor": FLOOR,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {"torch": torch.__version__, "transformers": metadata.version("transformers")},
         "speeds": speeds,
         "runs": runs,
     }

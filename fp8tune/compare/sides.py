@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def sides(repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Sid
     """
     root = git.toplevel(repository)
     revisions = _revisions(root, range_text)
-    found = [_declared(kernel, root, revisions) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
+    reader = functools.cache(functools.partial(_reader, root))  # what kernels share is read once
+    found = [_declared(kernel, root, revisions, reader) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
     declared = tuple(kernel for kernel in found if kernel.hashes != (None, None))
     if kernels and len(declared) < len(found):
         missing = next(kernel.reference for kernel in found if kernel not in declared)
@@ -80,10 +82,13 @@ def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
     return before, after
 
 
-def _declared(kernel: str, root: Path, revisions: tuple[Revision, Revision]) -> Kernel:
+def _declared(
+    kernel: str, root: Path, revisions: tuple[Revision, Revision], reader: Callable[[Revision, tuple[str, ...]], Read]
+) -> Kernel:
+    roots = _roots(kernel, root)
     name, hashes = kernel, list[str | None]()
     for revision in revisions:
-        read = _reader(kernel, root, revision)
+        read = reader(revision, roots)
         try:
             hashes.append(source.source_hash(kernel, read))
             name = source.kernel_name(kernel, read) if ":" in kernel else kernel
@@ -93,11 +98,17 @@ def _declared(kernel: str, root: Path, revisions: tuple[Revision, Revision]) -> 
     return Kernel(name, kernel, (before, after))
 
 
-def _reader(kernel: str, root: Path, revision: Revision) -> Read:
+def _roots(kernel: str, root: Path) -> tuple[str, ...]:
+    """The folders of the repository that the kernel's imports start from."""
     folder = source.parse_reference(kernel).root
-    if folder is not None and not folder.resolve().is_relative_to(root.resolve()):
+    if folder is None:
+        return source.SOURCE_ROOTS
+    if not folder.resolve().is_relative_to(root.resolve()):
         raise errors.UsageError(f"{kernel} lies outside {root}: name its repository with --repo")
-    roots = source.SOURCE_ROOTS if folder is None else (os.path.relpath(folder.resolve(), root.resolve()),)
+    return (os.path.relpath(folder.resolve(), root.resolve()),)
+
+
+def _reader(root: Path, revision: Revision, roots: tuple[str, ...]) -> Read:
     if revision.name == WORKTREE:
         return source.in_folder(root, roots)
     return source.at_commit(root, revision.commit, roots)

@@ -38,6 +38,12 @@ def merge_base(repository: Path, one: str, other: str) -> str:
     return str(answer.stdout.strip())
 
 
+def files(repository: Path, commit: str) -> frozenset[str]:
+    """The paths, from the repository's root, of all files of a commit; none where there is no such commit."""
+    answer = _git(repository, "ls-tree", "-r", "-z", "--name-only", "--full-tree", "--end-of-options", commit)
+    return frozenset() if answer.returncode else frozenset(answer.stdout.split("\0"))
+
+
 def show(repository: Path, commit: str, path: str) -> str | None:
     """The text of a file (path from the repository's root) as a commit has it; None if it has no such file."""
     answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")

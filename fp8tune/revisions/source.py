@@ -146,7 +146,12 @@ def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
 
 def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
     """The same of the files that a commit of a git repository has."""
-    return _in_roots(functools.partial(git.show, repository, commit), roots)
+    names = functools.cache(functools.partial(git.files, repository, commit))  # most paths that are tried are none
+
+    def text(path: str) -> str | None:
+        return git.show(repository, commit, path) if path in names() else None
+
+    return _in_roots(text, roots)
 
 
 def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:

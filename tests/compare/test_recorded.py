@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,22 +40,29 @@ def write(repository: Path, kernel: str, scale: int) -> None:
     file.write_text(KERNEL.format(scale=scale, name=kernel))
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """colwise changes between main and branch, rowwise-2d does not, rowwise is new, mxfp8-dim0 goes."""
-    run(tmp_path, "init", "-q", "-b", "main")
-    write(tmp_path, "colwise", 1)
-    write(tmp_path, "rowwise-2d", 1)
-    write(tmp_path, "mxfp8-dim0", 1)
-    run(tmp_path, "add", ".")
-    run(tmp_path, "commit", "-q", "-m", "one")
-    run(tmp_path, "checkout", "-q", "-b", "branch")
-    write(tmp_path, "colwise", 2)
-    write(tmp_path, "rowwise", 1)
-    (tmp_path / "kernels/fp8tune_kernels/quantize/mxfp8_dim0.py").unlink()
-    run(tmp_path, "add", ".")
-    run(tmp_path, "commit", "-q", "-m", "two")
-    return tmp_path
+    folder = tmp_path_factory.mktemp("made")
+    run(folder, "init", "-q", "-b", "main")
+    write(folder, "colwise", 1)
+    write(folder, "rowwise-2d", 1)
+    write(folder, "mxfp8-dim0", 1)
+    run(folder, "add", ".")
+    run(folder, "commit", "-q", "-m", "one")
+    run(folder, "checkout", "-q", "-b", "branch")
+    write(folder, "colwise", 2)
+    write(folder, "rowwise", 1)
+    (folder / "kernels/fp8tune_kernels/quantize/mxfp8_dim0.py").unlink()
+    run(folder, "add", ".")
+    run(folder, "commit", "-q", "-m", "two")
+    return folder
+
+
+@pytest.fixture
+def repository(made: Path, tmp_path: Path) -> Path:
+    """A copy, to change."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Evidence:

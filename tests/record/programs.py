@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from forked import ended
 
 from fp8tune.recording import Recording, read
 
@@ -89,7 +89,6 @@ def run_fill(n):
     cached[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
 '''
 
-
 QUICK = """
 import triton
 import triton.language as tl
@@ -130,9 +129,9 @@ def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str)
     """``fp8tune record`` in a folder."""
     output = folder / "run.json"
     output.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "fp8tune", "record", "-o", str(output), *arguments, "--", *program]
-    done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=120)
-    return Recorded(read(output) if output.exists() else None, done.returncode, done.stdout, done.stderr)
+    given = ("record", "-o", output, *arguments, "--", *program)
+    done = ended(*given, cwd=folder, TRITON_INTERPRET="1", **more)
+    return Recorded(read(output) if output.exists() else None, *done)
 
 
 def quick_count(recorded: Recorded) -> int:

@@ -55,6 +55,8 @@ def test_a_file_is_shown_as_the_commit_has_it(repository: Path) -> None:
     assert git.show(repository, "branch", "kernel.py") == "two = 2\n"
     assert git.show(repository, "v1", "missing.py") is None
     assert git.show(repository, "v1", "../kernel.py") is None
+    assert "kernel.py" in git.files(repository, "v1")
+    assert git.files(repository, "none") == git.files(repository, "--all") == frozenset()
 
 
 def test_the_merge_base_is_where_two_branches_forked(repository: Path) -> None:
