@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from database_rows import begin, config, end_finals, problem, row, subject
 from processes import begun, ended
-from servers import Proxy, Server
+from servers import Proxy, Server, running
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database, retrying, unreadable, writing
@@ -194,11 +194,18 @@ def test_an_import_from_a_file_is_done_again_whole(
             assert remote.merge(local) == (0, 250)
 
 
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """One that no other test has killed or holds connections to."""
+    with running() as server:
+        yield server
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
-def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, seed: int) -> None:
+def test_rows_are_neither_lost_nor_doubled_whatever_breaks(own_server: Server, seed: int) -> None:
     """Writers, a proxy that breaks off, ended connections, and a server that is killed and started again."""
-    server, writers, rounds = postgresql, 4, 8
+    server, writers, rounds = own_server, 4, 8
     proxy = Proxy(server.port)
     direct = server.database()
     through = direct.replace(str(server.port), str(proxy.port))
