@@ -206,6 +206,8 @@ def _map_errors(engine: Engine) -> None:
         if isinstance(original, DatabaseError):  # a column type refused a value
             raise original
         if not isinstance(original, Exception):  # Ctrl-C
+            if context.dialect.name == "sqlite":  # its connection is as good as before; a server may owe an answer
+                context.is_disconnect = False
             return
         assert context.engine is not None
         options = context.engine.get_execution_options()

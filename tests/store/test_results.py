@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from sqlalchemy import event
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
@@ -401,3 +402,30 @@ def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
     store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
     (measured,) = store.evidence(device=H100, kinds=[Kind.MEASURED])
     assert measured.ceiling_gb_per_s == 3000.0
+
+
+def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -> None:
+    """Ctrl-C in a notebook: the next statement works, and a file is left as one plain one."""
+    store = Store.open(each_database, create=True)
+    sweep = begin(store)
+    assert store.add(sweep, row(process="a"))
+
+    def break_off_the_next() -> None:
+        def broken_off(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        event.listen(store._connection.engine, "do_execute", broken_off, once=True)
+
+    break_off_the_next()
+    with pytest.raises(KeyboardInterrupt):
+        store.add(sweep, row(process="b"))
+    assert store.add(sweep, row(process="b"))
+    break_off_the_next()
+    with pytest.raises(KeyboardInterrupt):
+        list(store.rows())
+    store.close()
+    with Store.open(each_database, writable=False) as again:
+        assert sorted(found.process for found in again.rows()) == ["a", "b"]
+    if "://" not in each_database:
+        assert siblings(path := Path(each_database)) == ["results.db"]
+        assert path.read_bytes()[18] == 1  # not WAL
