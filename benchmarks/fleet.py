@@ -68,7 +68,7 @@ def queue(store: Store, plan: Plan) -> QueuedSweep:
 def worked(
     db: str, gpu: int = 0, do: Do | None = None, lease_s: float = LEASE_S, time_budget_s: float = math.inf
 ) -> Iterator[WorkerEvent]:
-    """The events of a worker on one of the made-up GPUs. A budget below 200 s leaves no time for a calibration."""
+    """The events of a worker on one of the made-up GPUs. Below 220 s it checks no config before its first."""
     options = worker.WorkerOptions(db, f"{DEVICE},gpu={gpu}", time_budget_s=time_budget_s, lease_s=lease_s)
     return worker.work(options, do)
 

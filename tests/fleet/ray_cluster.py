@@ -27,7 +27,8 @@ GRID = ("BLOCK_SIZE=64",)
 TIMER = "simulated:1"
 
 WORKER_S = 215.0
-"""The time budget of a worker. It calibrates no GPU then, for which it would import torch: 2 s of a core each."""
+"""The time budget of a worker. Below 220 s it checks no config before its first unit, for which it would import torch:
+2 s of a core each."""
 
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
 """No report to Ray's makers, and no token in the home folder of whoever runs the tests."""

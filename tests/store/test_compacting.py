@@ -23,6 +23,7 @@ from fp8tune.store.compacting import Compacted, compact
 from fp8tune.store.importing import import_file
 from fp8tune.store.outcomes import History
 from fp8tune.store.results import Store
+from fp8tune.sweep import picks
 
 SAMPLES = (99.968, 100.0, 100.032, 100.032, 100.064)
 CLOCKS = Telemetry(1980, 2619, 41, 312.5, 0)
@@ -320,6 +321,12 @@ def test_the_committed_database_is_light() -> None:
 def test_the_committed_database_is_compacted() -> None:
     with contextlib.closing(sqlite3.connect(f"file:{ROOT / 'results.db'}?mode=ro", uri=True)) as connection:
         assert connection.execute("SELECT count(*) FROM packed_trials").fetchone() > (800,)
+
+
+def test_the_committed_database_has_the_picks_of_its_rows_and_tables() -> None:
+    """``fp8tune show`` takes three times as long to decide them. After an export: ``fp8tune doctor --repair``."""
+    with Store.open(str(ROOT / "results.db"), writable=False) as store:
+        assert picks.are_current(store)
 
 
 def test_a_report_counts(path: Path, tmp_path: Path) -> None:
