@@ -98,7 +98,10 @@ def table(db: str) -> str:
 
 
 class Crew:
-    """Worker processes, each on a made-up GPU of its own. Another takes the place of one that is killed."""
+    """Worker processes, each on a made-up GPU of its own. Another takes the place of one that is killed.
+
+    The first that has a trial kills itself: whenever else workers are killed, one kill is within a unit.
+    """
 
     def __init__(self, db: str, log: Path, workers: int, do: Do | None, time_budget_s: float) -> None:
         self._db, self._log, self._workers, self._work = db, log, workers, (do, LEASE_S, time_budget_s)
@@ -115,6 +118,8 @@ class Crew:
             try:
                 with self._log.open("ab", buffering=0) as log:
                     for event in worked(self._db, gpu, *self._work):
+                        if isinstance(event, TrialDone) and self._is_first():
+                            os.kill(os.getpid(), signal.SIGKILL)
                         if isinstance(event, UnitDone):
                             log.write(f"{event.unit.key}\n".encode())
                 code = 0
@@ -122,12 +127,24 @@ class Crew:
                 os._exit(code)
         self._gpu[child] = gpu
 
+    def _is_first(self) -> bool:
+        """Whether no process asked before."""
+        try:
+            self._log.with_suffix(".first").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def kill_one(self) -> None:
-        """SIGKILL to one of them; the next is on the same GPU, or on one more."""
+        """SIGKILL to one of them."""
         child = self._random.choice(sorted(self._gpu))
-        gpu = self._gpu.pop(child)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        self._replace(child)
+
+    def _replace(self, child: int) -> None:
+        """The next is on the GPU of one that was killed, or on one more."""
+        gpu = self._gpu.pop(child)
         self.killed += 1
         self._start(gpu if self.killed % 2 else gpu + self._workers)
 
@@ -135,9 +152,12 @@ class Crew:
         """Whether all have ended. Raises ChildProcessError for one that failed."""
         for child in list(self._gpu):
             pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
+            code = os.waitstatus_to_exitcode(status) if pid else 0
+            if code == -signal.SIGKILL:
+                self._replace(child)
+            elif pid:
                 del self._gpu[child]
-                if code := os.waitstatus_to_exitcode(status):
+                if code:
                     raise ChildProcessError(f"a worker ended with {code}")
         return not self._gpu
 
