@@ -3,6 +3,7 @@
 Each run begins with an empty database and an empty Triton cache of its own. Its seconds go from the start of its
 workers to the end of the last, calibration included; queueing the work is told apart. The time budget is shared out:
 each of several workers has a part of what one has for all the work. Several go first: that run is the shorter one.
+With ``--run`` the two can be hours apart, in one folder: the second to end compares them.
 
     python -m benchmarks.fleet_on_gpus --gpus 0,1 --cores 16 --time-budget 600 --folder out --sweep '--kernel colwise'
 """
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +31,8 @@ from fp8tune.store.results import Store
 from fp8tune.sweep import picks
 
 FP8TUNE = (sys.executable, "-m", "fp8tune")
+
+RUNS = ("several", "one")
 
 
 @dataclass
@@ -115,16 +118,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-budget", type=float, required=True, help="seconds of the run on one GPU")
     parser.add_argument("--folder", type=Path, required=True, help="an empty one")
     parser.add_argument("--sweep", action="append", required=True, help="options of fp8tune sweep; repeatable")
+    parser.add_argument("--run", action="append", choices=RUNS, help="one of the two alone [default: both]")
     given = parser.parse_args(arguments)
     gpus = given.gpus.split(",")
-    runs: dict[str, Run] = {}
-    for name, mine in (("several", gpus), ("one", gpus[:1])):
-        found = runs[name] = run(given.folder, name, mine, given.cores, given.time_budget, given.sweep)
+    for name in given.run or RUNS:
+        mine = gpus if name == "several" else gpus[:1]
+        found = run(given.folder, name, mine, given.cores, given.time_budget, given.sweep)
         print(f"{len(mine)} GPUs: {found.seconds:.1f} s, after {found.queued_s:.1f} s to queue")
         print(*told_lines(found), sep="\n", flush=True)
-    print(f"{runs['one'].seconds / runs['several'].seconds:.2f} times as fast on {len(gpus)} GPUs")
-    print(compared(runs["one"].db, runs["several"].db))
+        _told_of(given.folder, name).write_text(json.dumps(asdict(found), default=str))
+    if all(_told_of(given.folder, name).exists() for name in RUNS):
+        seconds = {name: json.loads(_told_of(given.folder, name).read_text())["seconds"] for name in RUNS}
+        print(f"{seconds['one'] / seconds['several']:.2f} times as fast on {len(gpus)} GPUs")
+        print(compared(given.folder / "one.db", given.folder / "several.db"))
     return 0
+
+
+def _told_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
 
 
 if __name__ == "__main__":
