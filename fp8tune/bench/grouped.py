@@ -28,6 +28,7 @@ from fp8tune.bench.operation import (
     BOTH,
     FP8_OF_TORCH,
     GEMMS,
+    GRAPH,
     MICRO_BATCHES,
     QUANTIZE_WEIGHTS,
     QUANTIZED,
@@ -81,8 +82,9 @@ class Row:
 
         With weights that were quantized once, forward and backward is what that takes, and its share of quantizing.
         """
-        if contender in self.operation.once and step == BOTH:
-            multiplied = self.time_us(contender, QUANTIZED)
+        if contender in self.operation.once and step in (BOTH, GRAPH):
+            timing = self.steps.get((contender, QUANTIZED if step == BOTH else GRAPH))
+            multiplied = timing.valid_us if timing else None
             quantized = self.time_us(self.operation.once[contender], QUANTIZE_WEIGHTS)
             return None if multiplied is None or quantized is None else multiplied + quantized / MICRO_BATCHES
         timing = self.steps.get((contender, step))

@@ -145,7 +145,8 @@ class Operation:
         steps += [(name, QUANTIZED if name in self.once else BOTH) for name in names]
         steps += [(name, QUANTIZE_WEIGHTS) for name in self.quantize_weights]
         if with_variants:
-            steps += [(self.ours, GRAPH), *((name, step) for name in self.variants for step in (BOTH, GRAPH))]
+            steps += [(name, GRAPH) for name in names if name != TORCHAO]
+            steps += [(name, step) for name in self.variants for step in (BOTH, GRAPH)]
         return tuple(steps)
 
     def multiplication(self, contender: str, given: Operands) -> GroupedMM:

@@ -61,7 +61,9 @@ class BenchOptions:
     alone: Annotated[bool, Option("--alone", "Only our kernels and the ceiling; with --op no torchao.")] = False
     variants: Annotated[
         bool,
-        Option("--variants", "With --op: also our step in a CUDA graph, and with codes kept for the backward pass."),
+        Option(
+            "--variants", "With --op: also each step in a CUDA graph, and ours with codes kept for the backward pass."
+        ),
     ] = False
     timer: Timer = None
     time_budget_s: TimeBudget = None

@@ -41,7 +41,7 @@ def print_grouped(rows: Sequence[Row], published: Sequence[Published], output_fo
         tables: list[Report[Any]] = [Report(title, list(_steps(rows)), rows, note=_note(rows)), *_parts(title, rows)]
         tables += [_gemm(gemm, title, rows) for gemm in rows[0].operation.other_gemms]
         if any(who in row.operation.variants for row in rows for who, _ in row.steps):
-            tables.append(_variants(f"each operand read once for both passes: {title}", rows))
+            tables.append(_variants(f"in a CUDA graph, and with codes kept for the backward pass: {title}", rows))
         tables.append(_means(rows))
         print_parts(tables, output_format)
     print_parts((f"- {reason}" for reason in reasons(_missing(rows))), output_format)
@@ -185,7 +185,7 @@ def _tflops(row: Row, gemm: str) -> str:
 
 
 def _variants(title: str, rows: Sequence[Row]) -> Report[tuple[Row, str]]:
-    """A line for ours and for each of its variants on each problem: time beside memory."""
+    """A line for each contender and each variant of ours on each problem: time, without host work, and memory."""
     columns: list[Column[tuple[Row, str]]] = [
         left("shape", lambda line: _layer(line[0])),
         left("contender", lambda line: line[1]),
@@ -193,10 +193,16 @@ def _variants(title: str, rows: Sequence[Row]) -> Report[tuple[Row, str]]:
         right("x fwd+bwd", lambda line: times(line[0].speedup(BOTH, line[1]))),
         right("of bound", lambda line: share(line[0].bound_share_of(line[1]))),
         right("in a graph", lambda line: microseconds(line[0].time_us(line[1], GRAPH), "-")),
+        right("x in a graph", lambda line: times(line[0].speedup(GRAPH, line[1]))),
         right("peak", lambda line: _gib(line[0].peak_bytes.get(line[1]))),
     ]
-    lines = [(row, name) for row in rows for name in (row.operation.ours, *row.operation.variants)]
+    lines = [(row, name) for row in rows for name in _in_graphs(row)]
     return Report(title, columns, lines, names=2)
+
+
+def _in_graphs(row: Row) -> Iterator[str]:
+    names = (*row.operation.contenders, *row.operation.variants)
+    return (name for name in names if (name, GRAPH) in row.steps)
 
 
 def _gib(count: int | None) -> str:

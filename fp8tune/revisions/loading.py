@@ -239,7 +239,7 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
     if set(spec.default) != set(spec.axes):
         yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
-    if spec.span and (spec.span.axis not in spec.axes or spec.span.size not in spec.key):
+    if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
         yield f"{kernel} has {spec.span}: name an axis, and a size that its key has exactly"
     for what, names in (("axis", spec.axes), ("key", spec.key)):
         for name in names:

@@ -150,25 +150,41 @@ class Edge:
     """Elements by which each input begins past an aligned address."""
 
 
+_FEWEST_THREADS = 32
+"""Of a warp: AMD's have 64, and so half the values each."""
+
+
 @dataclass(frozen=True)
 class Span:
     """A tile that may hold all of what a kernel reduces over: its input is then read once, and twice otherwise."""
 
-    axis: str
-    """Of the config: how long the tile is."""
+    axis: str | None
+    """Of the config: how long the tile is; None for a tile that always holds all."""
     size: str
     """Of the lookup key: how long what is reduced over is."""
+    values_a_thread: int | None = None
+    """Where a tile that holds all is kept in registers: how many of its elements a thread may have."""
 
     def holds(self, config: Mapping[str, int], key: Mapping[str, int]) -> bool:
         """Whether the tile of a config holds all of it."""
-        return config[self.axis] >= key[self.size]
+        return self.axis is None or config[self.axis] >= key[self.size]
 
     def suits(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-        """Whether a config for one lookup key may be launched for another: not if it would read the input twice only
-        here. A row of an older kernel without such an axis or size passes."""
-        if self.axis not in config or not measured.keys() & wanted.keys() >= {self.size}:
+        """Whether a config for one lookup key may be launched for another, ``measured`` being empty of a config for
+        all: not if it would read the input twice only here, nor if only here a thread would have too many values.
+
+        A row of an older kernel without such an axis or size passes.
+        """
+        if self.size not in wanted or (self.axis is not None and self.axis not in config):
             return True
-        return self.holds(config, wanted) or not self.holds(config, measured)
+        if self.holds(config, wanted) and self._is_too_long(config, measured, wanted):
+            return False
+        return self.size not in measured or self.holds(config, wanted) or not self.holds(config, measured)
+
+    def _is_too_long(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+        if self.values_a_thread is None or wanted[self.size] <= measured.get(self.size, 0):
+            return False
+        return wanted[self.size] > self.values_a_thread * _FEWEST_THREADS * config["num_warps"]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ def test_a_right_output_passes_the_check(kernel: str, contender: Callable[..., K
         assert timing.checked.scales.total
 
 
+def test_what_no_launch_writes_is_not_compared() -> None:
+    """Places after the last group: ``transposed-codes`` was called wrong on every layer of ``models``."""
+    problem = Problem("transposed-codes", NamedInts(M=300, K=32, G=7), routing="jagged", in_dtype="float8_e4m3fn")
+    spec = load_spec("transposed-codes")
+    arm = KernelContender(OURS, problem, "transposed-codes", 0, spec.default)
+    arm.build("cpu")
+    assert arm.check().reason == ""
+
+
 def test_a_wrong_output_is_named_with_its_shares(contender: Callable[..., KernelContender], torchao: TorchAo) -> None:
     spec = load_spec("rowwise-2d")
 

@@ -71,7 +71,7 @@ def test_what_is_timed_of_a_step() -> None:
     )
     assert {*FP8_GROUPED_MM.steps()} - {*steps} == {(TORCHAO, BOTH)}
     more = {who for who, _ in {*FP8_GROUPED_MM.steps(with_variants=True)} - {*FP8_GROUPED_MM.steps()}}
-    assert more == {FP8, *FP8_GROUPED_MM.variants}
+    assert more == {BF16, FP8, FP8_ONCE, AUTO, AUTO_ONCE, FOLDED, FOLDED_ONCE, *FP8_GROUPED_MM.variants}
 
 
 def all_of_ours(operation: Operation) -> list[str]:

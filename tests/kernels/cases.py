@@ -114,7 +114,7 @@ CUT = {
     "rowwise": {"N": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
     "rowwise-2d": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
     "rowwise-colwise": {"K": "BLOCK_SIZE", "M": "BLOCK_SIZE_ITER"},
-    "rowwise-factored": {"M": "BLOCK_SIZE", "K": "BLOCK_SIZE_ITER"},
+    "rowwise-factored": {"M": "BLOCK_SIZE_M", "K": "TILE"},
     "transpose-3d-atomic": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
     "transpose-3d-reduction": {"K": "BLOCK_SIZE_K", "N": "BLOCK_SIZE_N"},
     "transposed-codes": {"K": "BLOCK_SIZE_K", "M": "BLOCK_SIZE_M"},

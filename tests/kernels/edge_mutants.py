@@ -132,15 +132,15 @@ EDGE_FAULTS: dict[str, Fault] = {
     **{
         f"rowwise-factored: {what}": fault
         for what, fault in {
-            "the last block of rows left out": ('-(-M // config["BLOCK_SIZE"])', '(M // config["BLOCK_SIZE"])'),
-            "codes past the last row": (
-                "in_rows = (rows < M)[",
-                "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE) * BLOCK_SIZE)[",
+            "the last rows of a block left out": ("tl.cdiv(block.rows, ROWS)", "block.rows // ROWS"),
+            "codes past the last row of a block": (
+                "in_rows = number * ROWS + lanes < block.rows",
+                "in_rows = number * ROWS + lanes < BLOCK_SIZE_M",
             ),
-            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
+            "padding rows divided": ("(block.group < G) & (block.rows > 0)", "block.rows > 0"),
             "an unaligned address taken for an aligned one": (
-                "_divided(x_ptr + places",
-                f"_divided({aligned('x_ptr')} + places",
+                "    at = x_ptr + row.to(tl.int64) * K",
+                f"    at = {aligned('x_ptr')} + row.to(tl.int64) * K",
             ),
         }.items()
     },

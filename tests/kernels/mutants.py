@@ -202,19 +202,21 @@ FAULTS = {
         f"rowwise-factored: {what}": change
         for what, change in {
             "the column scales of another group": (
-                "column_scales_ptr + groups.to(tl.int64)[:, None] * K",
-                "column_scales_ptr + groups.to(tl.int64)[:, None] * 0",
+                "column_scales_ptr + block.group.to(tl.int64) * K",
+                "column_scales_ptr + block.group.to(tl.int64) * 0",
             ),
-            "a row in the group before": ("(ends[None, :] <= rows[:, None])", "(ends[None, :] < rows[:, None])"),
-            "padding rows divided": ("mask=inside & in_groups", "mask=inside"),
-            "a dropped tail": ("tiles = tl.cdiv(K, BLOCK_SIZE_ITER)", "tiles = K // BLOCK_SIZE_ITER"),
-            "the first tile's maxima alone": (
-                "largest = tl.maximum(largest, tl.max(",
-                "largest = tl.minimum(largest, tl.max(",
+            "padding rows divided": ("(block.group < G) & (block.rows > 0)", "block.rows > 0"),
+            "a dropped tail": ("tiles = tl.cdiv(K, WIDTH)", "tiles = K // WIDTH"),
+            "the last tile's maxima alone": (
+                "largest = tl.maximum(largest, largest_of_rows(y))",
+                "largest = largest_of_rows(y)",
             ),
-            "a mask without the last rows": ("in_rows = (rows < M)", "in_rows = (rows < M - 1)"),
-            "scales unwritten": ("tl.store(scales_ptr + rows, scale, mask=rows < M)", "rows += 0"),
-            "the last rows left out": ('-(-M // config["BLOCK_SIZE"])', '((M - 1) // config["BLOCK_SIZE"])'),
+            "a block without its last row": ("in range(block.rows)", "in range(block.rows - 1)"),
+            "scales unwritten": (
+                "            tl.store(scales_ptr + row + lanes, scale, mask=in_rows)\n            for",
+                "            for",
+            ),
+            "the last blocks left out": ("padded_rows(M, G, ALIGNMENT) //", "M //"),
         }.items()
     },
     "rowwise-factored, factors: a factor half as large": ("254 - exponent, 0", "253 - exponent, 0"),

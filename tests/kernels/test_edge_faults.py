@@ -36,7 +36,7 @@ BLOCKS = {
     "rowwise": {"BLOCK_SIZE": 16, "BLOCK_SIZE_ITER": 256},
     "rowwise-2d": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
     "rowwise-colwise": {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 64},
-    "rowwise-factored": {"BLOCK_SIZE": 4, "BLOCK_SIZE_ITER": 1024},
+    "rowwise-factored": {"BLOCK_SIZE_M": 4, "TILE": 2048},
     "transpose-3d-atomic": {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64},
     "transpose-3d-reduction": {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 32},
     "transposed-codes": {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64},

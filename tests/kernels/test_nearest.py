@@ -5,9 +5,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fp8tune_kernels import catalog
+from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.runtime.nearest import distance, nearest
 from fp8tune_kernels.spec import DTYPE_FLAG, FLAGS, LAYOUT_FLAG, PRECISION_FLAG, Span
-from fp8tune_kernels.tables import Key, Row
+from fp8tune_kernels.tables import Key, Row, Table
 
 
 def key(**sizes: int) -> Key:
@@ -87,6 +89,38 @@ def test_a_row_in_one_piece_is_not_taken_for_a_longer_row(wanted: int, rows: lis
     """Sizes as ``rowwise-2d`` has them: on an H200 the row of 8192 lost 28 % at 14336."""
     taken = nearest(key(K=wanted), rows, SPAN, {"BLOCK_SIZE_ITER": 8192})
     assert taken == (None if found is None else rows[found])
+
+
+IN_REGISTERS = Span(None, "N", values_a_thread=64)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "warps", "measured", "suits"),
+    [
+        (14336, 4, 8192, False),
+        (14336, 8, 8192, True),
+        (8192, 4, 2048, True),
+        (8193, 4, 2048, False),
+        (14336, 4, 14336, True),  # what was measured is the key's own
+        (1408, 4, 14336, True),
+        (14336, 4, None, False),  # the fallback row
+        (14336, 8, None, True),
+    ],
+)
+def test_no_thread_has_more_of_a_longer_row_in_registers(
+    wanted: int, warps: int, measured: int | None, suits: bool
+) -> None:
+    """The gradient of 14,336 columns took 779 us on an H200 with the config of shorter rows."""
+    config = {"num_warps": warps}
+    assert IN_REGISTERS.suits(config, {} if measured is None else {"N": measured}, {"N": wanted}) == suits
+
+
+@pytest.mark.parametrize(("columns", "step"), [(8192, Step.FALLBACK), (14336, Step.DEFAULT)])
+def test_a_fallback_row_that_does_not_suit_gives_way_to_the_default(columns: int, step: Step) -> None:
+    spec = catalog.load("swiglu-gradient")
+    fallback: Row = (spec.name, "", None, (("BLOCK_SIZE_M", 16), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)))
+    wanted = {"M_bucket": 8192, "N": columns, "G": 8, DTYPE_FLAG: 3}
+    assert taken(spec, wanted, Table((fallback,)), "")[0] == step
 
 
 def test_a_row_of_an_older_kernel_without_the_axis_is_not_judged() -> None:

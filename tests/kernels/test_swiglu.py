@@ -18,7 +18,7 @@ from fp8tune.measure.checking import build, build_edge
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog, quantize_rowwise_2d, quantize_swiglu_gradient, quantize_swiglu_rowwise
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.quantize import gated_rows, swiglu_gradient, swiglu_rowwise
+from fp8tune_kernels.quantize import swiglu_gradient, swiglu_rowwise, whole_rows
 from fp8tune_kernels.quantize.gated import (
     ACTIVATIONS,
     gated,
@@ -184,7 +184,7 @@ def test_shared_memory_of_stages_is_that_of_the_compiler(
     N: int, TILE: int, stages: int, matrices: int, compiled: int
 ) -> None:
     config = {"BLOCK_SIZE_M": 16, "TILE": TILE, "num_warps": 8, "num_stages": stages}
-    assert 0 <= gated_rows.shared_bytes(config, N, matrices) - compiled <= gated_rows._EXCHANGED_BYTES
+    assert 0 <= whole_rows.shared_bytes(config, N, matrices) - compiled <= whole_rows.EXCHANGED_BYTES
 
 
 @each_kernel
@@ -202,7 +202,7 @@ def test_stages_that_a_block_has_no_shared_memory_for_are_neither_timed_nor_laun
     matrices = {"swiglu-rowwise": swiglu_rowwise, "swiglu-gradient": swiglu_gradient}[kernel].MATRICES
     for arch, stages in (("sm_90", 1), ("gfx942", 3)):
         with compiling_for(arch):
-            launched = [gated_rows.options(config, N, matrices, torch.device("meta")) for N in (8192, 32768)]
+            launched = [whole_rows.options(config, N, matrices, torch.device("meta")) for N in (8192, 32768)]
         assert launched == [{"BLOCK_SIZE_M": 16, "num_warps": 32, "num_stages": number} for number in (3, stages)]
 
 

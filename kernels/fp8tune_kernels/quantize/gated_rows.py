@@ -1,17 +1,15 @@
-"""What the specs of the kernels share that cast a gated activation, or its gradient, with whole rows in registers."""
+"""What the specs of the kernels share that cast a gated activation, or its gradient, row by row."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.edges import edge, past_half
 from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
-from fp8tune_kernels.runtime.lookup import running_arch
+from fp8tune_kernels.quantize.whole_rows import shared_bytes, tile_of
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bucket
 
 __all__ = [
@@ -21,10 +19,7 @@ __all__ = [
     "IN_DTYPES",
     "KEY",
     "key",
-    "options",
     "problems",
-    "shared_bytes",
-    "tile_of",
     "wrong_rows",
 ]
 
@@ -42,9 +37,6 @@ IN_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz")
 
 _FLAGS = {getattr(torch, name): place for place, name in enumerate(DTYPES)}
 
-_EXCHANGED_BYTES = 128
-"""Of sums and maxima across the warps of a block: at most 32 warps, 4 bytes each."""
-
 INTERPRETED = {"M": 157, "N": 83, "G": 3}
 
 EDGES = (
@@ -57,37 +49,6 @@ EDGES = (
     edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, G=2),
     edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
 )
-
-
-def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
-    """What a program casts at a time, whole rows: columns of the first tile, whether half as many follow, and rows, as
-    many as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
-    power = max(1 << max(N - 1, 0).bit_length(), 32)
-    has_rest = power >= max(4 * N / 3, 64)
-    return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
-
-
-def shared_bytes(config: Mapping[str, int], N: int, matrices: int) -> int:
-    """Shared memory of a block on NVIDIA: tiles of bfloat16 of so many matrices (M, N), asked for while others are
-    cast, and what threads tell each other. AMD's back end keeps them in registers."""
-    width, has_rest, rows = tile_of(config, N)
-    elements = (width + width // 2 * has_rest) * rows
-    return (config["num_stages"] - 1) * 2 * matrices * elements + _EXCHANGED_BYTES
-
-
-def options(config: Mapping[str, int], N: int, matrices: int, device: torch.device) -> dict[str, int]:
-    """The launch options of a config. One that was measured on shorter rows may ask for more shared memory than a block
-    of the device has: it is launched with one stage, and not timed (:func:`wrong_rows`)."""
-    found = {name: value for name, value in config.items() if name != "TILE"}
-    if found["num_stages"] > 1 and shared_bytes(config, N, matrices) > _room(device):
-        found["num_stages"] = 1
-    return found
-
-
-def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a block of a device may ask for; no limit where stages need none."""
-    arch = ARCHES.get(running_arch(device))
-    return arch.shared_bytes_per_block if arch and arch.backend == "cuda" else sys.maxsize
 
 
 def wrong_rows(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits, matrices: int) -> str | None:

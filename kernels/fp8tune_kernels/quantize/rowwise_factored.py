@@ -13,8 +13,7 @@
 ``factor`` is that of :mod:`.factors`. Products are float32, and exact unless they leave its range: they are then
 infinite, subnormal or zero. Maxima below 1e-12 have the scale of 1e-12, as anywhere.
 
-It is the cast of the input gradient's left operand, whose right one is the transposed codes of the weights. Row by row
-as ``rowwise-2d``, with the factors of the row's group.
+It is the cast of the input gradient's left operand, whose right one is the transposed codes of the weights.
 """
 
 from __future__ import annotations
@@ -27,14 +26,17 @@ import triton.language as tl
 
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge, long_tail, past_half
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import colwise, rowwise_2d
+from fp8tune_kernels.quantize import colwise, rowwise_2d, whole_rows
+from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_rows
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast, reference_scale, scale_of
 from fp8tune_kernels.quantize.factors import check_scales, factor_of, random_powers, reference_factor
+from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "quantize_rowwise_factored"]
 
@@ -52,63 +54,89 @@ def rowwise_factored_kernel(
     FP8_MAX: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     ONE_PASS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_SIZE_ITER: tl.constexpr,
+    WIDTH: tl.constexpr,  # columns of the first tile; a second of half as many may follow
+    HAS_REST: tl.constexpr,
+    ROWS: tl.constexpr,  # that are cast at a time
+    BLOCK_SIZE_M: tl.constexpr,  # places of a program
     num_stages: tl.constexpr,
 ) -> None:
-    """One program: BLOCK_SIZE rows, whichever groups they belong to.
+    """One program: a block of rows of one group (:mod:`.aligned_blocks`).
 
-    Where one tile of BLOCK_SIZE_ITER columns spans the row it is read once and kept in registers; else the program
-    walks the row twice, the second time backwards, so that the columns read last are found in the cache.
+    Where a tile holds a whole row, it is read once, and the group's factors are read once a block. Else each row is
+    walked twice, the second time backwards, so that the columns read last are found in the cache.
     """
-    rows = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    in_rows = (rows < M)[:, None]
-    places = rows.to(tl.int64)[:, None] * K
-    groups = _groups_of_rows(offs_ptr, rows, G)
-    in_groups = (groups < G)[:, None]
-    factors = column_scales_ptr + groups.to(tl.int64)[:, None] * K
-
-    columns = tl.arange(0, BLOCK_SIZE_ITER)[None, :]
+    block = block_at(offs_ptr, M, G, tl.program_id(0) * BLOCK_SIZE_M, BLOCK_SIZE_M)
+    lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
+    column_scales = column_scales_ptr + block.group.to(tl.int64) * K
+    is_divided = (block.group < G) & (block.rows > 0)
     if ONE_PASS:
-        y = _divided(x_ptr + places + columns, factors + columns, in_rows & (columns < K), in_groups)
-        largest = tl.max(y.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+        factors = _factors(column_scales, K, is_divided, columns)
+        if HAS_REST:
+            factors_rest = _factors(column_scales, K, is_divided, others)
+        for number in tl.range(0, tl.cdiv(block.rows, ROWS), num_stages=num_stages):
+            row = block.first + number * ROWS
+            in_rows = number * ROWS + lanes < block.rows
+            y = _load(x_ptr, K, row, in_rows, lanes, columns) * factors
+            largest = largest_of_rows(y)
+            if HAS_REST:
+                y_rest = _load(x_ptr, K, row, in_rows, lanes, others) * factors_rest
+                largest = tl.maximum(largest, largest_of_rows(y_rest))
+            scale = scale_of(largest.to(tl.float32, bitcast=True), FP8_MAX, POWER_OF_TWO)
+            tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
+            _store(q_ptr, y, scale, FP8_MAX, K, row, in_rows, lanes, columns)
+            if HAS_REST:
+                _store(q_ptr, y_rest, scale, FP8_MAX, K, row, in_rows, lanes, others)
     else:
-        largest = tl.zeros((BLOCK_SIZE,), tl.int32)
-        for column in tl.range(0, K, BLOCK_SIZE_ITER, num_stages=num_stages):
-            at = column + columns
-            y = _divided(x_ptr + places + at, factors + at, in_rows & (at < K), in_groups)
-            largest = tl.maximum(largest, tl.max(y.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1))
-    scale = scale_of(largest.to(tl.float32, bitcast=True), FP8_MAX, POWER_OF_TWO)
-    tl.store(scales_ptr + rows, scale, mask=rows < M)
-
-    if ONE_PASS:
-        q = quantize(y, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
-        tl.store(q_ptr + places + columns, q, mask=in_rows & (columns < K))
-    else:
-        tiles = tl.cdiv(K, BLOCK_SIZE_ITER)
-        for tile in tl.range(0, tiles, num_stages=num_stages):
-            at = (tiles - 1 - tile) * BLOCK_SIZE_ITER + columns
-            y = _divided(x_ptr + places + at, factors + at, in_rows & (at < K), in_groups)
-            q = quantize(y, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
-            tl.store(q_ptr + places + at, q, mask=in_rows & (at < K))
+        tiles = tl.cdiv(K, WIDTH)
+        for number in range(block.rows):
+            row = block.first + number
+            in_rows = number + lanes < block.rows
+            largest = tl.zeros((ROWS,), tl.int32)
+            for tile in tl.range(0, tiles, num_stages=1):
+                at = tile * WIDTH + columns
+                y = _load(x_ptr, K, row, in_rows, lanes, at) * _factors(column_scales, K, is_divided, at)
+                largest = tl.maximum(largest, largest_of_rows(y))
+            scale = scale_of(largest.to(tl.float32, bitcast=True), FP8_MAX, POWER_OF_TWO)
+            tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
+            for tile in tl.range(0, tiles, num_stages=1):
+                at = (tiles - 1 - tile) * WIDTH + columns
+                y = _load(x_ptr, K, row, in_rows, lanes, at) * _factors(column_scales, K, is_divided, at)
+                _store(q_ptr, y, scale, FP8_MAX, K, row, in_rows, lanes, at)
 
 
 @triton.jit
-def _groups_of_rows(offs_ptr: tl.tensor, rows: tl.tensor, G: tl.tensor) -> tl.tensor:
-    """The group of each row, which is how many end at or before it; G of rows of no group."""
-    groups = tl.zeros_like(rows)
-    for first in range(0, G, 128):
-        each = first + tl.arange(0, 128)
-        ends = tl.load(offs_ptr + each, mask=each < G, other=0x7FFFFFFF)
-        groups += tl.sum((ends[None, :] <= rows[:, None]).to(tl.int32), 1)
-    return groups
+def _factors(column_scales: tl.tensor, K: tl.tensor, is_divided: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """The factors of the block's group, (1, columns): 1 for rows of no group."""
+    inside = (columns < K) & is_divided
+    return factor_of(tl.load(column_scales + columns, mask=inside, other=1.0))[None, :]
 
 
 @triton.jit
-def _divided(at: tl.tensor, scales_at: tl.tensor, inside: tl.tensor, in_groups: tl.tensor) -> tl.tensor:
-    """y of a tile. Rows of a program that have one group read the same factors, from the cache but once."""
-    factor = factor_of(tl.load(scales_at, mask=inside & in_groups, other=1.0, eviction_policy="evict_last"))
-    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32) * factor
+def _load(
+    x_ptr: tl.tensor, K: tl.tensor, row: tl.tensor, in_rows: tl.tensor, lanes: tl.tensor, columns: tl.tensor
+) -> tl.tensor:
+    """A tile of x as float32, zeros outside."""
+    at = x_ptr + row.to(tl.int64) * K + (lanes[:, None] * K + columns[None, :])
+    inside = in_rows[:, None] & (columns < K)[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def _store(
+    q_ptr: tl.tensor,
+    y: tl.tensor,
+    scale: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    K: tl.tensor,
+    row: tl.tensor,
+    in_rows: tl.tensor,
+    lanes: tl.tensor,
+    columns: tl.tensor,
+) -> None:
+    """The codes of a tile."""
+    at = q_ptr + row.to(tl.int64) * K + (lanes[:, None] * K + columns[None, :])
+    q = quantize(y, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+    tl.store(at, q, mask=in_rows[:, None] & (columns < K)[None, :])
 
 
 def quantize_rowwise_factored(
@@ -164,14 +192,24 @@ def outputs(
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program for every BLOCK_SIZE rows, a tile no wider than the row needs."""
+    """One launch: a program for every BLOCK_SIZE_M places. Rows longer than TILE are walked twice, without stages."""
     x, offs, column_scales, float8_dtype, power_of_two = inputs
-    M, K = x.shape
-    width = min(config["BLOCK_SIZE_ITER"], 1 << max(K - 1, 0).bit_length())
-    if programs := -(-M // config["BLOCK_SIZE"]):
-        constants = (FP8_MAX[float8_dtype], power_of_two, width >= K)
-        tensors, tile = (x, offs, column_scales, *outputs), {**config, "BLOCK_SIZE_ITER": width}
-        launch_kernel(rowwise_factored_kernel, programs, tensors, (M, K, offs.shape[0]), constants, tile)
+    (M, K), G = x.shape, offs.shape[0]
+    if not M:
+        return
+    is_whole = config["TILE"] >= K
+    constants = (FP8_MAX[float8_dtype], power_of_two, is_whole, *_tile_of(config, K))
+    options = whole_rows.options(
+        {**config, "num_stages": config["num_stages"] if is_whole else 1}, K, x.element_size() // 2, x.device
+    )
+    programs = padded_rows(M, G, ALIGNMENT) // config["BLOCK_SIZE_M"]
+    tensors = (x, offs, column_scales, *outputs)
+    launch_kernel(rowwise_factored_kernel, programs, tensors, (M, K, G), constants, options)
+
+
+def _tile_of(config: Mapping[str, int], K: int) -> tuple[int, bool, int]:
+    """As :func:`.whole_rows.tile_of`, of a part of a row where TILE is shorter."""
+    return whole_rows.tile_of(config, K) if config["TILE"] >= K else (config["TILE"], False, 1)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -179,10 +217,36 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
 
 
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    if config == SPEC.default:
+        return None
+    K, stages = shape["K"], config["num_stages"]
+    width, has_rest, rows = _tile_of(config, K)
+    is_whole = config["TILE"] >= K
+    if not is_whole and stages != (least := min(SPEC.axes["num_stages"])):
+        return f"same binary as num_stages={least}: rows are walked twice, without stages"
+    for less in SPEC.axes["TILE"]:
+        if K <= less < config["TILE"] and rows == _tile_of({**config, "TILE": less}, K)[2]:
+            return f"same binary as TILE={less}: {rows} rows at a time"
+    if stages > 1 and limits.arch.startswith("sm_"):
+        count = whole_rows.shared_bytes(config, K, 1)
+        if reason := too_many_shared_bytes(count, f"of rows in {stages} stages", limits):
+            return reason
+    elements = (width + width // 2 * has_rest) * rows
+    held = elements + elements // rows * is_whole  # the factors of columns, too
+    return wrong_tile(config, held, limits, too_few="too few loads under way", held="the tile and factors do")
+
+
 SPEC = KernelSpec(
     name="rowwise-factored",
-    axes=rowwise_2d.SPEC.axes,
-    default=NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=8192, num_warps=4, num_stages=1),
+    axes={
+        "BLOCK_SIZE_M": (4, 8, 16, 32),
+        "TILE": (2048, 4096, 8192, 16384, 32768),
+        "num_warps": (4, 8, 16, 32),
+        "num_stages": (1, 3, 4),
+    },
+    default=NamedInts(BLOCK_SIZE_M=8, TILE=8192, num_warps=8, num_stages=1),
     key=colwise.SPEC.key,
     span=SPANS["rowwise-factored"],
     problems=problems,
@@ -192,7 +256,7 @@ SPEC = KernelSpec(
     reference=reference,
     constrain=constrain,
     interpreted={"M": 29, "K": 5003, "G": 3},  # no block divides either; rows stay longer than the shorter tiles
-    invalid=rowwise_2d.invalid,
+    invalid=invalid,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block of rows and one more, long tails", routing="balanced", M=17, K=long_tail("K"), G=1),

@@ -32,10 +32,11 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import gated_rows
+from fp8tune_kernels.quantize import gated_rows, whole_rows
 from fp8tune_kernels.quantize.aligned_blocks import (
     ALIGNMENT,
     Block,
@@ -59,7 +60,7 @@ from fp8tune_kernels.quantize.gate_and_up import (
     values_of,
 )
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
-from fp8tune_kernels.quantize.gated_rows import key, problems, tile_of
+from fp8tune_kernels.quantize.gated_rows import key, problems
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -366,8 +367,8 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     given = (x, dh, offs, x_scales, bias, weights, factors)
     tensors = (*given, q, scales, None if weights is None else d_weights, sums)
     is_interleaved = layout == "interleaved"
-    constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), is_interleaved, *tile_of(config, C // 2))
-    options = gated_rows.options(config, C // 2, MATRICES, q.device)
+    constants = (FP8_MAX[dtype], ACTIVATIONS.index(activation), is_interleaved, *whole_rows.tile_of(config, C // 2))
+    options = whole_rows.options(config, C // 2, MATRICES, q.device)
     launch_kernel(swiglu_gradient_kernel, blocks, tensors, (M, C // 2, G), constants, options)
     if sums is not None:
         torch.mm(_blocks_of_groups(offs, blocks, config["BLOCK_SIZE_M"]), sums, out=d_bias)
@@ -392,6 +393,7 @@ SPEC = KernelSpec(
     axes=gated_rows.AXES,
     default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
     key=gated_rows.KEY,
+    span=SPANS["swiglu-gradient"],
     problems=problems,
     inputs=inputs,
     outputs=outputs,

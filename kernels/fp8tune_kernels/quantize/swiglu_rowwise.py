@@ -26,10 +26,11 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.edges import declared, edge
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import gated_rows
+from fp8tune_kernels.quantize import gated_rows, whole_rows
 from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_both, largest_of_rows, scale_of_bits
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast
 from fp8tune_kernels.quantize.gate_and_up import (
@@ -43,7 +44,7 @@ from fp8tune_kernels.quantize.gate_and_up import (
     values_of,
 )
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated, reference_gated
-from fp8tune_kernels.quantize.gated_rows import key, problems, tile_of
+from fp8tune_kernels.quantize.gated_rows import key, problems
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -221,11 +222,16 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     M, N = q.shape
     kept = (q_x, scales_x) if keep else (None, None)
     tensors = (x, offs, x_scales, bias, weights, q, scales, *kept)
-    constants = (FP8_MAX[float8_dtype], ACTIVATIONS.index(activation), layout == "interleaved", *tile_of(config, N))
+    constants = (
+        FP8_MAX[float8_dtype],
+        ACTIVATIONS.index(activation),
+        layout == "interleaved",
+        *whole_rows.tile_of(config, N),
+    )
     if M * N:
         rows = M if bias is None else padded_rows(M, offs.shape[0], ALIGNMENT)
         programs = -(-rows // config["BLOCK_SIZE_M"])
-        options = gated_rows.options(config, N, MATRICES, q.device)
+        options = whole_rows.options(config, N, MATRICES, q.device)
         launch_kernel(swiglu_rowwise_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
 
 
@@ -239,6 +245,7 @@ SPEC = KernelSpec(
     axes=gated_rows.AXES,
     default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
     key=gated_rows.KEY,
+    span=SPANS["swiglu-rowwise"],
     problems=problems,
     inputs=inputs,
     outputs=outputs,

@@ -25,6 +25,10 @@ class Step(StrEnum):
     """No row: the kernel's declared default."""
 
 
+def _suits_any(spec: KernelSpec, row: Row, key: Mapping[str, int]) -> bool:
+    return spec.span is None or spec.span.suits({**spec.default, **dict(row[3])}, {}, key)
+
+
 def taken(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> tuple[Step, Row | None]:
     """The step that a lookup of ``key`` ends at, and its row: None where that is the default.
 
@@ -36,7 +40,7 @@ def taken(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str
     row = nearest(wanted, near, spec.span, spec.default)
     if row is not None:
         return Step.KEY if row[2] == wanted else Step.NEAREST, row
-    fallbacks = [row for row in rows if row[2] is None]
+    fallbacks = [row for row in rows if row[2] is None and _suits_any(spec, row, key)]
     if fallbacks:
         return Step.FALLBACK, min(fallbacks, key=lambda row: (row[1] == "", row[3]))
     return Step.DEFAULT, None

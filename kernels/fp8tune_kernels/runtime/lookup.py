@@ -4,7 +4,7 @@ A row of the user's own table replaces the shipped rows of its key (:mod:`.user_
 
 1. the row of the key;
 2. for the kernels that the table names, the row of the nearest key that suits (:mod:`.nearest`);
-3. the fallback row, which has no key;
+3. the fallback row, which has no key, if it suits;
 4. the default.
 
 At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept. Meta
