@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fp8tune.calibrate import record
 from fp8tune.calibrate.record import arms_of, calibrate
 from fp8tune.choose import calibration, reliance
-from fp8tune.choose.calibration import MOST_OF_WORK, Allowance, Known, Origin
+from fp8tune.choose.calibration import Allowance, Known, Origin
 from fp8tune.choose.levels import COPY, Level, levels
 from fp8tune.choose.ranking import grouped
 from fp8tune.errors import MachineError
@@ -29,6 +29,9 @@ COPY_S = 12.0
 
 CHECK_S = 10.0
 """A config that is compiled with its edges and checked: 45 s for six on an H100, and the copy."""
+
+LOOK_SHARE = 0.1
+"""Of the time budget that looking at a GPU may take."""
 
 AT_WORK_S = 120.0
 """A GPU that began its calibration so long ago may still be at it: that takes 44 s, and clocks of hosts may differ. One
@@ -65,7 +68,7 @@ class Guard:
         """
         if not self.backend.times:
             return ()
-        allowed_s = MOST_OF_WORK * left_s
+        allowed_s = LOOK_SHARE * left_s
         begun = self.clock()
         self.remembered_gb_per_s = self.store.calibration(self.backend.device).get(COPY)
         is_checked = allowed_s >= COPY_S + CHECK_S

@@ -167,13 +167,13 @@ def test_a_short_budget_shortens_the_calibration_and_a_longer_one_makes_up_for_i
     ticks = SimpleNamespace(now=0.0)
 
     def read(*_: object, **__: object) -> Health:
-        ticks.now += 2.0  # what the copy takes comes off the calibration's tenth
+        ticks.now += 2.0  # what the copy takes comes off the calibration's share
         return Health()
 
-    (said,) = Guard(store, gpu("1"), clock=lambda: ticks.now, read=read).prepare(320.0)
+    (said,) = Guard(store, gpu("1"), clock=lambda: ticks.now, read=read).prepare(640.0)
     assert "calibrated with 12 processes instead of 20" in said
     assert store.calibration(gpu("1").device)[COUNTED] == 12
-    trust.prepare(store, gpu("1"), 300.0)
+    trust.prepare(store, gpu("1"), 600.0)
     assert store.calibration(gpu("1").device)[COUNTED] == 12
     assert trust.prepare(store, gpu("1"), 3600.0) == ()
     assert store.calibration(gpu("1").device)[COUNTED] == 20
@@ -182,7 +182,7 @@ def test_a_short_budget_shortens_the_calibration_and_a_longer_one_makes_up_for_i
 def test_a_calibration_that_takes_longer_than_foreseen_is_broken_off(store: Store) -> None:
     ticks = iter(range(0, 10_000, 10))  # ten seconds a process
     guard = Guard(store, gpu("1"), clock=lambda: next(ticks))
-    (said,) = guard.prepare(600.0)
+    (said,) = guard.prepare(1200.0)
     assert "not calibrated" in said
     assert "process_sd" not in store.calibration(gpu("1").device)
 
@@ -200,8 +200,8 @@ def test_what_a_calibration_takes_fits_into_its_time() -> None:
         (300.0, 84.0, False, 0),
         (300.0, 86.0, False, 8),
         (300.0, 86.0, True, 0),  # its mates' serve
-        (250.0, 250.0, True, 10),  # a tenth
-        (441.0, 441.0, False, 20),
+        (500.0, 500.0, True, 10),  # a twentieth
+        (881.0, 881.0, False, 20),
         (86_400.0, 86.0, False, 8),
         (86_400.0, 10.0, False, 0),
         (math.inf, 10.0, True, 20),
