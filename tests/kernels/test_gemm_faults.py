@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from gemm_mutants import BF16, FAULTS, FP8, GemmFault
-from planting import plant
+from planting import planted
 
 from fp8tune.measure import checking, edges
 from fp8tune_kernels import catalog
@@ -50,22 +47,6 @@ def memory_given_back() -> Iterator[None]:
     """A worker process runs other tests afterwards."""
     yield
     checked_on.cache_clear()
-
-
-def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
-    """The spec of a copy with a fault, or of one that has none."""
-    kernel, *modules = title.partition(":")[0].split(", ")
-    return [load(file) for file in plant(kernel, folder, modules, *changes)][-1].SPEC  # type: ignore[no-any-return]
-
-
-def load(file: Path) -> Any:
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[file.stem] = module
-    found.loader.exec_module(module)
-    return module
 
 
 def wrong_on(spec: KernelSpec, kernel: str, dtype: str, descriptors: int) -> Iterator[tuple[int, str]]:
