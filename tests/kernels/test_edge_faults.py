@@ -82,9 +82,10 @@ def checked_on(kernel: str, layout: str) -> tuple[checking.Tensors, tuple[tuple[
 
 
 def promise(edge: Edge, what: str) -> int:
-    """How many words of a fault's title an edge has: those with the most are tried first, for time alone."""
+    """How much of a fault's title an edge has. The most is tried first, then what is small: for time alone."""
     of_groups = "group" in what and "alignment" in edge.problem.shape
     of_padding = what.startswith(("padding", "columns of no group")) and "no group" in edge.name
+    of_padding |= what.endswith("padded") and "half a block" in edge.name  # on others such a kernel raises
     of_content = {"NaN": "nan", "infinity": "infinite", "zeros": "zeros"}.get(what.split()[-1]) == edge.content
     return (edge.offset > 0 and "unaligned" in what) + of_groups + of_padding + of_content
 
@@ -97,7 +98,7 @@ def test_a_fault_that_a_round_problem_hides_is_found_on_an_edge(title: str, tmp_
     on_round, on_edges = checked_on(own.name, own.input_layouts[-1 if ", panels" in modules else 0])
     spec, config = planted(title, tmp_path, *FAULTS_OF_EDGES[title]), config_of(own)
     assert replace(on_round, spec=spec).check(config, [0]) is None
-    tried = sorted(enumerate(on_edges), key=lambda each: -promise(each[1][0], what))
+    tried = sorted(enumerate(on_edges), key=lambda each: (-promise(each[1][0], what), each[1][1].in_a_row_bytes))
     assert any(replace(tensors, spec=spec).check(config, [number]) for number, (_, tensors) in tried)
 
 
