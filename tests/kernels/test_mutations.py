@@ -1,5 +1,6 @@
 """A fault planted in a copy of a kernel must not pass the check that comes before the clock."""
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,16 @@ def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
 
 
 def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, device: str) -> str | None:
-    """On ragged groups the first of which is empty, with padding rows."""
+    problem, inputs, expected = right(kernel, layout, device)
+    own = guarded(inputs, device)
+    return Tensors(spec, problem, own, guarded(spec.outputs(*own), device), expected).check(config)
+
+
+@functools.lru_cache(maxsize=4)
+def right(kernel: str, layout: str, device: str) -> tuple[Problem, tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """A problem, its inputs and what the reference makes of them: of ragged groups the first of which is empty, with
+    padding rows."""
+    spec = catalog.load(kernel)
     routing = "ragged" if spec.routed else "none"
     mode = ("", *spec.scale_modes)[-1]
     problem = Problem(kernel, SHAPES[kernel], routing, layout, in_dtype=spec.in_dtypes[0], scale_mode=mode)
@@ -59,9 +69,7 @@ def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, dev
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
             offs.clamp_(max=problem.shape["M"] - PADDING)[0] = 0
-    inputs = guarded(inputs, device)
-    expected, outputs = catalog.load(kernel).reference(*inputs), guarded(spec.outputs(*inputs), device)
-    return Tensors(spec, problem, inputs, outputs, expected).check(config)
+    return problem, inputs, spec.reference(*guarded(inputs, device))
 
 
 def guarded(values: tuple[Any, ...], device: str) -> tuple[Any, ...]:
