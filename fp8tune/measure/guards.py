@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FILL", "GUARD_BYTES", "fill", "guarded", "guarded_copy", "own_bytes"]
+__all__ = ["CPU_GUARD_BYTES", "FILL", "GPU_GUARD_BYTES", "fill", "guard_bytes", "guarded", "guarded_copy", "own_bytes"]
 
-GUARD_BYTES = 2 << 20
+GPU_GUARD_BYTES = 2 << 20
 """On either side of a tensor: what the CUDA allocator aligns large blocks to, so that a tensor lies as it would
 without guards."""
 
+CPU_GUARD_BYTES = 256 << 10
+"""On the interpreter, where problems are small. Painting and reading 2 MiB there took a quarter of a check."""
+
 FILL = 0xA5
+
+
+def guard_bytes(device: Any) -> int:
+    """How many guard bytes lie on either side of a tensor on a device."""
+    import torch
+
+    return CPU_GUARD_BYTES if torch.device(device).type == "cpu" else GPU_GUARD_BYTES
 
 
 def guarded(like: Any, device: str, offset: int = 0) -> Any:
@@ -26,11 +36,11 @@ def guarded(like: Any, device: str, offset: int = 0) -> Any:
     """
     import torch
 
-    size = like.element_size()
+    size, guard = like.element_size(), guard_bytes(device)
     own = offset * size + like.untyped_storage().nbytes()
-    memory = torch.empty(GUARD_BYTES + own + GUARD_BYTES, dtype=torch.uint8, device=device)
+    memory = torch.empty(guard + own + guard, dtype=torch.uint8, device=device)
     whole = memory[: memory.numel() // size * size].view(like.dtype)
-    return whole.as_strided(like.shape, like.stride(), GUARD_BYTES // size + offset + like.storage_offset())
+    return whole.as_strided(like.shape, like.stride(), guard // size + offset + like.storage_offset())
 
 
 def guarded_copy(tensor: Any, offset: int = 0) -> Any:
@@ -44,7 +54,8 @@ def guarded_copy(tensor: Any, offset: int = 0) -> Any:
 
 def own_bytes(tensor: Any) -> Any:
     """The memory between the guard bytes of a tensor of :func:`guarded`."""
-    return _bytes(tensor)[GUARD_BYTES:-GUARD_BYTES]
+    guard = guard_bytes(tensor.device)
+    return _bytes(tensor)[guard:-guard]
 
 
 def fill(tensor: Any, byte: int = FILL) -> None:
@@ -61,7 +72,7 @@ def overwritten(tensor: Any, byte: int = FILL) -> str | None:
         return f"{int(hit.sum())} bytes written past its end, the first {int(hit.nonzero()[0])} bytes after it"
     if not _is_clean(before, byte):
         hit = before != byte
-        last = GUARD_BYTES - int(hit.nonzero()[-1])
+        last = len(before) - int(hit.nonzero()[-1])
         return f"{int(hit.sum())} bytes written before its start, the last {last} bytes before it"
     return None
 
@@ -72,8 +83,8 @@ def _is_clean(guard: Any, byte: int) -> bool:
 
 
 def _guards(tensor: Any) -> tuple[Any, Any]:
-    memory = _bytes(tensor)
-    return memory[:GUARD_BYTES], memory[-GUARD_BYTES:]
+    memory, guard = _bytes(tensor), guard_bytes(tensor.device)
+    return memory[:guard], memory[-guard:]
 
 
 def _bytes(tensor: Any) -> Any:

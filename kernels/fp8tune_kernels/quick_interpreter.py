@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ def install() -> None:
     interpreter._interpreter = SimpleNamespace(**{**vars(own), **quick})
     interpreter._patch_attr = _calling_once(interpreter)
     interpreter._patch_builtin = _finding_them_once(interpreter)
+    interpreter.FunctionRewriter.rewrite_ast = _rewriting_once(interpreter)
 
 
 _TYPES = 4096
@@ -653,3 +654,39 @@ def _finding_them_once(interpreter: Any) -> Any:
             interpreter._patch_attr(owner, name, member, builder, scope)
 
     return patch_builtin
+
+
+# Functions
+
+
+def _rewriting_once(interpreter: Any) -> Any:
+    """Rewrite and compile functions of one text once: copies of a kernel's file differ in a line."""
+
+    @functools.lru_cache(maxsize=_TYPES)
+    def rewritten(transform: Any, text: str) -> CodeType:
+        rewriter = interpreter.FunctionRewriter(None)
+        rewriter.def_file_lineno = 1
+        return compile(rewriter._transform_ast(text), "<kernel>", "exec")
+
+    def rewrite(self: Any) -> Any:
+        function = self.fn
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except (OSError, TypeError):  # it has no text, and is interpreted as it is
+            return function
+        self.def_lineno = self._find_def(lines)
+        code = rewritten(self.ast_transformer, self._prepare_source(lines))
+        names = function.__globals__
+        for name, value in vars(interpreter).items():  # what rewritten code calls
+            names.setdefault(name, value)
+        made = {**self.kwargs}
+        exec(_placed(code, function.__code__.co_filename, first + self.def_lineno - 2), names, made)
+        return made[function.__name__]
+
+    return rewrite
+
+
+def _placed(code: CodeType, file: str, lines: int) -> CodeType:
+    """The code as a traceback has it: of a file, so many lines further down."""
+    constants = tuple([_placed(each, file, lines) if isinstance(each, CodeType) else each for each in code.co_consts])
+    return code.replace(co_filename=file, co_firstlineno=code.co_firstlineno + lines, co_consts=constants)

@@ -68,6 +68,7 @@ def compile_for(arch: str) -> dict[str, Any]:
     target = arch if record.backend == "hip" else int(arch.removeprefix("sm_"))
     triton.runtime.driver.set_active(TargetDriver(GPUTarget(record.backend, target, record.warp_size)))
     run, compiled = JITFunction.run, []
+    JITFunction._do_compile = reading_once(JITFunction._do_compile)
     JITFunction.run = lambda self, *args, grid, warmup, **options: compiled.append(
         run(self, *args, grid=grid, warmup=True, **options)
     )
@@ -96,37 +97,47 @@ class BeforeLayoutsError(Exception):
     """Triton has read the code."""
 
 
+def stop(*_: Any, **__: Any) -> None:
+    raise BeforeLayoutsError
+
+
+def reading_once(compiled: Any) -> Any:
+    """Compile as before, but end early what only reads code that has been read, with these types and constants. That a
+    size or an address divides by 16 is noted beside the code, for the passes that follow."""
+    went_well = set()
+
+    def once(self: JITFunction, key: Any, signature: Any, device: Any, constants: Any, *rest: Any) -> Any:
+        code = self.fn, str(signature), str(constants)
+        if CUDABackend.make_ttgir is stop and code in went_well:
+            raise BeforeLayoutsError
+        try:
+            kernel = compiled(self, key, signature, device, constants, *rest)
+        except BeforeLayoutsError:
+            went_well.add(code)
+            raise
+        went_well.add(code)
+        return kernel
+
+    return once
+
+
 def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> list[str]:
     """The declared edges that do not compile, each with its reason. Triton only reads the code, which is what fails on
     an edge. The passes after that are left out: the launches before went through them."""
-    found, run, lower, compiled = [], JITFunction.run, CUDABackend.make_ttgir, JITFunction._do_compile
-    went_well = set()
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise BeforeLayoutsError
-
-    def once(self: JITFunction, key: Any, *rest: Any) -> Any:
-        """Edges between which Triton makes no difference are read once."""
-        if (self.fn, key) in went_well:
-            raise BeforeLayoutsError
-        try:
-            return compiled(self, key, *rest)
-        except BeforeLayoutsError:
-            went_well.add((self.fn, key))
-            raise
+    found, run, lower = [], JITFunction.run, CUDABackend.make_ttgir
 
     def read(*arguments: Any, **options: Any) -> None:
         with contextlib.suppress(BeforeLayoutsError):  # a launch may be of several kernels
             run(*arguments, **options)
 
-    JITFunction.run, CUDABackend.make_ttgir, JITFunction._do_compile = read, stop, once
+    JITFunction.run, CUDABackend.make_ttgir = read, stop
     for edge in spec.edges(problem):
         inputs = meta_inputs(spec, edge)
         try:
             spec.launch(config, inputs, spec.outputs(*inputs))
         except Exception as error:
             found.append(f"{edge.name}: {error}")
-    JITFunction.run, CUDABackend.make_ttgir, JITFunction._do_compile = run, staticmethod(lower), compiled
+    JITFunction.run, CUDABackend.make_ttgir = run, staticmethod(lower)
     return found
 
 

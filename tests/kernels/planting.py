@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fp8tune_kernels
 from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import KernelSpec
 
 
 def plant(kernel: str, folder: Path, modules: Sequence[str] = (), *changes: str) -> list[Path]:
@@ -29,6 +32,23 @@ def plant(kernel: str, folder: Path, modules: Sequence[str] = (), *changes: str)
     written.append(folder / f"{name}.py")
     written[-1].write_text(text)
     return written
+
+
+def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
+    """The spec of a copy with a fault, or of one that has none, imported: ``title`` begins with the modules' names."""
+    kernel, *modules = title.partition(":")[0].split(", ")
+    return [load(file) for file in plant(kernel, folder, modules, *changes)][-1].SPEC  # type: ignore[no-any-return]
+
+
+def load(file: Path) -> Any:
+    """Import a file under its own name."""
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[file.stem] = module
+    found.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

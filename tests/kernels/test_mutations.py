@@ -1,9 +1,7 @@
 """A fault planted in a copy of a kernel must not pass the check that comes before the clock."""
 
-import importlib.util
+import functools
 import itertools
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 from cases import leads
 from mutants import FAULTS
-from planting import plant
+from planting import planted
 
 from fp8tune.measure import guards
 from fp8tune.measure.trial import Tensors
@@ -44,19 +42,6 @@ PADDING = 23
 """Rows past the last group: a whole chunk of 16 among them."""
 
 
-def planted(kernel: str, folder: Path, modules: Sequence[str] = (), right: str = "", wrong: str = "") -> KernelSpec:
-    """The spec of a copy of a kernel's file with a fault."""
-    return [load(file) for file in plant(kernel, folder, modules, right, wrong)][-1].SPEC
-
-
-def load(file: Path) -> Any:
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(found)
-    sys.modules[file.stem] = module
-    found.loader.exec_module(module)
-    return module
-
-
 def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
     """What a sweep's check says of the kernel's default config, in each layout, and in panels too where it has them."""
     for layout, lead in itertools.product(spec.input_layouts, leads(spec)):
@@ -67,7 +52,16 @@ def check(spec: KernelSpec, kernel: str, device: str) -> str | None:
 
 
 def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, device: str) -> str | None:
-    """On ragged groups the first of which is empty, with padding rows."""
+    problem, inputs, expected = right(kernel, layout, device)
+    own = guarded(inputs, device)
+    return Tensors(spec, problem, own, guarded(spec.outputs(*own), device), expected).check(config)
+
+
+@functools.lru_cache(maxsize=4)
+def right(kernel: str, layout: str, device: str) -> tuple[Problem, tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """A problem, its inputs and what the reference makes of them: of ragged groups the first of which is empty, with
+    padding rows."""
+    spec = catalog.load(kernel)
     routing = "ragged" if spec.routed else "none"
     mode = ("", *spec.scale_modes)[-1]
     problem = Problem(kernel, SHAPES[kernel], routing, layout, in_dtype=spec.in_dtypes[0], scale_mode=mode)
@@ -75,9 +69,7 @@ def check_one(spec: KernelSpec, kernel: str, layout: str, config: NamedInts, dev
     for offs in inputs:
         if isinstance(offs, torch.Tensor) and offs.dtype == torch.int32:
             offs.clamp_(max=problem.shape["M"] - PADDING)[0] = 0
-    inputs = guarded(inputs, device)
-    expected, outputs = catalog.load(kernel).reference(*inputs), guarded(spec.outputs(*inputs), device)
-    return Tensors(spec, problem, inputs, outputs, expected).check(config)
+    return problem, inputs, spec.reference(*guarded(inputs, device))
 
 
 def guarded(values: tuple[Any, ...], device: str) -> tuple[Any, ...]:
@@ -98,8 +90,8 @@ def test_a_copy_without_a_fault_passes(kernel: str, tmp_path: Path, device: str)
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, device: str) -> None:
-    kernel, *modules = fault.partition(":")[0].split(", ")
-    wrong = check(planted(kernel, tmp_path, modules, *FAULTS[fault]), kernel, device)
+    kernel = fault.partition(":")[0].split(", ")[0]
+    wrong = check(planted(fault, tmp_path, *FAULTS[fault]), kernel, device)
     assert wrong is not None
     assert "elements differ, first at" in wrong or "bytes written" in wrong
 

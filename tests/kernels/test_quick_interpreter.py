@@ -2,6 +2,9 @@
 
 import copy
 import math
+import runpy
+import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +222,36 @@ def test_types_are_kept_apart_and_can_be_copied() -> None:
     assert all(kept != tl.core.block_type(*other) for other in others)
     far, near = (tl.core.block_type(tl.pointer_type(tl.int32, space), [4]) for space in (1, 3))
     assert far != near
+
+
+COPIED = """
+import triton
+import triton.language as tl
+
+ADDED = tl.constexpr({added})
+{blank}
+
+@triton.jit
+def copied_kernel(out_ptr):
+    tl.static_assert(ADDED < 9)
+    tl.store(out_ptr, ADDED)
+"""
+
+
+def test_functions_of_one_text_have_the_names_and_the_lines_of_their_own_file(tmp_path: Path) -> None:
+    """They are rewritten once: a copy of a kernel's file may differ in a constant alone."""
+    for number, added in enumerate((3, 5, 9)):
+        file = tmp_path / f"copy_{number}.py"
+        file.write_text(COPIED.format(added=added, blank="\n" * number))
+        kernel = runpy.run_path(str(file))["copied_kernel"]
+        out = torch.zeros(1, dtype=torch.int32)
+        if added < 9:
+            kernel[(1,)](out)
+            assert out.item() == added
+            continue
+        with pytest.raises(Exception, match="AssertionError") as raised:
+            kernel[(1,)](out)
+        assert raised.value.__cause__ is not None
+        frames = traceback.extract_tb(raised.value.__cause__.__traceback__)
+        raised_at = [(frame.filename, frame.lineno) for frame in frames]
+        assert (str(file), file.read_text().splitlines().index("    tl.static_assert(ADDED < 9)") + 1) in raised_at

@@ -17,6 +17,8 @@ from fp8tune.revisions.loading import load_spec
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
+GUARD_BYTES = guards.guard_bytes("cuda" if torch.cuda.is_available() else "cpu")
+
 LIKE: dict[str, Callable[[], torch.Tensor]] = {
     "row-major": lambda: torch.empty(5, 7, dtype=torch.float8_e4m3fn),
     "column-major": lambda: torch.empty_strided((5, 7), (1, 16), dtype=torch.float8_e4m3fn),
@@ -43,25 +45,25 @@ def test_an_output_lies_as_it_would_without_guards(like: torch.Tensor, device: s
     assert (output.shape, output.stride(), output.dtype) == (like.shape, like.stride(), like.dtype)
     assert output.device.type == device
     own_bytes = like.untyped_storage().nbytes()
-    assert len(everything(output)) == own_bytes + 2 * guards.GUARD_BYTES
+    assert len(everything(output)) == own_bytes + 2 * GUARD_BYTES
     begins = output.data_ptr() - everything(output).data_ptr() - like.storage_offset() * like.element_size()
-    assert output.numel() == 0 or begins == guards.GUARD_BYTES
+    assert output.numel() == 0 or begins == GUARD_BYTES
 
 
 def test_writing_all_of_an_output_and_its_padding_overwrites_no_guard(like: torch.Tensor, device: str) -> None:
     output = guards.guarded(like, device)
     guards.fill(output)
-    everything(output)[guards.GUARD_BYTES : -guards.GUARD_BYTES] = 0
+    guards.own_bytes(output)[:] = 0
     assert guards.overwritten(output) is None
 
 
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        (-guards.GUARD_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
-        (-1, f"1 bytes written past its end, the first {guards.GUARD_BYTES - 1} bytes after it"),
-        (guards.GUARD_BYTES - 1, "1 bytes written before its start, the last 1 bytes before it"),
-        (0, f"1 bytes written before its start, the last {guards.GUARD_BYTES} bytes before it"),
+        (-GUARD_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
+        (-1, f"1 bytes written past its end, the first {GUARD_BYTES - 1} bytes after it"),
+        (GUARD_BYTES - 1, "1 bytes written before its start, the last 1 bytes before it"),
+        (0, f"1 bytes written before its start, the last {GUARD_BYTES} bytes before it"),
     ],
 )
 def test_one_byte_beside_it_is_found(like: torch.Tensor, device: str, at: int, says: str) -> None:

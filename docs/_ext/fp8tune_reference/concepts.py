@@ -56,7 +56,8 @@ def check_numbers() -> str:
     rows = [
         ("launches looked at, on the problem and on each edge", str(checking.LAUNCHES)),
         ("launches in a row, of each config that may be the pick", str(checking.IN_A_ROW)),
-        ("guard bytes on each side of a tensor", f"{guards.GUARD_BYTES >> 20} MiB"),
+        ("guard bytes on each side of a tensor, on a GPU", f"{guards.GPU_GUARD_BYTES >> 20} MiB"),
+        ("guard bytes on each side of a tensor, on the interpreter", f"{guards.CPU_GUARD_BYTES >> 10} KiB"),
         ("rows of the small problems that check routings", f"{edges.LAYOUT_CHECK_ROWS:,}"),
         ("times that a stalled block is timed again, at most", str(steady.TRIES)),
     ]
