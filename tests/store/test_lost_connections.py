@@ -209,7 +209,7 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(own_server: Server, s
     proxy = Proxy(server.port)
     direct = server.database()
     through = direct.replace(str(server.port), str(proxy.port))
-    Store.open(direct, create=True).close()
+    Store.open(through, create=True).close()  # who has reached a server waits for it, also when it opens it anew
 
     def work(index: int) -> None:
         generator = random.Random(f"{seed} {index}")
