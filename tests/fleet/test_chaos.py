@@ -50,6 +50,7 @@ def test_workers_and_the_server_are_killed(postgresql: Server, tmp_path: Path) -
 def test_eight_workers_do_eight_times_as_much(tmp_path: Path) -> None:
     """On a machine that others use, too, the best of five."""
     for number in range(5):
+
         def rate(workers: int, folder: Path = tmp_path / f"{number}") -> float:
             folder.mkdir(exist_ok=True)
             of = str(folder / f"{workers}.db")
