@@ -209,7 +209,7 @@ def chaos(
     try:
         watching = around.enter_context(Store.open(db, writable=False))  # after the workers, which would inherit it
         while not crew.has_ended():
-            time.sleep(0.3)
+            time.sleep(0.1)
             if time.monotonic() - begun > longest_s:
                 raise TimeoutError(f"the queue was not worked off in {longest_s:g} s")
             done = watching.count_units(DEVICE)[UnitState.DONE]

@@ -49,9 +49,9 @@ def _chances(slowdowns: NDArray[np.float64], plan: MeasuringPlan) -> NDArray[np.
     """For configs in canonical order with these screened log slowdowns: each one's chance to be within the tie band
     while none before it is.
     """
-    from scipy.special import ndtr
-
-    tied = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
+    # as scipy.special.ndtr, which takes a third of a second to import, in each process that sweeps
+    sigmas = (slowdowns - math.log1p(plan.tie_band)) / plan.screen_error
+    tied = np.array([math.erfc(sigma / math.sqrt(2)) / 2 for sigma in sigmas.tolist()])
     none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
     chances: NDArray[np.float64] = tied * none_before
     return chances

@@ -30,7 +30,10 @@ MOST_LOSSES = 5
 """Actors that a GPU loses in a row, with no unit done, before it is given up."""
 
 ENDS_WITHIN_S = 10.0
-"""Workers that were told to stop and have not after so long are killed."""
+"""Workers without a unit that were told to stop and have not after so long are killed."""
+
+ANSWERS_WITHIN_S = 2.0
+"""Workers that do not say within so long whether they have a unit are killed; others say so at once."""
 
 
 @dataclass
@@ -236,9 +239,10 @@ class RayFleet:
         working = self.working
         errors = self._ray.exceptions.RayError
         with contextlib.suppress(errors):
-            for slot in working:
-                slot.actor.stop.remote()
-            idle = [slot.working for slot in working if not slot.state.unit]
+            told = {slot.actor.stop.remote(): slot for slot in working}
+            said = self._ray.wait([*told], num_returns=len(told), timeout=ANSWERS_WITHIN_S)[0] if told else []
+            # asked for now: what is known is a second old, and who took a unit since then would be waited for
+            idle = [told[each].working for each in said if not self._answer(each)]
             if idle:
                 self._ray.wait(idle, num_returns=len(idle), timeout=ENDS_WITHIN_S)
         for slot in working:
@@ -246,6 +250,12 @@ class RayFleet:
                 self._ray.kill(slot.actor)
         for slot in working:
             self.store.return_units_of(slot.name, "the sweep was told to end", counts=False)
+
+    def _answer(self, asked: Any) -> bool:
+        """Whether a worker has a unit; False of one that is lost."""
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            return bool(self._ray.get(asked))
+        return False
 
 
 def imported() -> Any:

@@ -66,9 +66,10 @@ class RayWorker:
         """Its process, the GPU that it sees, and the cores of its working thread: for tests."""
         return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", ""), self._cores
 
-    def stop(self) -> None:
-        """Have it end once it has no unit."""
+    def stop(self) -> bool:
+        """Have it end once it has no unit. Returns whether it has one."""
         self._stopped.set()
+        return bool(self._state.unit)
 
     def work(self) -> str:
         """Work until it is told to stop. Returns why it ended before; empty where it was told to."""
@@ -98,29 +99,32 @@ class RayWorker:
             task.db, task.timer, True, task.time_budget_s, name=task.name, command=task.command
         )
         unit, trials, done, doing, gpu = "", 0, 0, "starting", ""
-        for event in worker.work(options, sleep=self._sleep):
-            match event:
-                case events.WorkerStarted(_, device):
-                    gpu = device.uuid_hash
-                case events.Preparing():
-                    doing = "preparing"
-                case events.UnitTaken(of, _):
-                    unit, trials, doing = f"{of.kernel} {of.shapes[0] if of.shapes else ''}", 0, "planning"
-                case RoundStarted():
-                    doing = "screen"
-                case FinalsStarted():
-                    doing = "finals"
-                case TrialDone(from_database=False):
-                    trials += 1
-                case events.UnitDone():
-                    done, unit, doing = done + 1, "", "between units"
-                case events.UnitFailed() | events.UnitReturned():
-                    unit, doing = "", "between units"
-                case events.Waiting():
-                    unit, doing = "", "waiting"
-                case events.WorkerEnded(reason=reason):
-                    return reason
-            self._state = WorkerState(doing, unit, trials, done, gpu)
+        with contextlib.closing(worker.work(options, sleep=self._sleep)) as working:
+            for event in working:
+                match event:
+                    case events.WorkerStarted(_, device):
+                        gpu = device.uuid_hash
+                    case events.Preparing():
+                        doing = "preparing"
+                    case events.UnitTaken(of, _):
+                        unit, trials, doing = f"{of.kernel} {of.shapes[0] if of.shapes else ''}", 0, "planning"
+                    case RoundStarted():
+                        doing = "screen"
+                    case FinalsStarted():
+                        doing = "finals"
+                    case TrialDone(from_database=False):
+                        trials += 1
+                    case events.UnitDone():
+                        done, unit, doing = done + 1, "", "between units"
+                    case events.UnitFailed() | events.UnitReturned():
+                        unit, doing = "", "between units"
+                    case events.Waiting():
+                        unit, doing = "", "waiting"
+                    case events.WorkerEnded(reason=reason):
+                        return reason
+                self._state = WorkerState(doing, unit, trials, done, gpu)
+                if not unit and self._stopped.is_set():
+                    break
         return ""
 
     def _sleep(self, seconds: float) -> None:

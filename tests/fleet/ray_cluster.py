@@ -30,8 +30,13 @@ WORKER_S = 215.0
 """The time budget of a worker. Below 220 s it checks no config before its first unit, for which it would import torch:
 2 s of a core each."""
 
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
-"""No report to Ray's makers, and no token in the home folder of whoever runs the tests."""
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+"""No report to Ray's makers, no token in the home folder of whoever runs the tests, and no worker that idles."""
 
 
 def shapes(folder: Path, problems: int) -> Path:
@@ -52,15 +57,17 @@ def plan(folder: Path, problems: int, timer: str = TIMER) -> Plan:
 
 @contextlib.contextmanager
 def cluster(*gpus: int) -> Iterator[Any]:
-    """Nodes with so many made-up GPUs each, beside a head without one; ``RAY_ADDRESS`` names it."""
+    """Nodes with so many made-up GPUs each, the first of which is the head; ``RAY_ADDRESS`` names it."""
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
     os.environ.update(RAY)
+    # a worker that is to interpret kernels imports torch for it: 3 s of a core each
+    os.environ.pop("TRITON_INTERPRET", None)
     small = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 1, "include_log_monitor": False}
-    made = Cluster(initialize_head=True, head_node_args={**small, "num_gpus": 0})
+    made = Cluster(initialize_head=True, head_node_args={**small, "num_gpus": gpus[0], "no_monitor": True})
     try:
-        made.gpu_nodes = [made.add_node(**small, num_gpus=count) for count in gpus]
+        made.gpu_nodes = [made.head_node, *(made.add_node(**small, num_gpus=count) for count in gpus[1:])]
         made.small = small
         os.environ["RAY_ADDRESS"] = made.address
         yield made
@@ -81,7 +88,7 @@ def on_ray(db: str, of: Plan, acts: Sequence[tuple[float, Act]] = ()) -> FleetPr
         with one_problem_a_unit():
             added = units.add(store, of)
         with RayFleet(db, store, of.options.timer, WORKER_S, clock=lambda: 0.0) as fleet:
-            for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over, poll_s=0.5):
+            for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
                 share = progress.counts[UnitState.DONE] / len(progress.queue.units)
                 while waiting and share >= waiting[0][0]:
                     waiting.pop(0)[1](fleet)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,22 @@ def test_workers_and_the_server_are_killed(postgresql: Server, tmp_path: Path) -
         time.sleep(0.5)
         postgresql.start()
 
-    given = {"do": timed_once, "in_the_middle": lose_the_server, "kills": 6, "time_budget_s": WORKER_S}
-    check(chaos(postgresql.database(), tmp_path, plan_of(100), **given), 100)  # type: ignore[arg-type]
+    given = {"do": timed_once, "in_the_middle": lose_the_server, "workers": 6, "kills": 6, "time_budget_s": WORKER_S}
+    check(chaos(postgresql.database(), tmp_path, plan_of(60), **given), 60)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_eight_workers_do_eight_times_as_much(tmp_path: Path) -> None:
     """On a machine that others use, too, the best of five."""
     for number in range(5):
-        given = {"units_each": 2, "unit_s": 0.8, "time_budget_s": WORKER_S}
-        one, eight = (throughput(str(tmp_path / f"{number}.db"), workers, **given) for workers in (1, 8))  # type: ignore[arg-type]
+
+        def rate(workers: int, folder: Path = tmp_path / f"{number}") -> float:
+            folder.mkdir(exist_ok=True)
+            of = str(folder / f"{workers}.db")
+            return throughput(of, workers, units_each=2, unit_s=0.8, time_budget_s=WORKER_S)
+
+        with ThreadPoolExecutor() as beside:  # what else goes on slows both, and they mostly sleep
+            one, eight = beside.map(rate, (1, 8))
         if eight > 0.9 * 8 * one:
             return
     raise AssertionError(f"{one:.3f} units a second alone, {eight:.3f} of eight workers")

@@ -21,12 +21,12 @@ from fleet import ray_cluster
 from servers import PASSWORD, Server
 
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.fleet import on_ray
+from fp8tune.fleet import events, on_ray, ray_actor, worker
 from fp8tune.fleet.on_ray import RayFleet, numbered
 from fp8tune.fleet.ray_actor import RayWorker, Task, WorkerState, check_device, share
 from fp8tune.render.fleet import MOST_WORKERS, worker_lines
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.units import Unit, UnitState
 from fp8tune.sweep import session
 
 pytest.importorskip("ray")
@@ -105,7 +105,8 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
     db, mark = tmp_path / "own.db", f"mark-{os.getpid()}-{number}"
     shapes = ray_cluster.shapes(tmp_path, 60)
     command = [sys.executable, "-m", "fp8tune", "sweep", "--on", "ray", "--kernel", ray_cluster.KERNEL]
-    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db), "--time-budget", "215"]
+    command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db)]
+    command += ["--time-budget", "100"]  # too short for a calibration, for which each worker would import torch
     env = {**environment(), **ray_cluster.RAY, "FP8TUNE_MARK": mark}
     env.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -249,6 +250,25 @@ def test_torch_before_the_gpu_is_refused_and_amd_s_two_lists(monkeypatch: pytest
     check_device(False, {"ROCR_VISIBLE_DEVICES": "2,3"})
     with pytest.raises(MachineError):
         RayWorker(Task("", "w", 0, 1))  # the tests have imported torch
+
+
+def test_who_is_told_to_stop_says_whether_it_has_a_unit_and_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took units until it was killed, ten seconds after Ctrl-C."""
+    of = Unit("unit", "sweep", 0, "colwise", "aaaa", ("problem",), ("M=1",))
+    seen, has_unit = [], []
+
+    def work(*_: object, **__: object) -> Iterator[events.WorkerEvent]:
+        for number in range(3):
+            seen.append(number)
+            yield events.UnitTaken(of, 1)
+            has_unit.append(actor.stop())
+            yield events.UnitDone(of, 1.0, 1)
+
+    monkeypatch.setattr(ray_actor, "check_device", lambda *_: None)
+    monkeypatch.setattr(worker, "work", work)
+    actor = RayWorker(task := Task("", "w", 0, 1))
+    assert actor._work(task) == ""
+    assert (seen, has_unit, actor.stop()) == ([0], [True], False)
 
 
 def test_importing_the_actor_imports_no_torch() -> None:

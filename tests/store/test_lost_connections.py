@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from database_rows import begin, config, end_finals, problem, row, subject
 from processes import begun, ended
-from servers import Proxy, Server, running
+from servers import Proxy, Server
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database, retrying, unreadable, writing
@@ -124,11 +124,11 @@ def test_patience_ends_with_the_one_line(postgresql: Server, url: str) -> None:
     proxy = Proxy(postgresql.port)
     connection = database.connect(url.replace(str(postgresql.port), str(proxy.port)), create=True, writable=True)
     Store.open(url, create=True).close()
-    retrying.be_patient(connection, 1.5)
+    retrying.be_patient(connection, 1.0)
     with Store(connection, writable=True) as store:
         sweep = begin(store)
         proxy.close()
-        with pytest.raises(DatabaseError, match=r"(cannot be reached|was lost).*waited 2 s") as raised:
+        with pytest.raises(DatabaseError, match=r"(cannot be reached|was lost).*waited 1 s") as raised:
             store.add(sweep, row())
         assert "\n" not in str(raised.value)
         with pytest.raises(DatabaseError, match=r"cannot be reached|was lost"):
@@ -143,7 +143,10 @@ def _start_when_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.start()
 
 
-def test_who_waits_says_so_once_and_when_it_goes_on(postgresql: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_says_so_once_and_when_it_goes_on(
+    postgresql: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "_SAID_AFTER_S", 0.1)
     mine = postgresql.database()
     with caplog.at_level(logging.WARNING), Store.open(mine, create=True) as store:
         sweep = begin(store)
@@ -194,22 +197,18 @@ def test_an_import_from_a_file_is_done_again_whole(
             assert remote.merge(local) == (0, 250)
 
 
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """One that no other test has killed or holds connections to."""
-    with running() as server:
-        yield server
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
-def test_rows_are_neither_lost_nor_doubled_whatever_breaks(own_server: Server, seed: int) -> None:
+def test_rows_are_neither_lost_nor_doubled_whatever_breaks(
+    postgresql: Server, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Writers, a proxy that breaks off, ended connections, and a server that is killed and started again."""
-    server, writers, rounds = own_server, 4, 8
+    server, writers, rounds = postgresql, 4, 8
+    monkeypatch.setattr(retrying, "_LONGEST_PAUSE_S", 0.2)
     proxy = Proxy(server.port)
     direct = server.database()
     through = direct.replace(str(server.port), str(proxy.port))
-    Store.open(direct, create=True).close()
+    Store.open(through, create=True).close()  # who has reached a server waits for it, also when it opens it anew
 
     def work(index: int) -> None:
         generator = random.Random(f"{seed} {index}")
@@ -232,8 +231,8 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(own_server: Server, s
 
     def break_things() -> None:
         generator = random.Random(seed)
-        for number in range(12):  # then it goes in peace
-            if stop.wait(generator.uniform(0.05, 0.5)):
+        for number in range(8):  # then it goes in peace
+            if stop.wait(generator.uniform(0.05, 0.3)):
                 return
             with contextlib.suppress(Exception):  # the server may be down
                 match number % 4:
@@ -243,7 +242,7 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(own_server: Server, s
                         server.end_connections()
                     case 3:
                         proxy.lose_the_answer_to(b"COMMIT")
-            if number % 6 == 3:
+            if number % 4 == 3:
                 server.kill()
                 time.sleep(generator.uniform(0, 0.3))
                 server.start()
