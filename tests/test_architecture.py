@@ -1,10 +1,10 @@
 """What stays light: which commands and modules load neither torch nor Triton. Lint and types are steps of .ci/run."""
 
 import json
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
@@ -16,13 +16,15 @@ from fp8tune_kernels import catalog
 
 HEAVY = ("torch", "triton")
 
-TUNER = [module.name for module in pkgutil.walk_packages(fp8tune.__path__, "fp8tune.")]
-KERNELS = [module.name for module in pkgutil.walk_packages(fp8tune_kernels.__path__, "fp8tune_kernels.")]
-LIGHT_KERNEL_MODULES = [
-    name
-    for name in KERNELS
-    if name.removeprefix("fp8tune_kernels.").partition(".")[0] in ("spec", "catalog", "arches", "tables")
-]
+LIGHT_KERNEL_MODULES = tuple(f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "arches", "tables"))
+
+
+def modules(package: ModuleType) -> list[str]:
+    """All names below a package, none imported."""
+    (root,) = map(Path, package.__path__)
+    paths = sorted(path for path in root.rglob("*.py") if (path.parent / "__init__.py").exists())
+    names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names]
 
 
 WATCHED = """
@@ -60,7 +62,8 @@ def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_pa
         *(([*command.split(), "--db", path], HEAVY) for command in readers),
     ]
     start = (*HEAVY, "pandas", "scipy", "numpy", "sqlalchemy")
-    steps = json.dumps([start, commands, ["fp8tune_kernels", *LIGHT_KERNEL_MODULES, *TUNER], HEAVY])
+    light_modules = [name for name in modules(fp8tune_kernels) if name.startswith(LIGHT_KERNEL_MODULES)]
+    steps = json.dumps([start, commands, ["fp8tune_kernels", *light_modules, *modules(fp8tune)], HEAVY])
     done = subprocess.run([sys.executable, "-c", WATCHED], input=steps, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

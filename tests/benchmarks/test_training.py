@@ -17,7 +17,6 @@ from benchmarks.training import __main__ as command
 from benchmarks.training import killed
 from benchmarks.training import run as runs
 from benchmarks.training.language import CHANCES, FLOOR, Language
-from benchmarks.training.picture import svgs
 from benchmarks.training.summary import PUBLISHED, lines, table
 
 pytestmark = [
@@ -90,6 +89,8 @@ def test_arms_differ_in_their_products_alone(tmp_path):
 
 
 def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monkeypatch):
+    from benchmarks.training.picture import svgs
+
     fork = multiprocessing.get_context("fork")  # a new Python takes six seconds to import what this one has
     monkeypatch.setattr(command, "get_context", lambda method: fork)
     file = tmp_path / "all.json"
@@ -126,6 +127,8 @@ def test_an_arm_is_within_the_spread_of_the_seeds_or_not():
 
 
 def test_the_published_pictures_are_of_the_published_run():
+    from benchmarks.training.picture import svgs
+
     document = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     images = PUBLISHED.parents[1] / "images"
     for theme, text in svgs(document).items():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from fp8tune.store.results import Store
 from fp8tune.store.units import Unit, UnitState
 from fp8tune.sweep import session
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")  # not imported: all workers read this
 
 
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import io
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
-
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-from benchmarks.real import transformers_steps
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
-from fp8tune_kernels.transformers_experts import Options, hold_weights, register
-from fp8tune_kernels.transformers_experts.forward import experts_forward
+
+transformers_steps = functools.partial(importlib.import_module, "benchmarks.real.transformers_steps")
+experts = functools.partial(importlib.import_module, "fp8tune_kernels.transformers_experts")
+"""Called by tests: transformers takes seconds to import, and every worker collects this file."""
 
 pytestmark = [
+    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers"),
     pytest.mark.usefixtures("quantizers_in_plain_torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -39,7 +39,7 @@ Step = tuple[float, list[Tensor]]
 
 
 def small(name: str, implementation: str = "fp8tune") -> Any:
-    model = transformers_steps.made(name, "cpu", small=True)
+    model = transformers_steps().made(name, "cpu", small=True)
     model.set_experts_implementation(implementation)
     return model
 
@@ -78,7 +78,7 @@ def is_near(found: dict[str, float]) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
-    differences = transformers_steps.Differences(small(name), tokens())
+    differences = transformers_steps().Differences(small(name), tokens())
     found = differences.of("fp8tune")
     assert is_near(found), found
     exact = differences.of("fp8tune-auto")  # on a CPU nothing was measured to be faster: bfloat16
@@ -90,7 +90,7 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
 @pytest.mark.filterwarnings("error::fp8tune_kernels.gemm.moe_mlp.ComposedActivationWarning")
 def test_by_the_folded_recipe_too(name: str, implementation: str) -> None:
     model = small(name)
-    found = transformers_steps.Differences(model, tokens()).of(implementation)
+    found = transformers_steps().Differences(model, tokens()).of(implementation)
     assert is_near(found), found
     right = step(model)
     model.set_experts_implementation(f"{implementation}-once")
@@ -118,28 +118,28 @@ def test_a_gate_that_one_operation_does_not_know_is_refused(monkeypatch: pytest.
 
 def another_expert(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     moved = torch.where(index == 0, 1, torch.where(index == 1, 0, index))
-    return experts_forward(module, hidden, moved, weights, options=Options())
+    return experts().forward.experts_forward(module, hidden, moved, weights, options=experts().Options())
 
 
 def equal_weights(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     equal = weights.mean(-1, keepdim=True).expand_as(weights)
-    return experts_forward(module, hidden, index, equal, options=Options())
+    return experts().forward.experts_forward(module, hidden, index, equal, options=experts().Options())
 
 
 def larger_gradient(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    out = experts_forward(module, hidden, index, weights, options=Options())
+    out = experts().forward.experts_forward(module, hidden, index, weights, options=experts().Options())
     return out * 1.25 - out.detach() * 0.25
 
 
 def no_bias(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     without = copy.copy(module)
     without.__dict__["has_bias"] = False
-    out = experts_forward(without, hidden, index, weights, options=Options())
+    out = experts().forward.experts_forward(without, hidden, index, weights, options=experts().Options())
     return out + 0 * (module.gate_up_proj_bias.sum() + module.down_proj_bias.sum())
 
 
 def tokens_left_out(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    out = experts_forward(module, hidden, index, weights, options=Options())
+    out = experts().forward.experts_forward(module, hidden, index, weights, options=experts().Options())
     return torch.cat([out[:-4], torch.zeros_like(out[-4:])])
 
 
@@ -149,7 +149,7 @@ FAULTS = [another_expert, equal_weights, larger_gradient, tokens_left_out]
 @pytest.fixture
 def planted() -> Iterator[str]:
     yield "planted"
-    ALL_EXPERTS_FUNCTIONS._global_mapping.pop("planted", None)
+    transformers_steps().ALL_EXPERTS_FUNCTIONS._global_mapping.pop("planted", None)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def planted() -> Iterator[str]:
     [*((name, fault) for name in ("qwen3-moe", "gpt-oss-20b") for fault in FAULTS), ("gpt-oss-20b", no_bias)],
 )
 def test_a_planted_fault_is_not_near(name: str, fault: Callable[..., Tensor], planted: str) -> None:
-    ALL_EXPERTS_FUNCTIONS.register(planted, fault)
-    found = transformers_steps.Differences(small(name), tokens()).of(planted)
+    transformers_steps().ALL_EXPERTS_FUNCTIONS.register(planted, fault)
+    found = transformers_steps().Differences(small(name), tokens()).of(planted)
     assert not is_near(found)
 
 
@@ -184,7 +184,7 @@ def test_autocast_is_as_near(name: str) -> None:
         right = step(model)
         model.set_experts_implementation("fp8tune-once")
         assert_same(step(model), found)
-    assert transformers_steps.error(found[1], right[1]) < LIMITS["gradient_error"]
+    assert transformers_steps().error(found[1], right[1]) < LIMITS["gradient_error"]
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
 
 
@@ -197,7 +197,8 @@ def test_torch_compile_traces_a_model_whole(name: str) -> None:
     for _ in range(2):
         found = step(model, compiled)
         assert found[0] == right[0]
-        assert transformers_steps.error(found[1], right[1]) < 0.03  # what is around the experts is decomposed otherwise
+        error = transformers_steps().error(found[1], right[1])
+        assert error < 0.03  # what is around the experts is decomposed otherwise
         torch.optim.SGD(model.parameters(), lr=0.01).step()  # the codes are made anew after it
         right = step(model)
     torch._dynamo.reset()
@@ -211,6 +212,8 @@ def test_a_compiled_model_says_that_nothing_is_held() -> None:
 
 
 def test_trainer_trains_with_gradient_accumulation(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
     losses = {}
     for implementation in ("grouped_mm", "fp8tune", "fp8tune-once"):
         model = small("qwen3-moe", implementation)
@@ -244,9 +247,10 @@ def test_experts_of_other_ranks_add_nothing() -> None:
     hidden, index = torch.randn(24, 64, dtype=torch.bfloat16), torch.randint(8, (24, 4))
     weights = torch.rand(24, 4, dtype=torch.bfloat16)
     elsewhere = torch.rand(24, 4) < 0.4
-    right = experts_forward(module, hidden, index, weights.masked_fill(elsewhere, 0), options=Options())
+    options = experts().Options()
+    right = experts().forward.experts_forward(module, hidden, index, weights.masked_fill(elsewhere, 0), options=options)
     hidden.requires_grad_()
-    found = experts_forward(module, hidden, index.masked_fill(elsewhere, 8), weights, options=Options())
+    found = experts().forward.experts_forward(module, hidden, index.masked_fill(elsewhere, 8), weights, options=options)
     torch.testing.assert_close(found, right, rtol=2**-7, atol=0.01)
     found.sum().backward()
     assert not hidden.grad.isnan().any()
@@ -262,7 +266,7 @@ def test_sizes_that_are_no_multiples_are_refused() -> None:
 
 
 def test_options_are_registered_by_a_name_of_one_s_own(planted: str) -> None:
-    register(planted, Options(keep_fp8=("A", "B_t")))
+    experts().register(planted, experts().Options(keep_fp8=("A", "B_t")))
     model = small("gpt-oss-20b")
     right = step(model)
     model.set_experts_implementation(planted)
@@ -412,7 +416,7 @@ def held(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor], Step]:
     before = copy.deepcopy(model.state_dict())
     right = step(model)
     model.set_experts_implementation("fp8tune-once")
-    assert hold_weights(model) == 4
+    assert experts().hold_weights(model) == 4
     assert_same(step(model), right)
     return model, before, right
 
@@ -445,6 +449,8 @@ def test_a_copy_has_codes_of_its_own(copied: Callable[[Any], Any], held: tuple[A
 
 
 def test_it_is_saved_and_loaded_as_pretrained(held: tuple[Any, dict[str, Tensor], Step], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     model, before, right = held
     model.save_pretrained(tmp_path)
     assert "fp8tune" not in (tmp_path / "config.json").read_text()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Opened, chromium, opened
 from places import ROOT
-from playwright.sync_api import Browser
 
 from fp8tune.commands.report import ReportOptions, report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")

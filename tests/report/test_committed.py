@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from browsing import Opened
 
 VIEWS = ("overview", "problem", "limits", "lookups", "step", "devices")
@@ -204,6 +203,8 @@ def test_paper_shows_pictures_and_no_controls(shared: Opened) -> None:
 
 def faults(found: Opened, rules: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
     """What axe finds by these rules, or by all: the rule and the elements. Of a table the first rows stand for all."""
+    from axe_playwright_python.sync_playwright import Axe
+
     wanted = {"runOnly": list(rules)} if rules else {}
     violations = (
         Axe().run(found.page, {"exclude": [[f"tbody tr:nth-child(n+{ROWS + 1})"]]}, wanted).response["violations"]

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -19,7 +19,6 @@ from database_rows import H100, H200, KERNEL, begin, config, end_finals, finishe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
-from playwright.sync_api import Browser
 from servers import PASSWORD, on_both
 
 import fp8tune
@@ -34,6 +33,9 @@ from fp8tune.report.contents import Contents, Row
 from fp8tune.report.view import Column, Part, View, table
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import GEMMS, PASSES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 HOSTILE = [
     "</title></h1></p></script><script>window.pwned=1</script>",
