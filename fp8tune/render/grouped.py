@@ -191,7 +191,7 @@ def _variants(title: str, rows: Sequence[Row]) -> Report[tuple[Row, str]]:
         left("contender", lambda line: line[1]),
         right(BOTH, lambda line: microseconds(line[0].time_us(line[1], BOTH), "-")),
         right("x fwd+bwd", lambda line: times(line[0].speedup(BOTH, line[1]))),
-        right("of bound", lambda line: share(line[0].bound_share_of(line[1]))),
+        right("of bound", lambda line: share(None if line[1] == BF16 else line[0].bound_share_of(line[1]))),
         right("in a graph", lambda line: microseconds(line[0].time_us(line[1], GRAPH), "-")),
         right("x in a graph", lambda line: times(line[0].speedup(GRAPH, line[1]))),
         right("peak", lambda line: _gib(line[0].peak_bytes.get(line[1]))),

@@ -111,15 +111,17 @@ def test_what_auto_takes_is_said(capsys: Capture) -> None:
     assert found["methods"] == {"auto": list(methods[AUTO])}
 
 
-def test_variants_stand_below_ours_with_time_and_memory(capsys: Capture) -> None:
+def test_steps_in_a_graph_stand_beside_time_and_memory(capsys: Capture) -> None:
     kept = "fp8 keeping A, B_t"
-    row = timed({**FAST, (kept, BOTH): 90.0, (kept, GRAPH): 85.0})
+    graphs = {(BF16, GRAPH): 170.0, (FP8_ONCE, GRAPH): 75.0, (kept, BOTH): 90.0, (kept, GRAPH): 85.0}
+    row = timed({**FAST, **ONCE, **graphs})
     render_grouped.print_grouped([replace(row, peak_bytes={FP8: 1 << 30, kept: 3 << 29})], [], "markdown")
-    (table,) = (lines for title, lines in tables(capsys.readouterr().out).items() if title.startswith("each operand"))
+    (table,) = (lines for title, lines in tables(capsys.readouterr().out).items() if title.startswith("in a CUDA"))
     assert [line[1:] for line in table[1:]] == [
-        ["fp8", "120.0", "1.50x", "25 %", "110.0", "1.00 GiB"],
-        ["fp8 keeping A", "-", "", "", "-", "-"],
-        [kept, "90.00", "2.00x", "33 %", "85.00", "1.50 GiB"],
+        ["bf16", "180.0", "1.00x", "", "170.0", "1.00x", "-"],
+        ["fp8", "120.0", "1.50x", "25 %", "110.0", "1.55x", "1.00 GiB"],
+        [FP8_ONCE, "100.0", "1.80x", "30 %", "85.00", "2.00x", "-"],  # a quarter of quantizing is in it
+        [kept, "90.00", "2.00x", "33 %", "85.00", "2.00x", "1.50 GiB"],
     ]
 
 
