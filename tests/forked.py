@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-import scipy.stats
 from command_line import Ended
 
 from fp8tune import cli
 from fp8tune.errors import Fp8tuneError
 from fp8tune.measure import trial
 
-assert trial, scipy.stats  # imported here once, instead of in every worker
+assert trial  # imported here once, instead of in every worker
 
 
 class Forked:

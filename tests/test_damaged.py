@@ -32,7 +32,7 @@ from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
 
-MUTANTS = int(os.environ.get("FP8TUNE_MUTANTS", "16"))
+MUTANTS = int(os.environ.get("FP8TUNE_MUTANTS", "10"))
 """Damaged databases of each sort."""
 COMMANDS = (
     ("show",),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import environment, fp8tune
+from command_line import fp8tune
+from forked import workers_forked_from_here
 from places import PUBLISHED_OPERATIONS
 
 from fp8tune_kernels.catalog import METHODS, PASSES, PRECISIONS
@@ -126,11 +125,11 @@ def test_what_no_sweep_of_passes_can_be_is_refused(arguments: list[str], said: s
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_pass_is_not_compiled_for_an_arch_that_is_not_here(tmp_path: Path) -> None:
-    """A process of its own: Triton is on its interpreter here, and compiles nothing."""
+def test_a_pass_is_not_compiled_for_an_arch_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # or that is what the command would speak of
     arguments = ["--op", "grouped-mm", "--static", "--arch", "gfx942", "--shapes", "tiny", "--db", tmp_path / "none.db"]
-    command = [sys.executable, "-m", "fp8tune.cli", "sweep", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    with workers_forked_from_here():
+        done = fp8tune("sweep", *arguments)
     assert done.returncode == 2
     assert "is not compiled: a method is chosen by its time" in done.stderr
 

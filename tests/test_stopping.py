@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 import os
 import signal
 import subprocess
@@ -15,13 +15,14 @@ from unittest import mock
 
 import pytest
 from places import PLANTED, PUBLISHED
+from sqlalchemy import Engine, event
 from test_unbreakable import Forked
 
 from fp8tune import cli
 from fp8tune.stopping import Stopped, stopping_cleanly
 from fp8tune.store.results import Store
 
-FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+FAULTS, UNTOUCHED = (f"{PLANTED / name}:SPEC" for name in ("faults.py", "untouched.py"))
 SWEEP = ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--timer", "simulated:5", "--grid", "num_warps=1,2,4,8,16,32")
 
 
@@ -80,8 +81,16 @@ def test_other_threads_are_left_alone() -> None:
     assert not failed
 
 
-def run(*arguments: str) -> Callable[[], None]:
+def told_to_end(number: int, *arguments: str) -> Callable[[], None]:
+    """A command that gets the signal before its 30th change of the database: amid its work on any machine."""
+    changes = itertools.count(1)
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith(("INSERT", "UPDATE")) and next(changes) == 30:
+            os.kill(os.getpid(), number)
+
     def go() -> None:
+        event.listen(Engine, "before_cursor_execute", count)
         with mock.patch("sys.argv", ["fp8tune", *arguments]):
             cli.main()
 
@@ -89,36 +98,18 @@ def run(*arguments: str) -> Callable[[], None]:
 
 
 COMMANDS = {
-    "sweep": (*SWEEP, "--shapes", "models"),  # of half a minute: one that is over cannot be stopped
+    "sweep": SWEEP,
     "lint": ("lint", "colwise", "--timer", "simulated:3", "--shapes", "tiny"),
-    "import": ("import",),
+    "import": ("import", str(PUBLISHED)),
 }
-
-
-def many_rows(folder: Path) -> Path:
-    """Published rows that take seconds to store."""
-    header, first, *_ = PUBLISHED.read_text().splitlines()
-    fields = dict(zip(header.split(","), next(csv.reader([first])), strict=True))
-    path = folder / "many.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields)
-        writer.writeheader()
-        writer.writerows({**fields, "us": f"{1 + number / 1000}"} for number in range(20_000))
-    return path
 
 
 @pytest.mark.parametrize(
     ("command", "number"), list(zip(COMMANDS, [signal.SIGTERM, signal.SIGHUP, signal.SIGTERM], strict=True))
 )
-def test_a_command_that_is_told_to_end(
-    command: str, number: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_command_that_is_told_to_end(command: str, number: int, tmp_path: Path) -> None:
     path = tmp_path / "results.db"
-    files = [str(many_rows(tmp_path_factory.mktemp("rows")))] if command == "import" else []
-    running = Forked(run(*COMMANDS[command], *files, "--db", str(path)))
-    wait_until((tmp_path / "results.db-wal").exists)
-    time.sleep(0.1)
-    os.kill(running.pid, number)
+    running = Forked(told_to_end(number, *COMMANDS[command], "--db", str(path)))
     code, output = running.wait()  # ends only where nothing that it began still has the pipe
     assert code == 128 + number, output
     assert output.splitlines()[-1].startswith(f"fp8tune: stopped by {signal.Signals(number).name}; ")
@@ -131,7 +122,8 @@ def test_a_command_that_is_told_to_end(
 def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_condemns_no_config(tmp_path: Path) -> None:
     """As ``timeout``, Slurm and a closed terminal do it."""
     path, said = tmp_path / "results.db", tmp_path / "said"
-    command = [sys.executable, "-m", "fp8tune.cli", *SWEEP, "--db", str(path), "--json"]
+    sweep = ("sweep", "--kernel", UNTOUCHED, "--shapes", "models", *SWEEP[-4:])  # of many seconds, and without torch
+    command = [sys.executable, "-m", "fp8tune.cli", *sweep, "--db", str(path), "--json"]
     with said.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, process_group=0)
     wait_until(lambda: said.stat().st_size > 0)
