@@ -46,6 +46,12 @@ class Forked:
         """Wait until it has written so many lines, or has ended."""
         self._read += b"".join(self._output.readline() for _ in range(lines))
 
+    def line(self) -> str:
+        """The next line that it writes; empty once it has ended."""
+        before = len(self._read)
+        self.read(1)
+        return self._read[before:].decode()
+
     def wait(self) -> tuple[int, str]:
         """(exit code or minus the signal, what it wrote)"""
         output = (self._read + self._output.read()).decode()

@@ -120,6 +120,9 @@ Samples = tuple[float, ...]
 
 Of = TypeVar("Of", bound=Connected)
 Given = ParamSpec("Given")
+_SUBJECTS = 256
+"""Whose queries are kept: each is asked for several times, and to make one takes longer than to run it."""
+
 _Method = Callable[Concatenate[Of, Given], Found]
 
 
@@ -396,8 +399,13 @@ def items(connection: Connection, table: Table, ids: Collection[int] | None = No
 def _records(connection: Connection, table: Table, record: type[Any], id: str = "id") -> Iterable[tuple[int, Any]]:
     """What each row of a table says, as a record that its columns were made of, by its id."""
     names = list(record.__dataclass_fields__)
-    found = readable(connection, select(*(table.c[name] for name in (id, *names))))
+    found = readable(connection, _selected(table, id, *names))
     return ((row[0], record(**dict(zip(names, row[1:], strict=True)))) for row in found)
+
+
+@functools.cache
+def _selected(table: Table, *names: str) -> Select[Any]:
+    return select(*(table.c[name] for name in names))
 
 
 def codes(connection: Connection) -> dict[int, Code]:
@@ -417,6 +425,7 @@ def chosen(kernel: str | None, arch: str | None, kinds: Collection[Kind] | None,
     return query
 
 
+@functools.lru_cache(_SUBJECTS)
 def candidates_of(subject: Subject) -> Select[Any]:
     """The ids of all candidates of one problem, kernel version and device, of any kind; their configs are joined."""
     version = subject.version
@@ -430,6 +439,7 @@ def candidates_of(subject: Subject) -> Select[Any]:
     )
 
 
+@functools.lru_cache(_SUBJECTS)
 def packed_of(subject: Subject, kind: Kind | None = None) -> Select[Any]:
     """The ids of the packed rows of one problem, kernel version and device; of any kind if none is given."""
     of, version = PackedTrials, subject.version

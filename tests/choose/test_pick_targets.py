@@ -20,7 +20,7 @@ from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, measuring_plan_of
 from fp8tune.choose.decision import Block, Decision, MeasuringPlan, decide, process_values
 from fp8tune.measure.simulated import MEASURED, Noise
 
-ROWS, TABLES = 20, 8
+ROWS, TABLES = 20, 6
 IMPROBABLE = 1e-4
 """A count that would come this rarely at the target itself fails the test."""
 

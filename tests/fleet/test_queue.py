@@ -27,9 +27,9 @@ def unit(number: int, kernel: str = "colwise", **said: object) -> Unit:
     return replace(of, **said)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["file", "server"])
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "results.db") if request.param == "file" else request.getfixturevalue("postgresql_url")
+@pytest.fixture
+def db(each_database: str) -> str:
+    return each_database
 
 
 def filled(db: str, *added: Unit) -> Store:

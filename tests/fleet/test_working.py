@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import environment, fp8tune
+from command_line import fp8tune
+from forked import Forked
 from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
-from fp8tune import alive
+from fp8tune import alive, cli
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units, worker
@@ -273,19 +273,20 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
     options = ("--kernel", f"{PLANTED / 'untouched.py'}:SPEC", "--shapes", "llama4", "--timer", DEVICE, "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
-    command = [sys.executable, "-m", "fp8tune", "worker", "--timer", DEVICE, "--format", "json"]
-    command += ["--time-budget", str(WORKER_S)]  # imports no torch
-    given = {**environment(), "FP8TUNE_DB": db}
-    with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if json.loads(line)["event"] == "taken":
-                break
-        shown = fp8tune("queue", "--db", db).stdout
-        assert f"{os.uname().nodename}:{process.pid}" in shown
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 143
+
+    def work() -> None:
+        os.environ["FP8TUNE_DB"] = db
+        sys.argv = ["fp8tune", "worker", "--timer", DEVICE, "--format", "json", "--time-budget", str(WORKER_S)]
+        cli.main()
+
+    process = Forked(work)
+    while '"event": "taken"' not in (line := process.line()):
+        assert line, process.wait()
+    shown = fp8tune("queue", "--db", db).stdout
+    assert f"{os.uname().nodename}:{process.pid}" in shown
+    os.kill(process.pid, signal.SIGTERM)
+    code, said = process.wait()
+    assert code == 143
     assert "its unit is given back" in said.splitlines()[-1]
     with Store.open(db, writable=False) as store:
         assert store.count_units().keys() == {UnitState.WAITING}

@@ -3,6 +3,8 @@ import sys
 import textwrap
 
 import pytest
+from command_line import environment
+from places import PLANTED
 
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts, Problem
@@ -127,13 +129,11 @@ def test_a_spec_the_rest_cannot_rely_on_is_refused(folder, changed, complaint):
     refused(folder, SPEC + f"SPEC = spec({changed})", match=complaint)
 
 
-def test_a_file_gives_the_same_module_name_in_every_process(folder):
-    code = (
-        "from fp8tune.revisions.loading import load_spec\n"
-        "print(load_spec('doubling_spec.py:DOUBLING').problems.__module__)"
-    )
-    name = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
-    assert name == load_spec("doubling_spec.py:DOUBLING").problems.__module__
+def test_a_file_gives_the_same_module_name_in_every_process():
+    spec = f"{PLANTED / 'untouched.py'}:SPEC"  # imports no torch
+    code = f"from fp8tune.revisions.loading import load_spec\nprint(load_spec({spec!r}).problems.__module__)"
+    name = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment()).strip()
+    assert name == load_spec(spec).problems.__module__
 
 
 def test_a_name_that_loads_can_be_stored(folder):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from database_rows import H100, begin
 from database_rows import row as stored_row
 
@@ -89,7 +90,7 @@ def test_all_rows_still_count(copy: Path, tmp_path: Path) -> None:
         for block in (1, 2):
             store.add(sweep, stored_row(90.0 + block, of=problem, config=NamedInts(BLOCK_SIZE=block), version=version))
         store.finish_sweep(sweep)
-    before = shown(copy, database)
+    before = json.loads(fp8tune(*asked(database)).stdout)  # of the kernels as they are
     for tidy in (move_a_module, split_a_file, rename_a_helper):
         tidy(copy / "fp8tune_kernels")
     assert shown(copy, database) == before
@@ -106,9 +107,8 @@ def test_a_changed_constant_is_other_code(copy: Path) -> None:
 
 def shown(kernels: Path, database: Path) -> list[dict[str, object]]:
     """What ``fp8tune show`` says, with the kernels of that folder."""
-    arguments = ["show", "--kernel", KERNEL, "--format", "json", "--db", str(database)]
     done = subprocess.run(
-        [sys.executable, "-m", "fp8tune", *arguments],
+        [sys.executable, "-m", "fp8tune", *asked(database)],
         env={**os.environ, "PYTHONPATH": str(kernels)},
         capture_output=True,
         check=True,
@@ -116,6 +116,10 @@ def shown(kernels: Path, database: Path) -> list[dict[str, object]]:
     )
     rows: list[dict[str, object]] = json.loads(done.stdout)
     return rows
+
+
+def asked(database: Path) -> list[str]:
+    return ["show", "--kernel", KERNEL, "--format", "json", "--db", str(database)]
 
 
 def judged(kernels: Path, database: Path) -> str:

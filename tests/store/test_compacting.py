@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import lzma
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -37,10 +38,10 @@ def timed(block: int, stage: str = "screen", process: str = "w1", round: int = 0
     return replace(made, outcome=outcome, position=block)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A problem with finals, one with a screen, one that was compiled, and one that was not finished."""
-    path = tmp_path / "results.db"
+    path = tmp_path_factory.mktemp("filled") / "results.db"
     with Store.open(str(path), create=True) as store:
         sweep = begin(store)
         for block in (32, 64, 128):
@@ -59,6 +60,12 @@ def path(tmp_path: Path) -> Path:
         store.mark_complete(compiled, subject(problem(K=4096)), 1)
         store.add(begin(store, request="unfinished"), row(70.0, of=problem(K=512)))
     return path
+
+
+@pytest.fixture
+def path(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copy(filled, tmp_path))
 
 
 def said(path: Path) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ NEWER_DRIVER = replace(H100, driver="590.1")
 NEWER_KERNEL = replace(KERNEL, source_hash="bbbb")
 
 
-SEEDS = [("sqlite", seed) for seed in range(10)] + [("postgresql", seed) for seed in range(2)]
+SEEDS = [("sqlite", seed) for seed in range(7)] + [("postgresql", 7)]
 
 
 @pytest.fixture

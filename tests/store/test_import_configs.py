@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 from database_rows import H100, begin, row
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8tune.autotuned.configs import encoded
@@ -163,6 +163,7 @@ def test_what_holds_no_configs_is_refused(tmp_path):
 HOSTILE = st.text(max_size=20) | st.integers() | st.booleans() | st.none() | st.floats()
 
 
+@settings(max_examples=20)
 @given(st.text(max_size=70), st.dictionaries(st.text(max_size=70), HOSTILE, max_size=3), st.lists(HOSTILE, max_size=3))
 def test_whatever_a_file_holds_can_be_stored_or_is_left_out(tmp_path_factory, kernel, kwargs, key):
     folder = tmp_path_factory.mktemp("hostile")

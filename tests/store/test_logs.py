@@ -37,18 +37,23 @@ def commit(path: Path, message: str) -> None:
     git(path.parent, "commit", "-q", "-m", message)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A database with one row, committed, then with a second one, committed."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a database with one row, committed, then with a second one, committed."""
+    folder = tmp_path_factory.mktemp("repository")
     git(folder, "init", "-q")
     path = folder / "results.db"
     add(path, "first")
     commit(path, "one")
     add(path, "second")
     commit(path, "two")
-    return path
+    return folder
+
+
+@pytest.fixture
+def path(repository: Path, tmp_path: Path) -> Path:
+    """The database in a copy of it."""
+    return Path(shutil.copytree(repository, tmp_path / "repository")) / "results.db"
 
 
 def kill_a_writer(path: Path, rows: int = 20, go_on: Callable[[], None] = lambda: None) -> None:

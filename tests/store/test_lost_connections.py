@@ -20,10 +20,16 @@ from fp8tune.store import database, retrying, unreadable, writing
 from fp8tune.store.results import Store
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "_LONGEST_PAUSE_S", 0.2)
+
+
 @pytest.fixture
-def url(postgresql_url: str) -> str:
-    """An empty database."""
-    return postgresql_url
+def url(postgresql: Server, made_database: str) -> Iterator[str]:
+    """A database without rows."""
+    yield made_database
+    postgresql.empty(made_database)
 
 
 @pytest.fixture
@@ -199,12 +205,9 @@ def test_an_import_from_a_file_is_done_again_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
-def test_rows_are_neither_lost_nor_doubled_whatever_breaks(
-    postgresql: Server, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, seed: int) -> None:
     """Writers, a proxy that breaks off, ended connections, and a server that is killed and started again."""
     server, writers, rounds = postgresql, 4, 8
-    monkeypatch.setattr(retrying, "_LONGEST_PAUSE_S", 0.2)
     proxy = Proxy(server.port)
     direct = server.database()
     through = direct.replace(str(server.port), str(proxy.port))

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import Inspector, create_engine, inspect
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Subject
@@ -81,13 +81,14 @@ def test_opening_for_writing_migrates(old: Path) -> None:
     with Store.open(str(old), writable=False) as store:
         check_rows(store, number_of(old))
     assert old.read_bytes() == before
+    check_tables(inspect(create_engine(f"sqlite:///{old}")))
 
 
-def test_a_migrated_database_has_the_tables_of_a_new_one(old: Path) -> None:
-    Store.open(str(old)).close()
+def check_tables(there: Inspector) -> None:
+    """They are those of a new database."""
     new = create_engine("sqlite://")
     METADATA.create_all(new)
-    there, wanted = inspect(create_engine(f"sqlite:///{old}")), inspect(new)
+    wanted = inspect(new)
     assert sorted(there.get_table_names()) == sorted(wanted.get_table_names())
     for table in wanted.get_table_names():
         columns = [{column["name"]: column["nullable"] for column in one.get_columns(table)} for one in (there, wanted)]

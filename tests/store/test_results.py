@@ -290,7 +290,7 @@ def _add_for_ever(path: str) -> None:
 
 
 def test_killed_writers_lose_nothing_and_double_nothing(path):  # of a server: test_lost_connections.py
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     generator, seen = random.Random(0), 0
     for _ in range(3):
         writer = context.Process(target=_add_for_ever, args=(str(path),))
@@ -325,7 +325,7 @@ def _add_some(path: str, process: str) -> None:
 
 
 def test_two_writers_at_once_lose_nothing(path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_add_some, args=(str(path), name)) for name in ("w1", "w2")]
     for writer in writers:
         writer.start()

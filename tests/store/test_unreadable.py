@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, finished_sweep, problem, row
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError, UsageError
@@ -54,6 +54,7 @@ def rows(draw: st.DrawFn) -> Row:
     return made
 
 
+@settings(max_examples=20)
 @given(rows())
 def test_what_the_writer_takes_the_reader_reads(given: Row) -> None:
     with Store.open("sqlite://", create=True) as store:
