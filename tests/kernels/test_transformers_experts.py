@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from benchmarks.real import transformers_steps
@@ -213,6 +212,8 @@ def test_a_compiled_model_says_that_nothing_is_held() -> None:
 
 
 def test_trainer_trains_with_gradient_accumulation(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments  # a second, in each process that collects tests
+
     losses = {}
     for implementation in ("grouped_mm", "fp8tune", "fp8tune-once"):
         model = small("qwen3-moe", implementation)
@@ -447,6 +448,8 @@ def test_a_copy_has_codes_of_its_own(copied: Callable[[Any], Any], held: tuple[A
 
 
 def test_it_is_saved_and_loaded_as_pretrained(held: tuple[Any, dict[str, Tensor], Step], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     model, before, right = held
     model.save_pretrained(tmp_path)
     assert "fp8tune" not in (tmp_path / "config.json").read_text()
