@@ -59,6 +59,7 @@ def compiled(
 
 def compiled_for(arch: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # a sixth of the time goes into the lines that instructions are of
     with tempfile.TemporaryDirectory() as cache:
         environment["TRITON_CACHE_DIR"] = cache
         ran = subprocess.run(
