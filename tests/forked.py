@@ -44,7 +44,14 @@ class Forked:
 
     def read(self, lines: int) -> None:
         """Wait until it has written so many lines, or has ended."""
-        self._read += b"".join(self._output.readline() for _ in range(lines))
+        for _ in range(lines):
+            self.line()
+
+    def line(self) -> str:
+        """Its next line, once it is whole; empty where it has ended."""
+        line = self._output.readline()
+        self._read += line
+        return line.decode()
 
     def line(self) -> str:
         """The next line that it writes; empty once it has ended."""

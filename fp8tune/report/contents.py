@@ -19,7 +19,7 @@ from fp8tune.store.outcomes import NO_HISTORY, History
 
 R = TypeVar("R")
 
-ALL, DETAILED = 800, 500
+ALL, DETAILED = 1000, 500
 """Up to ALL problems each is shown config by config; of more so many, those with finals first, then the newest."""
 
 LISTED = 5000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from bench_fakes import FAULTS, PROBLEM, FakeGpu, TorchAo, simulated
-from places import hear_interrupts
+from forked import Forked, ended
 
+from fp8tune import cli
 from fp8tune.bench import kernels as bench
 from fp8tune.bench.cells import Cells, Timing
 from fp8tune.bench.kernel_contenders import (
@@ -70,21 +70,26 @@ def test_host_times_are_within_the_time_budget() -> None:
     ("number", "code", "op"), [(signal.SIGINT, 130, ("--op", "grouped-mm")), (signal.SIGTERM, 143, ())]
 )
 def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str, ...], tmp_path: Path) -> None:
-    rows = "".join(f"[[rows]]\nM = {1024 * n}\nK = 512\nN = 512\nE = 4\n" for n in range(1, 500))
-    (tmp_path / "many.toml").write_text(rows)
-    command = [sys.executable, "-m", "fp8tune.cli", "bench", "--timer", "simulated:1", "--format", "json", *op]
-    command += ["--shapes", str(tmp_path / "many.toml")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
+    many = "".join(f"[[rows]]\nM = {1024 * n}\nK = 512\nN = 512\nE = 4\n" for n in range(1, 500))
+    (tmp_path / "many.toml").write_text(many)
+    command = ["fp8tune", "bench", "--timer", "simulated:1", "--format", "json", *op]
+    said = tmp_path / "said.json"
+
+    def run() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what runs behind
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1)
+        sys.argv = [*command, "--shapes", str(tmp_path / "many.toml")]
+        cli.main()
+
+    running = Forked(run)
+    while line := running.line():
         if line.startswith("[2/"):
-            process.send_signal(number)
             break
-    said, progress = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert len([row for row in json.loads(said) if row["row"] in ("problem", "grouped-mm")]) >= 2
+    os.kill(running.pid, number)
+    found, progress = running.wait()
+    assert found == code, progress
+    rows = json.loads(said.read_text())
+    assert len([row for row in rows if row["row"] in ("problem", "grouped-mm")]) >= 2
     assert "problems left out" in progress
     assert ("host times left out: colwise" in progress) == (not op)
 
@@ -154,9 +159,7 @@ def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], says: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "fp8tune.cli", "bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = ended("bench", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1

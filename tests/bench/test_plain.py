@@ -63,8 +63,9 @@ def test_the_layout_is_the_kernels_where_columns_need_no_padding(kernel: str) ->
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_it_is_one_graph_without_a_look_at_the_groups(kernel: str) -> None:
+    """Traced, and run as traced: what would lower the graph takes five times as long as its tracing."""
     spec = load_spec(kernel)
-    compiled = torch.compile(plain.expression(spec), fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled = torch.compile(plain.expression(spec), fullgraph=True, dynamic=False, backend="eager")
     inputs = inputs_of(kernel, "empty", (*spec.scale_modes, "")[0], "contiguous")
     assert_is_the_reference(kernel, compiled(*inputs), inputs)
 

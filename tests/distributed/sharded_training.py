@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from fp8tune_kernels.gemm import gathered_weights
 from fp8tune_kernels.torchtitan import grouped_mm_method, quantize_after_all_gather
 
-DIM, HIDDEN, ROWS, STEPS, MICRO_BATCHES = 32, 48, 40, 3, 2
+DIM, HIDDEN, ROWS, STEPS, MICRO_BATCHES = 32, 48, 40, 2, 2
 
 
 class Model(nn.Module):

@@ -14,7 +14,7 @@ from fp8tune_kernels.torchtitan import grouped_mm_method, quantize_after_all_gat
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
-WEIGHTS, STEPS = 6, 3
+WEIGHTS, STEPS = 6, 2
 
 QUANTIZED = {
     "plain": 2 * WEIGHTS * STEPS,  # before the forward pass and before the backward pass

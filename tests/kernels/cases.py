@@ -26,7 +26,8 @@ ROWS = {
 QUANTIZING = catalog.QUANTIZERS
 """All kernels but the GEMMs, whose sums need values of their own, and those that move codes."""
 
-CONTENTS = (*DECLARED_CONTENTS, "zero slices")
+CONTENTS = (*(content for content in DECLARED_CONTENTS if content != "integers"), "zero slices")
+"""Integers are for kernels that add."""
 
 SHORT_LEAD = 1
 """What the interpreter takes for every ``LEAD`` above 0. The grid's are longer than all pieces of a problem that it can

@@ -197,7 +197,7 @@ def test_an_infinite_or_undefined_weight_spoils_the_gradient_of_its_rows(device:
         assert grad_A[int(given.offs[0]) :].isfinite().all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @drawn(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_shifts_bring_rows_to_the_least_of_their_group(sizes: list[int], beyond: int, random: Any) -> None:
     offs = torch.tensor(sizes).cumsum(0).to(torch.int32)
@@ -233,7 +233,7 @@ def test_the_kernel_of_shifts_gives_the_references_bits(
     assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 48), wanted)
 
 
-@pytest.mark.parametrize("G", [128, 131, 300])
+@pytest.mark.parametrize("G", [128, 131, 260])
 def test_more_groups_than_are_counted_at_once(G: int, device: str) -> None:
     one = Problem("transposed-codes", NamedInts(M=700, K=16, G=G), routing="empty", in_dtype="float8_e4m3fn")
     inputs = transposed_codes.inputs(one, device)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from command_line import environment
 
 from fp8tune.measure import checking, edges
 from fp8tune.plan import problems as plan
@@ -106,29 +104,11 @@ def test_a_method_that_is_wrong_is_found(spec: KernelSpec, device: str, quantize
     assert "elements differ" in (tensors.check(NamedInts(METHOD=FP8)) or "")
 
 
-LAUNCHED = """
-from fp8tune.measure import compiling
-from fp8tune.plan import problems as plan
-from fp8tune_kernels import catalog
-from fp8tune_kernels.runtime import lookup
-
-spec = catalog.load("grouped-mm-forward")
-problem = plan.problems(spec, [{"M": 16384, "K": 2048, "N": 1536, "E": 64}])[1]
-inputs = spec.inputs(problem, "meta")
-for method in range(4):
-    with compiling._recording("sm_90", compiles=False) as launches:
-        (out,) = spec.launch({"METHOD": method}, inputs, ())
-    print(out.device, *(launch.kernel[0] for launch in launches))
-"""
-
-
-def test_the_kernels_of_a_method_are_compiled_ahead() -> None:
+def test_the_kernels_of_a_method_are_compiled_ahead(compiling: dict[str, Any]) -> None:
     """In a process without Triton's interpreter: on meta tensors a pass launches what it launches on a GPU."""
-    done = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(METHODS)
-    assert all(line.startswith("meta") for line in lines)
+    launches = compiling["launches_of_a_pass"]
+    assert len(launches) == len(METHODS)
+    assert all(device == "meta" for device, *_ in launches)
     for method in (BF16, FP8):
-        assert lines[method].endswith("grouped_rows_kernel")
-    assert "rowwise_2d_kernel" in lines[FP8_TORCH]
+        assert launches[method][-1] == "grouped_rows_kernel"
+    assert "rowwise_2d_kernel" in launches[FP8_TORCH]

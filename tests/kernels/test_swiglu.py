@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import re
-import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from planting import plant
+from planting import planted
 
-from fp8tune.measure.checking import build, build_edge
+from fp8tune.measure.checking import Tensors, build, build_edge
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog, quantize_rowwise_2d, quantize_swiglu_gradient, quantize_swiglu_rowwise
 from fp8tune_kernels.arches import ARCHES
@@ -95,22 +96,41 @@ CONFIGS = ({}, {"BLOCK_SIZE_M": 32, "TILE": 8192}, {"BLOCK_SIZE_M": 8, "TILE": 2
 def test_every_config_gives_the_reference_bytes(
     kernel: str, in_dtype: str, config: dict[str, int], device: str
 ) -> None:
+    for number, routing in enumerate(("ragged", "empty")):
+        tensors = built(kernel, routing, in_dtype, device)
+        assert tensors.check(NamedInts({**tensors.spec.default, **config}), [number]) is None
+
+
+@functools.cache
+def built(kernel: str, routing: str, in_dtype: str, device: str) -> Tensors:
     spec = catalog.load(kernel)
-    for routing in ("ragged", "empty"):
-        one = Problem(kernel, NamedInts(spec.interpreted), routing, in_dtype=in_dtype)
-        assert build(spec, one, device).check(NamedInts({**spec.default, **config})) is None
+    return build(spec, Problem(kernel, NamedInts(spec.interpreted), routing, in_dtype=in_dtype), device)
+
+
+@functools.cache
+def on_edges(kernel: str, device: str) -> list[Tensors]:
+    """Of each edge, the smallest first."""
+    spec = catalog.load(kernel)
+    problem = Problem(kernel, NamedInts(spec.interpreted), "ragged")
+    found = [build_edge(spec, edge, device) for edge in edges_of(spec, problem)]
+    return sorted(found, key=lambda tensors: tensors.in_a_row_bytes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back() -> Iterator[None]:
+    yield
+    built.cache_clear()
+    on_edges.cache_clear()
 
 
 @each_kernel
 def test_the_default_is_right_on_every_edge(kernel: str, device: str) -> None:
-    spec = catalog.load(kernel)
-    assert outcome(spec, device) is None
+    assert outcome(catalog.load(kernel), kernel, device) is None
 
 
-def outcome(spec: KernelSpec, device: str) -> str | None:
-    """The first thing that is wrong on an edge."""
-    problem = Problem(spec.name, NamedInts(spec.interpreted), "ragged")
-    found = (build_edge(spec, edge, device).check(spec.default, range(1)) for edge in edges_of(spec, problem))
+def outcome(spec: KernelSpec, kernel: str, device: str) -> str | None:
+    """The first thing that is wrong on an edge with a kernel's spec, or that of a copy."""
+    found = (replace(tensors, spec=spec).check(spec.default, range(1)) for tensors in on_edges(kernel, device))
     return next(filter(None, found), None)
 
 
@@ -138,14 +158,8 @@ FAULTS = {
 @pytest.mark.parametrize(("kernel", "fault"), [(kernel, fault) for kernel in FAULTS for fault in FAULTS[kernel]])
 def test_a_planted_fault_is_caught(kernel: str, fault: str, tmp_path: Path, device: str) -> None:
     where, colon, _ = fault.partition(":")
-    for file in plant(kernel, tmp_path, (where,) if colon else (), *FAULTS[kernel][fault]):
-        found = importlib.util.spec_from_file_location(file.stem, file)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[file.stem] = module
-        found.loader.exec_module(module)
-    assert outcome(module.SPEC, device) is not None
+    modules = f"{kernel}, {where}" if colon else kernel
+    assert outcome(planted(modules, tmp_path, *FAULTS[kernel][fault]), kernel, device) is not None
 
 
 @each_kernel
