@@ -41,6 +41,14 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+gc.freeze()  # what is imported stays: no collection looks at it again, nor the two at the end, of half a second each
+
+
+def pytest_collection_finish() -> None:
+    """The same for what collecting imports."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)  # at the end a worker would wait for one
