@@ -1,10 +1,12 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
+import contextlib
 import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,24 @@ if torch.cuda.is_available():
     os.environ.pop("TRITON_INTERPRET", None)
 else:
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+gc.freeze()  # what is imported stays: no collection looks at it again, nor the two at the end, of half a second each
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """One worker after the other where .ci/run begins without bytecode: the second finds what the first compiled."""
+    with contextlib.ExitStack() as alone:
+        if "PYTEST_XDIST_WORKER" in os.environ and sys.pycache_prefix:
+            Path(sys.pycache_prefix).mkdir(parents=True, exist_ok=True)
+            alone.enter_context(FileLock(Path(sys.pycache_prefix) / "collecting"))
+        return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """The same for what collecting imports."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
