@@ -53,12 +53,6 @@ class Forked:
         self._read += line
         return line.decode()
 
-    def line(self) -> str:
-        """The next line that it writes; empty once it has ended."""
-        before = len(self._read)
-        self.read(1)
-        return self._read[before:].decode()
-
     def wait(self) -> tuple[int, str]:
         """(exit code or minus the signal, what it wrote)"""
         output = (self._read + self._output.read()).decode()
