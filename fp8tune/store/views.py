@@ -29,10 +29,10 @@ DECIDED_FROM = "picks decided from"
 """The fact of ``meta`` that says which rows the picks were decided from: :data:`ROWS` of then."""
 
 _MOMENT = {
-    "sqlite": "datetime({}, 'unixepoch')",
-    "postgresql": "to_char(to_timestamp({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')",
+    "sqlite": "datetime(CAST({} AS INTEGER), 'unixepoch')",
+    "postgresql": "to_char(to_timestamp(trunc({})) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')",
 }
-"""Dialect -> seconds since the epoch as a text."""
+"""Dialect -> seconds since the epoch as a text. Cut to whole seconds first: SQLite rounds to ms, a server to us."""
 
 _DECIDES_NOTHING = (
     Codes,

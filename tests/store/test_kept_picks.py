@@ -72,6 +72,14 @@ def execute(path: Path, *statements: str) -> None:
 
 
 @on_both
+def test_a_moment_is_cut_to_its_second_as_python_cuts_it(db: str) -> None:
+    with contextlib.closing(connect(db, create=False, writable=True)) as connection:
+        connection.execute(text("UPDATE trials SET created_at = 1764073745.9997"))
+        connection.commit()
+    assert {found["measured_at"] for found in select(db, "SELECT * FROM v_trials")} == {"2025-11-25 12:29:05"}
+
+
+@on_both
 def test_a_browser_sees_the_picks(db: str) -> None:
     found = select(db, "SELECT * FROM v_picks")
     assert [(one["device"], one["shape"], one["verdict"], one["stage"]) for one in found] == [
