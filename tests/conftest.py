@@ -5,6 +5,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -27,6 +28,10 @@ from fp8tune.store.results import Store
 settings.register_profile("fp8tune", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("fp8tune")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so do all processes that tests start and stop.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As the program does it: at Python's own threshold, a tenth of the time of collecting and of short tests goes into it.
 gc.set_threshold(100_000)

@@ -166,6 +166,10 @@ def fill(tensor: Any, content: str) -> None:
 LARGEST_EXPONENT = 26
 """2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them."""
 
+SMALLEST_EXPONENT = -30
+"""A product of four values of 2 ** -31 or more is at least 2 ** -124. A smaller one float32 would round to a zero, whose
+sign depends on whether it was added by itself or within a fused multiply-add."""
+
 
 def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:
     """Write values whose products are summed exactly in float32, in any order: -1, -1/2, 1/2 and 1; of a scale 1/2, 1.
@@ -182,8 +186,9 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     are left, which is too near. If all terms had one sign, 2 ** 13 of them would be too many. ``huge`` and ``tiny``
     multiply all values by one power of two, which changes nothing here.
 
-    ``nan``, ``infinite``, ``zeros`` and ``tiny`` are as :func:`fill` has them, the other values integers. ``huge``: the
-    integers times a power of two that float32's range allows (:data:`LARGEST_EXPONENT`) and the type's.
+    ``nan``, ``infinite`` and ``zeros`` are as :func:`fill` has them, the other values integers. ``huge`` and ``tiny``:
+    the integers times a power of two that float32's range allows (:data:`LARGEST_EXPONENT`, :data:`SMALLEST_EXPONENT`)
+    and the type's. Half of the tiny ones are subnormal in a type whose least normal value is 2 ** -30 or more.
     """
     import torch
 
@@ -195,8 +200,10 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     scale = 0.5
     if content == "huge":
         scale *= 2.0 ** min(LARGEST_EXPONENT, math.floor(math.log2(torch.finfo(tensor.dtype).max)))
+    if content == "tiny":
+        scale *= 2.0 ** max(SMALLEST_EXPONENT, math.log2(torch.finfo(tensor.dtype).smallest_normal))
     tensor.copy_(values.view(tensor.shape).to(torch.bfloat16) * scale)
-    if content not in ("random", "integers", "huge"):
+    if content not in ("random", "integers", "huge", "tiny"):
         fill(tensor, content)
 
 

@@ -197,6 +197,7 @@ def test_sums_of_products_of_integers_are_the_same_in_any_order(
         edges.fill_integers(factor, seed, content if factor.dtype == dtype else "random", is_scale=seed > 1)
         assert not checking.is_constant(factor)
     product = factors[0].float() * factors[1].float() * factors[2] * factors[3]
+    assert bool(product.ne(0).all())
     shuffled = list(range(size))
     order.shuffle(shuffled)
     assert float(product.cumsum(0)[-1]) == float(product[shuffled].cumsum(0)[-1])
@@ -209,6 +210,7 @@ def test_the_most_that_float32_sums_exactly_is_as_said() -> None:
     assert float(torch.tensor(largest, dtype=torch.float32)) == largest
     assert torch.tensor(largest - 1, dtype=torch.float32).item() == largest - 1
     assert torch.finfo(torch.float32).max > 2**20 * (2.0**edges.LARGEST_EXPONENT) ** 4
+    assert torch.finfo(torch.float32).smallest_normal < (2.0 ** (edges.SMALLEST_EXPONENT - 1)) ** 4
 
 
 @pytest.mark.parametrize("content", ["nan", "infinite", "zeros"])
