@@ -6,6 +6,7 @@ The program is the real one, only the three seconds that importing takes in ever
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 from command_line import Ended
+from sqlalchemy import Engine, event
 
 from fp8tune import cli
 from fp8tune.errors import Fp8tuneError
@@ -81,6 +83,22 @@ def ended(*arguments: object, cwd: Path | None = None, **variables: str) -> Ende
         code, _ = Forked(run).wait()
         texts = [os.pread(file.fileno(), 1 << 30, 0).decode() for file in (out, error)]
         return Ended(code, *texts)
+
+
+def told_to_end(number: int, *arguments: str) -> Callable[[], None]:
+    """A command that gets the signal before its 30th change of the database: amid its work on any machine."""
+    changes = itertools.count(1)
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith(("INSERT", "UPDATE")) and next(changes) == 30:
+            os.kill(os.getpid(), number)
+
+    def go() -> None:
+        event.listen(Engine, "before_cursor_execute", count)
+        with mock.patch("sys.argv", ["fp8tune", *arguments]):
+            cli.main()
+
+    return go
 
 
 def _exit_code(function: Callable[[], None]) -> int:

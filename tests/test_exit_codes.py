@@ -78,12 +78,11 @@ def test_a_full_or_closed_stdout_is_one_line(filled: Path) -> None:
 def test_ctrl_c_is_130_and_a_line(tmp_path: Path) -> None:
     sweep = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1", "--db", tmp_path / "r.db")
 
-    def hearing() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def run() -> None:
         with mock.patch("sys.argv", ["fp8tune", *map(str, sweep), "--json"]):
             cli.main()
 
-    running = Forked(hearing)
+    running = Forked(run)
     running.read(1)
     os.kill(running.pid, signal.SIGINT)
     code, output = running.wait()

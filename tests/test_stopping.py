@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -11,14 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from forked import Forked, told_to_end
 from places import PLANTED, PUBLISHED
-from sqlalchemy import Engine, event
-from test_unbreakable import Forked
 
-from fp8tune import cli
 from fp8tune.stopping import Stopped, stopping_cleanly
 from fp8tune.store.results import Store
 
@@ -79,22 +75,6 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert not failed
-
-
-def told_to_end(number: int, *arguments: str) -> Callable[[], None]:
-    """A command that gets the signal before its 30th change of the database: amid its work on any machine."""
-    changes = itertools.count(1)
-
-    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if statement.startswith(("INSERT", "UPDATE")) and next(changes) == 30:
-            os.kill(os.getpid(), number)
-
-    def go() -> None:
-        event.listen(Engine, "before_cursor_execute", count)
-        with mock.patch("sys.argv", ["fp8tune", *arguments]):
-            cli.main()
-
-    return go
 
 
 COMMANDS = {

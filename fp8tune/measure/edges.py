@@ -167,8 +167,8 @@ LARGEST_EXPONENT = 26
 """2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them."""
 
 SMALLEST_EXPONENT = -30
-"""A product of four values of 2 ** -31 or more is at least 2 ** -124. A smaller one float32 would round to a zero, whose
-sign depends on whether it was added by itself or within a fused multiply-add."""
+"""A product of four values of 2 ** -31 or more is at least 2 ** -124. Float32 would round a much smaller one to a zero,
+whose sign depends on whether it was added by itself or within a fused multiply-add."""
 
 
 def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:

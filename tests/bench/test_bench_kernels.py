@@ -76,7 +76,6 @@ def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str,
     said = tmp_path / "said.json"
 
     def run() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what runs behind
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1)
         sys.argv = [*command, "--shapes", str(tmp_path / "many.toml")]
         cli.main()

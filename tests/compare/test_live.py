@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import PLANTED, hear_interrupts
+from places import PLANTED
 
 from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
@@ -297,7 +297,7 @@ def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[byte
     arguments += ["--kernel", f"{repository}/same.py:SPEC", "--shapes", str(tmp_path / "many.toml")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "fp8tune.cli", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, preexec_fn=hear_interrupts)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     ends = time.monotonic() + 60
     while len(list(tmp_path.glob("fp8tune-*"))) < 2:  # checkouts and Triton cache
         assert process.poll() is None, "it ended before it could be stopped"

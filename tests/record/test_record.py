@@ -257,7 +257,6 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in what runs behind
     )
     started, deadline = quick / "started", time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from forked import Forked, told_to_end
 from places import PLANTED
 from rich.cells import cell_len
 from rich.console import Console
-from test_unbreakable import Forked
 
-from fp8tune import cli
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.render.progress import Display, SweepProgress, duration, fitted
 from fp8tune.sweep import events
@@ -169,19 +166,7 @@ def test_a_sweep_that_is_stopped_says_what_is_stored_and_how_to_go_on(
 ) -> None:
     path = tmp_path / "results.db"
     arguments = [*SWEEP, "--grid", "num_warps=1,2,4,8,16,32", "--db", str(path)]
-
-    def go() -> None:
-        with mock.patch("sys.argv", ["fp8tune", *arguments]):
-            cli.main()
-
-    running = Forked(go)
-    until = time.monotonic() + 300
-    while not (tmp_path / "results.db-wal").exists():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    time.sleep(0.2)
-    os.kill(running.pid, number)
-    ended, output = running.wait()
+    ended, output = Forked(told_to_end(number, *arguments)).wait()
     assert ended == code, output
     last = output.splitlines()[-1]
     assert said in last
