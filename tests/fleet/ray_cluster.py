@@ -35,8 +35,10 @@ RAY = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_DEDUP_LOGS": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
 }
-"""No report to Ray's makers, no token in the home folder of whoever runs the tests, and no worker that idles."""
+"""No report to Ray's makers, no token in the home folder of whoever runs the tests, no worker that idles, and none that
+waits for other tests."""
 
 
 def shapes(folder: Path, problems: int) -> Path:

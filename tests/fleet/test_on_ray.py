@@ -109,7 +109,8 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
     command += ["--shapes", str(shapes), "--timer", "simulated:1", "--db", str(db)]
     command += ["--time-budget", "100"]  # too short for a calibration, for which each worker would import torch
     env = {**environment(), **ray_cluster.RAY, "FP8TUNE_MARK": mark}
-    env.pop("RAY_ADDRESS", None)
+    for name in ("RAY_ADDRESS", *on_ray.OF_A_CLUSTER_BEGUN_HERE):
+        env.pop(name, None)
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         deadline = time.monotonic() + 120
@@ -117,6 +118,8 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
             time.sleep(0.2)
         assert running_units(db)
         assert len(marked(mark)) > 3  # Ray, its actors and this
+        actors = [pid for pid, line in marked(mark).items() if "RayWorker" in line]
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in actors} == {os.getpriority(os.PRIO_PROCESS, 0)}
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     finally:
@@ -127,7 +130,7 @@ def test_a_signal_leaves_nothing_running_and_every_unit_waits(tmp_path: Path, nu
     deadline = time.monotonic() + 10
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert left == []
+    assert left == {}
     with Store.open(str(db), writable=False) as store:
         queue = store.queue()
         assert not queue.of(UnitState.RUNNING)
@@ -144,16 +147,16 @@ def running_units(db: Path) -> int:
         return 0
 
 
-def marked(mark: str) -> list[str]:
-    """Command lines of processes that have a mark in their environment."""
-    found = []
+def marked(mark: str) -> dict[int, str]:
+    """Process -> its command line, of those that have a mark in their environment."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80]
         except OSError:
             continue
-    return [line for line in found if line]
+    return {pid: line for pid, line in found.items() if line}
 
 
 def each_has_its_own_gpu_and_cores(fleet: RayFleet) -> None:
