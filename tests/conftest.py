@@ -149,6 +149,14 @@ def loud_logging() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def same_import_path() -> Iterator[None]:
+    """What loads a kernel from a file adds its folder, where another test's kernel may have the same name."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
 @pytest.fixture(autouse=True, scope="session")
 def json_as_declared() -> Iterator[None]:
     """Whatever a test has printed as JSON holds the declared fields, no more and no less: the reference is true."""
