@@ -6,6 +6,7 @@ import math
 
 import typer
 
+from fp8tune.records import Kind
 from fp8tune.render.terminal import notice
 from fp8tune.store import database
 from fp8tune.store.results import Store
@@ -43,7 +44,7 @@ def queue(plan: Plan, db: str) -> None:
 
 def on_ray(plan: Plan, db: str, begun: float) -> None:
     """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
-    from fp8tune.fleet import run, settling, trust, units
+    from fp8tune.fleet import ahead, run, settling, trust, units
     from fp8tune.fleet.on_ray import RayFleet
     from fp8tune.render.fleet import RayProgress, left_line
     from fp8tune.stopping import Stopped
@@ -59,6 +60,8 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
                 if added.settled:
                     notice(f"{added.settled} problems are settled already; --again measures them anew")
                 notice(f"{added.new + added.there} units of {added.problems} problems on {len(fleet.slots)} GPUs")
+                if plan.backend.kind is Kind.MEASURED:
+                    fleet.compile_ahead(ahead.task_of(store, plan, added.sweep, len(fleet.slots)))
                 with display:
                     keys = [added.sweep.key]
                     for progress in run.watch(store, keys, is_over=fleet.is_over):

@@ -14,13 +14,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.fleet.ray_actor import RayWorker, Task, WorkerState, folder
+from fp8tune.fleet.ray_ahead import CompileNodes
 from fp8tune.measure.worker import usable_cores
 from fp8tune.store import database
 from fp8tune.store.results import Store
+
+if TYPE_CHECKING:
+    from fp8tune.fleet.ahead import CompileTask
 
 ADDRESS = "RAY_ADDRESS"
 OF_A_CLUSTER_BEGUN_HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -84,6 +88,8 @@ class RayFleet:
     say: Callable[[str], None] = lambda _: None
     """Takes a line about a GPU that was lost or given up."""
     slots: list[Slot] = field(default_factory=list)
+    ahead: CompileNodes | None = None
+    """Nodes without a GPU that compile, once :meth:`compile_ahead` was called."""
     has_begun_ray: bool = False
 
     def __enter__(self) -> RayFleet:
@@ -104,6 +110,8 @@ class RayFleet:
 
     def __exit__(self, *_: object) -> None:
         try:
+            if self.ahead is not None:
+                self.ahead.end()
             self._end_workers()
         finally:
             self._disconnect()
@@ -114,7 +122,14 @@ class RayFleet:
         for slot in self.slots:
             if slot.ended is None:
                 self._look_after(slot)
+        if self.ahead is not None:
+            of_hosts = {slot.node: slot.actor for slot in self.working}
+            self.ahead.look_after(self._ray.nodes(), of_hosts.values())
         return all(slot.ended is not None for slot in self.slots)
+
+    def compile_ahead(self, task: CompileTask) -> None:
+        """Have nodes without a GPU compile, those that join later too."""
+        self.ahead = CompileNodes(self._ray, task, self.say)
 
     @property
     def working(self) -> list[Slot]:

@@ -9,8 +9,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fp8tune.errors import Fp8tuneError, MachineError, one_line
+
+if TYPE_CHECKING:
+    from fp8tune.measure.programs import Program
 
 AMD = "HIP_VISIBLE_DEVICES"
 AMD_RUNTIME = "ROCR_VISIBLE_DEVICES"
@@ -71,13 +75,17 @@ class RayWorker:
         self._stopped.set()
         return bool(self._state.unit)
 
+    def keep(self, programs: Sequence[Program]) -> int:
+        """Put what another node has compiled into this host's Triton cache. Returns how many it did not have."""
+        from fp8tune.measure.programs import keep
+
+        return keep(programs)
+
     def work(self) -> str:
         """Work until it is told to stop. Returns why it ended before; empty where it was told to."""
         task = self._task
         os.environ.update(task.environment)
-        with contextlib.suppress(OSError):  # another host may not have the folder
-            os.chdir(task.folder)
-        forget_main()
+        enter(task.folder)
         self._cores = share(sorted(os.sched_getaffinity(0)), task.place, task.places)
         os.sched_setaffinity(0, self._cores)  # of this thread and all that it starts: compilers, workers
         try:
@@ -144,6 +152,13 @@ def check_device(is_torch_there: bool, environment: Mapping[str, str]) -> None:
         raise MachineError(
             f"{AMD_RUNTIME} is set beside Ray's {AMD}, which then counts in the other's list: start Ray without it"
         )
+
+
+def enter(folder: str) -> None:
+    """Have this process be as one that was begun in ``folder``, and not by Ray."""
+    with contextlib.suppress(OSError):  # another host may not have the folder
+        os.chdir(folder)
+    forget_main()
 
 
 def forget_main() -> None:

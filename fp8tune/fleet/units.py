@@ -200,6 +200,16 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "") 
     return planning.expanded(replace(short, rows=rows))
 
 
+def static_plan_of(sweep: QueuedSweep, arch: str) -> Plan:
+    """The expanded plan of a queued sweep for the compiler alone, of problems whose code differs; needs no GPU.
+
+    Raises UsageError as :func:`plan_of` does.
+    """
+    options, rows = _read(sweep)
+    short = planning.planned(replace(options, arch=arch, static=True, shapes=()))
+    return planning.expanded(replace(short, rows=rows))
+
+
 def by_key(plan: Plan) -> dict[str, ProblemPlan]:
     """The problems of a sweep's plan by the keys that units name them by: 25 us each, so once a sweep."""
     return {problem_key(of): of for of in plan.problems}

@@ -58,12 +58,15 @@ def plan(folder: Path, problems: int, timer: str = TIMER) -> Plan:
 
 
 @contextlib.contextmanager
-def cluster(*gpus: int) -> Iterator[Any]:
-    """Nodes with so many made-up GPUs each, the first of which is the head; ``RAY_ADDRESS`` names it."""
+def cluster(*gpus: int, **environment: str) -> Iterator[Any]:
+    """Nodes with so many made-up GPUs each, the first of which is the head; ``RAY_ADDRESS`` names it.
+
+    ``environment``: more variables of all its processes.
+    """
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
-    os.environ.update(RAY)
+    os.environ.update(RAY | environment)
     # a worker that is to interpret kernels imports torch for it: 3 s of a core each
     os.environ.pop("TRITON_INTERPRET", None)
     small = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 1, "include_log_monitor": False}
