@@ -6,6 +6,7 @@ The program is the real one, only the three seconds that importing takes in ever
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ParamSpec
 from unittest import mock
 
 from command_line import Ended
@@ -23,6 +25,8 @@ from sqlalchemy import Engine, event
 from fp8tune import cli
 from fp8tune.errors import Fp8tuneError
 from fp8tune.measure import trial
+
+P = ParamSpec("P")
 
 assert trial  # imported here once, instead of in every worker
 
@@ -83,6 +87,24 @@ def ended(*arguments: object, cwd: Path | None = None, **variables: str) -> Ende
         code, _ = Forked(run).wait()
         texts = [os.pread(file.fileno(), 1 << 30, 0).decode() for file in (out, error)]
         return Ended(code, *texts)
+
+
+def alone(test: Callable[P, None]) -> Callable[P, None]:
+    """A test in a process of its own: Ray leaves threads in one, after which a process forked from it may crash."""
+
+    @functools.wraps(test)
+    def run(*given: P.args, **named: P.kwargs) -> None:
+        with tempfile.TemporaryFile() as said:
+
+            def go() -> None:
+                os.dup2(said.fileno(), 1)  # not the pipe, for whose end would be waited that Ray's own processes have
+                os.dup2(said.fileno(), 2)
+                test(*given, **named)
+
+            code, _ = Forked(go).wait()
+            assert code == 0, os.pread(said.fileno(), 1 << 20, 0).decode()
+
+    return run
 
 
 def told_to_end(number: int, *arguments: str) -> Callable[[], None]:

@@ -17,8 +17,8 @@ from typing import Any
 import command_line
 import pytest
 from fleet import ray_cluster
+from forked import alone
 
-from fp8tune.errors import MachineError
 from fp8tune.fleet import ahead, units
 from fp8tune.fleet.ahead import CompileTask
 from fp8tune.fleet.on_ray import RayFleet
@@ -33,7 +33,7 @@ ARCH = "sm_90"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    grid = ("BLOCK_SIZE_M=4", "BLOCK_SIZE_K=256", "num_warps=2,4")
+    grid = ("BLOCK_SIZE_M=4", "BLOCK_SIZE_K=256", "num_warps=4")
     options = Options(kernels=("mxfp8-dim0",), shapes=("tiny",), grid=grid, timer=ray_cluster.TIMER, quick=True)
     return planning.expanded(planning.planned(options))
 
@@ -61,27 +61,22 @@ def test_kernels_that_gpus_begin_with_come_last() -> None:
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 
-def test_nodes_share_the_configs(task: CompileTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    whole = ahead.arms_of(task)
-    shares = [ahead.arms_of(replace(task, place=place, places=3)) for place in range(3)]
-    assert len(whole) >= 2
-    assert sorted(map(repr, whole)) == sorted(repr(arm) for share in shares for arm in share)
-
-
-def test_what_would_not_be_found_is_refused(task: CompileTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(MachineError, match=r"Triton here is .*, and 1\.0 where the sweep was queued"):
-        ahead.arms_of(replace(task, triton="1.0"))
-    with pytest.raises(MachineError, match="other code here"):
-        ahead.arms_of(replace(task, kernels=(("mxfp8-dim0", "0000"),)))
-
-
 COMPILING = """
 import pickle, sys
+from dataclasses import replace
+from fp8tune.errors import MachineError
+from fp8tune.fleet import ahead
 from fp8tune.fleet.ray_ahead import programs
 task = pickle.load(sys.stdin.buffer)
-pickle.dump([program for sent in programs(task, "") for program in sent], sys.stdout.buffer)
+sent = [program for part in programs(task, "") for program in part]
+arms = [ahead.arms_of(of) for of in (task, *(replace(task, place=place, places=3) for place in range(3)))]
+errors = []
+for wrong in (replace(task, triton="1.0"), replace(task, kernels=(("mxfp8-dim0", "0000"),))):
+    try:
+        ahead.arms_of(wrong)
+    except MachineError as error:
+        errors.append(str(error))
+pickle.dump((sent, arms, errors), sys.stdout.buffer)
 """
 
 FINDING = """
@@ -101,8 +96,14 @@ pickle.dump((kept, hits), sys.stdout.buffer)
 """
 
 
-def test_another_host_finds_all_of_it_compiled(task: CompileTask, tmp_path: Path) -> None:
-    sent = answer(COMPILING, task, tmp_path / "one host")
+def test_nodes_share_the_configs_and_another_host_finds_them_compiled(task: CompileTask, tmp_path: Path) -> None:
+    sent, (whole, *shares), errors = answer(COMPILING, task, tmp_path / "one host")
+    assert len(whole) >= 2
+    assert sorted(map(repr, whole)) == sorted(repr(arm) for share in shares for arm in share)
+    assert errors == [
+        f"Triton here is {here()}, and 1.0 where the sweep was queued",
+        "the kernels have other code here than where the sweep was queued",
+    ]
     assert len(sent) == len({program.folder for program in sent}) >= 2
     assert not list((tmp_path / "one host").glob("*"))  # it compiles into a folder of its own
     kept, hits = answer(FINDING, (task, sent), tmp_path / "another")
@@ -129,6 +130,7 @@ def short() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+@alone
 def test_a_node_without_a_gpu_compiles_for_the_others(
     plan: Plan, task: CompileTask, monkeypatch: pytest.MonkeyPatch, short: Path
 ) -> None:

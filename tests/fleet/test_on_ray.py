@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pytest
 from command_line import environment, fp8tune
 from fleet import ray_cluster
+from forked import alone
 from servers import PASSWORD, Server
 
 from fp8tune.errors import MachineError, UsageError
@@ -36,16 +37,16 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")  #
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with ray_cluster.cluster(6, 2) as made:
-        yield made
-
-
 @pytest.mark.slow
+@alone
 def test_workers_a_node_and_the_database_die_and_the_table_is_that_of_one_worker(
-    cluster: Any, postgresql: Server, tmp_path: Path
+    postgresql: Server, tmp_path: Path
 ) -> None:
+    with ray_cluster.cluster(6, 2) as cluster:
+        survives(cluster, postgresql, tmp_path)
+
+
+def survives(cluster: Any, postgresql: Server, tmp_path: Path) -> None:
     plan = ray_cluster.plan(tmp_path, 500)
     db = postgresql.database()
 
