@@ -65,11 +65,11 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
                 with display:
                     keys = [added.sweep.key]
                     for progress in run.watch(store, keys, is_over=fleet.is_over):
-                        display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+                        display.tell(progress, fleet.states)
                     if fleet.working and (anew := settling.add(store, plan)) and anew.new:
                         display.line(f"GPUs of one name disagree on {anew.problems} problems, which are measured anew")
                         for progress in run.watch(store, [*keys, anew.sweep.key], is_over=fleet.is_over):
-                            display.tell(progress, {slot.name: slot.state for slot in fleet.working})
+                            display.tell(progress, fleet.states)
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
             raise

@@ -136,6 +136,12 @@ class RayFleet:
         """GPUs that have a worker."""
         return [slot for slot in self.slots if slot.ended is None]
 
+    @property
+    def states(self) -> dict[str, WorkerState]:
+        """Who is at it, by name, and what each does: GPUs first."""
+        ahead = self.ahead.states if self.ahead is not None else {}
+        return {slot.name: slot.state for slot in self.working} | ahead
+
     # Ray itself
 
     def _connect(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8tune import scratch
 from fp8tune.errors import Fp8tuneError, one_line
-from fp8tune.fleet.ray_actor import enter, folder
+from fp8tune.fleet.ray_actor import WorkerState, enter, folder
 
 if TYPE_CHECKING:
     from fp8tune.fleet.ahead import CompileTask
@@ -63,6 +63,14 @@ class CompileNodes:
     task: CompileTask
     say: Callable[[str], None]
     nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def states(self) -> dict[str, WorkerState]:
+        """Those that compile, by name, and what they have."""
+        at_it = [node for node in self.nodes if node.sending is not None]
+        return {
+            f"{node.host}:{node.id[:4]}": WorkerState("compiling ahead", f"{node.sent:,} programs") for node in at_it
+        }
 
     def look_after(self, all_nodes: Sequence[Mapping[str, Any]], workers: Collection[Any]) -> None:
         """Begin on nodes that are new, and hand what has come to ``workers``: an actor for each host with a GPU."""

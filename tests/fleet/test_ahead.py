@@ -61,14 +61,15 @@ def test_kernels_that_gpus_begin_with_come_last() -> None:
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 
-COMPILING = """
+FINDING = """
 import pickle, sys
 from dataclasses import replace
+from triton import knobs
 from fp8tune.errors import MachineError
 from fp8tune.fleet import ahead
-from fp8tune.fleet.ray_ahead import programs
+from fp8tune.measure import programs
+from fp8tune.measure.compiling import compile_config, compile_edges
 task = pickle.load(sys.stdin.buffer)
-sent = [program for part in programs(task, "") for program in part]
 arms = [ahead.arms_of(of) for of in (task, *(replace(task, place=place, places=3) for place in range(3)))]
 errors = []
 for wrong in (replace(task, triton="1.0"), replace(task, kernels=(("mxfp8-dim0", "0000"),))):
@@ -76,40 +77,13 @@ for wrong in (replace(task, triton="1.0"), replace(task, kernels=(("mxfp8-dim0",
         ahead.arms_of(wrong)
     except MachineError as error:
         errors.append(str(error))
-pickle.dump((sent, arms, errors), sys.stdout.buffer)
-"""
-
-FINDING = """
-import pickle, sys
-from triton import knobs
-from fp8tune.fleet import ahead
-from fp8tune.measure import programs
-from fp8tune.measure.compiling import compile_config, compile_edges
-hits = []
+found, hits = list(programs.new(set())), []
 knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
-task, sent = pickle.load(sys.stdin.buffer)
-kept = [programs.keep(sent), programs.keep(sent)]
-for arm in ahead.arms_of(task):
+for arm in arms[0]:
     compile_edges(arm.reference, arm.problem, arm.config, task.arch)
     compile_config(arm.reference, arm.problem, arm.config, task.arch, 1 << 20)
-pickle.dump((kept, hits), sys.stdout.buffer)
+pickle.dump((arms, errors, hits, len(found), programs.keep(found)), sys.stdout.buffer)
 """
-
-
-def test_nodes_share_the_configs_and_another_host_finds_them_compiled(task: CompileTask, tmp_path: Path) -> None:
-    sent, (whole, *shares), errors = answer(COMPILING, task, tmp_path / "one host")
-    assert len(whole) >= 2
-    assert sorted(map(repr, whole)) == sorted(repr(arm) for share in shares for arm in share)
-    assert errors == [
-        f"Triton here is {here()}, and 1.0 where the sweep was queued",
-        "the kernels have other code here than where the sweep was queued",
-    ]
-    assert len(sent) == len({program.folder for program in sent}) >= 2
-    assert not list((tmp_path / "one host").glob("*"))  # it compiles into a folder of its own
-    kept, hits = answer(FINDING, (task, sent), tmp_path / "another")
-    assert kept == [len(sent), 0]
-    assert len(hits) >= len(sent)
-    assert all(hits)
 
 
 def answer(program: str, given: object, cache: Path) -> Any:
@@ -142,10 +116,23 @@ def test_a_node_without_a_gpu_compiles_for_the_others(
         said = until(lambda _: any(short.glob("fp8tune-ahead-*/*")), fleet_of, mine)
         assert said == []
         assert not [*short.glob("fp8tune-ahead-*")]  # it was told to stop, and what it had is gone
-        (line,) = until(bool, fleet_of, mine)
-    whole = len([*cache.glob("*/__grp__*")])
-    assert whole >= 2
-    assert f"has compiled {whole} programs ahead for {ARCH}" in line
+        (line,) = until(lambda lines: bool(lines) and f" {kept(cache)} programs" in lines[0], fleet_of, mine)
+    (whole, *shares), errors, hits, programs, anew = answer(FINDING, mine, cache)
+    assert f"has compiled {programs} programs ahead for {ARCH}" in line
+    assert len(hits) >= programs >= 2
+    assert all(hits)
+    assert anew == 0
+    assert len(whole) >= 2
+    assert sorted(map(repr, whole)) == sorted(repr(arm) for share in shares for arm in share)
+    assert errors == [
+        f"Triton here is {here()}, and 1.0 where the sweep was queued",
+        "the kernels have other code here than where the sweep was queued",
+    ]
+
+
+def kept(cache: Path) -> int:
+    """Whole programs in a cache."""
+    return len([*cache.glob("*/__grp__*")])
 
 
 @contextlib.contextmanager
@@ -170,5 +157,7 @@ def until(
         deadline = time.monotonic() + 120
         while not is_over(lines) and time.monotonic() < deadline:
             assert not fleet.is_over()
+            at_it = [state.doing for state in fleet.states.values()]
+            assert at_it.count("compiling ahead") == (not lines)
             time.sleep(0.1)
     return lines
