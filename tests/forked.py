@@ -90,7 +90,7 @@ def ended(*arguments: object, cwd: Path | None = None, **variables: str) -> Ende
 
 
 def alone(test: Callable[P, None]) -> Callable[P, None]:
-    """A test in a process of its own: Ray leaves threads in one, after which a process forked from it may crash."""
+    """A test in a process of its own: Ray leaves threads in one, and other tests are forked from this one."""
 
     @functools.wraps(test)
     def run(*given: P.args, **named: P.kwargs) -> None:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
 
 from fp8tune.errors import MachineError
 from fp8tune.fleet import units
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.processes import COMPILE_TIMEOUT_S
-from fp8tune.measure.compiling import compile_config, compile_edges
-from fp8tune.measure.worker import WorkerPool, usable_cores
+from fp8tune.measure.backends.processes import ProcessBackend
+from fp8tune.records import Device
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit, UnitState
 from fp8tune.sweep.planning import Plan
@@ -71,18 +68,11 @@ def arms_of(task: CompileTask) -> list[KernelArm]:
 
 
 def compiled(arms: Sequence[KernelArm], arch: str, every_s: float) -> Iterator[int]:
-    """Compile configs, and what their checks launch, on all cores. Gives how many are left, again and again, then 0."""
-    pool = WorkerPool(usable_cores())
-    with contextlib.closing(pool):
-        pending: list[Future[Any]] = []
-        for arm in arms:
-            spec = (arm.reference, arm.problem, arm.config, arch)
-            shared = ARCHES[arch].shared_bytes_per_block
-            pending += [
-                pool.submit(COMPILE_TIMEOUT_S, compile_config, *spec, shared),
-                pool.submit(COMPILE_TIMEOUT_S, compile_edges, *spec),
-            ]
-        while pending:
-            yield len(pending)
-            pending = list(wait(pending, every_s).not_done)
+    """Compile configs, and what their checks launch, on all cores. Gives how much is left, again and again, then 0."""
+    shared_limit = ARCHES[arch].shared_bytes_per_block
+    backend = ProcessBackend(Device(arch=arch), "meta", shared_limit=shared_limit)  # its runners are never started
+    with contextlib.closing(backend):
+        backend.compile(arms)
+        while left := backend.compiling(every_s):
+            yield left
     yield 0

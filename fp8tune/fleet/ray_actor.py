@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fp8tune.errors import Fp8tuneError, MachineError, one_line
 
 if TYPE_CHECKING:
-    from fp8tune.measure.programs import Program
+    from fp8tune.measure.cached_programs import Program
 
 AMD = "HIP_VISIBLE_DEVICES"
 AMD_RUNTIME = "ROCR_VISIBLE_DEVICES"
@@ -77,7 +77,7 @@ class RayWorker:
 
     def keep(self, programs: Sequence[Program]) -> int:
         """Put what another node has compiled into this host's Triton cache. Returns how many it did not have."""
-        from fp8tune.measure.programs import keep
+        from fp8tune.measure.cached_programs import keep
 
         return keep(programs)
 

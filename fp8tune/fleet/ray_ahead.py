@@ -18,7 +18,7 @@ from fp8tune.fleet.ray_actor import WorkerState, enter, folder
 
 if TYPE_CHECKING:
     from fp8tune.fleet.ahead import CompileTask
-    from fp8tune.measure.programs import Program
+    from fp8tune.measure.cached_programs import Program
 
 CACHE = "TRITON_CACHE_DIR"
 
@@ -35,7 +35,7 @@ def programs(task: CompileTask, working_directory: str) -> Iterator[list[Program
     with scratch.folder("ahead") as cache:  # not the host's own: what it had before would not be sent
         os.environ[CACHE] = str(cache)
         from fp8tune.fleet import ahead
-        from fp8tune.measure.programs import new
+        from fp8tune.measure.cached_programs import new
 
         known: set[str] = set()
         for _ in ahead.compiled(ahead.arms_of(task), task.arch, SENT_EVERY_S):
@@ -79,8 +79,7 @@ class CompileNodes:
         places = len(self.nodes) + len(joined)
         self.nodes += [self._begun(of, place, places) for place, of in enumerate(joined, len(self.nodes))]
         for node in self.nodes:
-            while node.sending is not None and self._hand_out(node, workers):
-                pass
+            self._hand_out(node, workers)
 
     def end(self) -> None:
         """Stop them."""
@@ -100,23 +99,20 @@ class CompileNodes:
         sending = fresh.options(**options).remote(replace(self.task, place=place, places=places), folder())
         return Node(node["NodeID"], node["NodeManagerHostname"], sending)
 
-    def _hand_out(self, node: Node, workers: Collection[Any]) -> bool:
-        """Give to all what one has sent; False where nothing has come."""
-        if not self.ray.wait([node.sending], timeout=0)[0]:
-            return False
-        try:
-            sent = next(node.sending)
-            node.sent += len(self.ray.get(sent))
-        except StopIteration:
-            self._ended(node, "")
-            return False
-        except self.ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            self._ended(node, str(cause) if isinstance(cause, Fp8tuneError) else one_line(cause or error))
-            return False
-        for worker in workers:
-            worker.keep.remote(sent)
-        return True
+    def _hand_out(self, node: Node, workers: Collection[Any]) -> None:
+        """Give to all what one has sent by now."""
+        while node.sending is not None and self.ray.wait([node.sending], timeout=0)[0]:
+            try:
+                sent = next(node.sending)
+                node.sent += len(self.ray.get(sent))
+            except StopIteration:
+                self._ended(node, "")
+            except self.ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None)
+                self._ended(node, str(cause) if isinstance(cause, Fp8tuneError) else one_line(cause or error))
+            else:
+                for worker in workers:
+                    worker.keep.remote(sent)
 
     def _ended(self, node: Node, why: str) -> None:
         node.sending = None

@@ -67,7 +67,7 @@ from dataclasses import replace
 from triton import knobs
 from fp8tune.errors import MachineError
 from fp8tune.fleet import ahead
-from fp8tune.measure import programs
+from fp8tune.measure import cached_programs
 from fp8tune.measure.compiling import compile_config, compile_edges
 task = pickle.load(sys.stdin.buffer)
 arms = [ahead.arms_of(of) for of in (task, *(replace(task, place=place, places=3) for place in range(3)))]
@@ -77,12 +77,12 @@ for wrong in (replace(task, triton="1.0"), replace(task, kernels=(("mxfp8-dim0",
         ahead.arms_of(wrong)
     except MachineError as error:
         errors.append(str(error))
-found, hits = list(programs.new(set())), []
+found, hits = list(cached_programs.new(set())), []
 knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
 for arm in arms[0]:
     compile_edges(arm.reference, arm.problem, arm.config, task.arch)
     compile_config(arm.reference, arm.problem, arm.config, task.arch, 1 << 20)
-pickle.dump((arms, errors, hits, len(found), programs.keep(found)), sys.stdout.buffer)
+pickle.dump((arms, errors, hits, len(found), cached_programs.keep(found)), sys.stdout.buffer)
 """
 
 

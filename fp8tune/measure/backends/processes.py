@@ -117,12 +117,19 @@ class ProcessBackend:
         self._end_runners()
         self._end_compilers()
 
+    def compiling(self, within_s: float) -> int:
+        """How many of the compilers' calls are left when all have ended, or so many seconds have passed."""
+        return len(wait(self._queued, within_s).not_done)
+
     def finish_compiling(self) -> None:  # noqa: D102
-        compiling: list[Future[Any]] = [*self._compiling.values(), *self._compiling_edges.values()]
-        for queued in compiling:
+        for queued in self._queued:
             with contextlib.suppress(WorkerDied, RemoteError):  # it fails again where it is launched
                 alive.result(queued)
         self._end_compilers()
+
+    @property
+    def _queued(self) -> list[Future[Any]]:
+        return [*self._compiling.values(), *self._compiling_edges.values()]
 
     def _end_compilers(self) -> None:
         if self._compilers is not None:

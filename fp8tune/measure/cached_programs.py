@@ -1,4 +1,4 @@
-"""Compiled Triton programs as bytes: what one host has compiled, another one finds compiled.
+"""Programs of Triton's cache as bytes: what one host has compiled, another one finds compiled.
 
 Triton names the folder of a program in its cache by a hash of code, constants, options, target, compiler and
 environment, and by no path. So a program of another host is found exactly where this one would compile the same.
