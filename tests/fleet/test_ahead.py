@@ -33,7 +33,10 @@ ARCH = "sm_90"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    grid = ("BLOCK_SIZE_M=4", "BLOCK_SIZE_K=256", "num_warps=4")
+    return plan_of("BLOCK_SIZE_M=4", "BLOCK_SIZE_K=256", "num_warps=4")
+
+
+def plan_of(*grid: str) -> Plan:
     options = Options(kernels=("mxfp8-dim0",), shapes=("tiny",), grid=grid, timer=ray_cluster.TIMER, quick=True)
     return planning.expanded(planning.planned(options))
 
@@ -113,7 +116,8 @@ def test_a_node_without_a_gpu_compiles_for_the_others(
     with ray_cluster.cluster(1, TRITON_CACHE_DIR=str(cache)) as cluster, queue(plan, short) as (fleet_of, sweep):
         cluster.add_node(**{**cluster.small, "num_cpus": 2}, num_gpus=0)
         mine = replace(task, sweep=sweep)
-        said = until(lambda _: any(short.glob("fp8tune-ahead-*/*")), fleet_of, mine)
+        long = replace(mine, sweep=units.queued(plan_of()))  # some minutes, of which it is told to stop in the first
+        said = until(lambda _: any(short.glob("fp8tune-ahead-*/*")), fleet_of, long)
         assert said == []
         assert not [*short.glob("fp8tune-ahead-*")]  # it was told to stop, and what it had is gone
         (line,) = until(lambda lines: bool(lines) and f" {kept(cache)} programs" in lines[0], fleet_of, mine)
