@@ -7,7 +7,7 @@ import math
 import typer
 
 from fp8tune.records import Kind
-from fp8tune.render.terminal import notice
+from fp8tune.render.terminal import counted, notice
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.units import UnitState
@@ -27,26 +27,27 @@ def shared_out(plan: Plan, db: str, begun: float) -> None:
 def queue(plan: Plan, db: str) -> None:
     """Add the units, and say how to start workers."""
     from fp8tune.fleet import settling, units
+    from fp8tune.render.fleet import added_lines
 
     with Store.open(db, create=True) as store:
-        added, anew = units.add(store, plan), settling.add(store, plan)
-    if anew:
-        notice(f"GPUs of one name disagree on {anew.problems} problems: {anew.new} units measure them anew")
-    if added.settled:
-        notice(f"{added.settled} problems are settled already; --again measures them anew")
+        added, again = units.add(store, plan), settling.add(store, plan)
+    notice(*added_lines(added, again))
     if added.there:
-        print(f"all {added.there} units of this sweep are in the queue already, for {added.sweep.device}")
+        print(f"in the queue already: {counted(added.there, 'unit')} for {added.sweep.device}")
     else:
-        print(f"{added.new} units of {added.problems} problems wait for {added.sweep.device}")
+        print(f"queued for {added.sweep.device}: {counted(added.new, 'unit')} of {counted(added.problems, 'problem')}")
     notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run fp8tune worker on each GPU")
     notice("fp8tune queue shows how far they are")
 
 
 def on_ray(plan: Plan, db: str, begun: float) -> None:
-    """Add the units, and do them on all GPUs that Ray has. Exit code 1: a unit failed for good."""
+    """Add the units, and do them on all GPUs that Ray has.
+
+    Exit code 1: a unit failed for good, or no config is right on a problem.
+    """
     from fp8tune.fleet import ahead, run, settling, trust, units
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.render.fleet import RayProgress, left_line
+    from fp8tune.render.fleet import SEE_FAILED, RayProgress, added_lines, disagreement, left_line
     from fp8tune.stopping import Stopped
     from fp8tune.sweep import picks
 
@@ -57,18 +58,18 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
         try:
             with fleet:
                 added = units.add(store, plan)
-                if added.settled:
-                    notice(f"{added.settled} problems are settled already; --again measures them anew")
-                notice(f"{added.new + added.there} units of {added.problems} problems on {len(fleet.slots)} GPUs")
+                notice(*added_lines(added, None))
+                found = counted(added.new + added.there, "unit"), counted(added.problems, "problem")
+                notice(f"{' of '.join(found)} on {counted(len(fleet.slots), 'GPU')}")
                 if plan.backend.kind is Kind.MEASURED:
                     fleet.compile_ahead(ahead.task_of(store, plan, added.sweep, len(fleet.slots)))
                 with display:
                     keys = [added.sweep.key]
                     for progress in run.watch(store, keys, is_over=fleet.is_over):
                         display.tell(progress, fleet.states)
-                    if fleet.working and (anew := settling.add(store, plan)) and anew.new:
-                        display.line(f"GPUs of one name disagree on {anew.problems} problems, which are measured anew")
-                        for progress in run.watch(store, [*keys, anew.sweep.key], is_over=fleet.is_over):
+                    if fleet.working and (again := settling.add(store, plan)) and again.new:
+                        display.line(f"{disagreement(again)}; measured anew")
+                        for progress in run.watch(store, [*keys, again.sweep.key], is_over=fleet.is_over):
                             display.tell(progress, fleet.states)
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
@@ -81,5 +82,7 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
     if line := left_line(progress, len(fleet.slots)):
         notice(f"{line}; run it again to go on")
     notice(f"rows are in {database.label(db)}")
-    if progress.counts[UnitState.FAILED]:
+    if findings := sum(of.is_finding for of in progress.queue.units):
+        notice(f"no config is right on some problems of {counted(findings, 'unit')}: {SEE_FAILED}")
+    if findings or progress.counts[UnitState.FAILED]:
         raise typer.Exit(1)

@@ -42,7 +42,8 @@ def worker(
     another until none are left.
 
     Ctrl-C and SIGTERM give its unit back at once. If it is killed, or its machine is gone, the unit comes back within a
-    minute. Put a server's URL into FP8TUNE_DB: others see a command line. Exit code 1: a unit failed here.
+    minute. Put a server's URL into FP8TUNE_DB: others see a command line. Exit code 1: a unit failed here, or no
+    config is right on a problem.
     """
     if timer is None:
         from fp8tune.measure.worker import start_server
@@ -72,5 +73,5 @@ def worker(
     notice(*progress.end(event))
     if event.is_in_vain:
         raise MachineError(event.reason)
-    if event.failed:
+    if event.failed or event.findings:
         raise typer.Exit(1)

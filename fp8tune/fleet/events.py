@@ -46,6 +46,8 @@ class UnitDone:
     unit: Unit
     seconds: float
     trials: int
+    reason: str = ""
+    """What was found: that no config is right on some of its problems. Mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class WorkerEnded:
     """About what these take on one device; None where nothing of them was done yet."""
     is_in_vain: bool = False
     """Whether it ended because it cannot do what waits: nothing to do with a time budget."""
+    findings: int = 0
+    """Of the units done, those with a problem that no config is right on."""
 
 
 OwnEvent = (

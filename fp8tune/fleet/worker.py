@@ -33,9 +33,10 @@ from fp8tune.fleet.events import (
     WorkerStarted,
 )
 from fp8tune.fleet.lease import Heartbeat
+from fp8tune.fleet.outcomes import Outcomes
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
-from fp8tune.records import Kind, Problem, Status
+from fp8tune.records import Kind
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
 from fp8tune.sweep import picks, planning
@@ -133,8 +134,10 @@ class _Worker:
     """Key of a sweep -> why its units are left alone."""
     plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict)
     """Key of a sweep -> its plan here, and the problems of it by their keys."""
-    wrong: set[Problem] = field(default_factory=set)
-    """Problems of the last unit on which a config's bytes were wrong."""
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    """Of the last unit."""
+    findings: int = 0
+    """Units that are done, but with a problem that no config is right on."""
 
     def __post_init__(self) -> None:
         self._deadline = self.clock() + self.options.time_budget_s
@@ -174,7 +177,7 @@ class _Worker:
             reason, is_in_vain = next(iter(self.refused.values())), True
         waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
         left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
-        yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain)
+        yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain, self.findings)
 
     def _counts(self) -> Counter[UnitState]:
         return self.store.count_units(self.backend.device.name, without=list(self.refused))
@@ -182,7 +185,7 @@ class _Worker:
     def _looked_after(self) -> Iterator[WorkerEvent]:
         """Between units, while nothing runs on the GPU. Raises UntrustedError."""
         if self.is_prepared:
-            self._guard.examine(self.wrong)
+            self._guard.examine(self.outcomes.wrong)
             return
         yield Preparing()
         work_s = run.finals_s(self.store.queue(), self.backend.device.name)
@@ -214,7 +217,7 @@ class _Worker:
 
     def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
         """One unit, from its lease to its end."""
-        unit, begun, self.wrong = lease.unit, self.clock(), set()
+        unit, begun, self.outcomes = lease.unit, self.clock(), Outcomes()
         yield UnitTaken(unit, lease.attempt)
         try:
             with (
@@ -224,14 +227,13 @@ class _Worker:
             ):
                 whole, by_key = self._plan(lease.sweep)
                 plan = units.of_unit(whole, unit, self._budget_s(), known=by_key)
-                plan, trials = settling.with_rivals(self.store, plan), 0
-                for event in (self.do or swept)(self.store, plan):
+                for event in (self.do or swept)(self.store, settling.with_rivals(self.store, plan)):
                     heart.beat()
                     yield event
                     if isinstance(event, TrialDone):
-                        trials += not event.from_database
-                        self.wrong |= {event.row.problem} if event.row.outcome.status is Status.WRONG else set()
-                self.store.finish_unit(lease)
+                        self.outcomes.take(event)
+                finding = self.outcomes.finding(len(unit.problems))
+                self.store.finish_unit(lease, finding)
         except LeaseLostError as lost:
             yield UnitReturned(unit, str(lost))
         except units.OtherCodeError as other:
@@ -254,8 +256,8 @@ class _Worker:
             self._give_back(lease, "its worker was told to end")
             raise
         else:
-            self.done, self.failures_in_row = self.done + 1, 0
-            yield UnitDone(unit, self.clock() - begun, trials)
+            self.done, self.failures_in_row, self.findings = self.done + 1, 0, self.findings + bool(finding)
+            yield UnitDone(unit, self.clock() - begun, self.outcomes.trials, finding)
 
     def _budget_s(self) -> float | None:
         left_s = self._left_s()

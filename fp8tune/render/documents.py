@@ -248,7 +248,7 @@ QUEUED_UNIT = (
     field("since_s", "number or null", "since it was taken; null while it waits"),
     field("seconds", "number or null", "that it took; null unless done", "s"),
     field("lease_left_s", "number or null", "until its lease ends; null unless running"),
-    field("reason", "text", "why it failed or came back; empty otherwise"),
+    field("reason", "text", "why it failed or came back, or that no config is right on a problem; empty otherwise"),
     field("worth", "number", "units of more worth are taken first"),
     field("expected_s", "number", "about what it takes on one device"),
 )
@@ -291,7 +291,7 @@ DOCUMENTS: Mapping[str, Document] = {
             field("sweep", "text or null", "the key of the sweep it is of"),
             replace(KERNEL, type="text or null"),
             UNIT_SHAPES,
-            field("reason", "text", "why it failed, went back or ended, or a notice; empty otherwise"),
+            field("reason", "text", "why it failed, went back or ended; what was found when done; or a notice"),
             field("attempt", "integer or null", "counted from 1"),
             field("seconds", "number or null", "that the unit took", "s"),
             field("trials", "integer or null", "of the unit, stored by this worker"),

@@ -10,16 +10,19 @@ from typing import Self
 from fp8tune.fleet import events
 from fp8tune.fleet.ray_actor import WorkerState
 from fp8tune.fleet.run import FleetProgress
+from fp8tune.fleet.units import Added
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display, duration
 from fp8tune.render.report import Column, Report, left, print_parts, right
-from fp8tune.render.terminal import kernel_name, print_json
+from fp8tune.render.terminal import counted, kernel_name, print_json
 from fp8tune.store.exclusions import Exclusion
 from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitState, UnitStatus
 from fp8tune.sweep.events import TrialDone
 
 MOST_ROWS = 20
 """Units in one table; JSON has all."""
+
+SEE_FAILED = "fp8tune show --failed has the reasons"
 
 
 class WorkerProgress(Display):
@@ -46,8 +49,10 @@ class WorkerProgress(Display):
             case TrialDone(from_database=False):
                 self._trials += 1
                 self.update("trials", self._trials, detail=self._unit)
-            case events.UnitDone(unit, seconds, trials):
+            case events.UnitDone(unit, seconds, trials, finding):
                 self.line(f"done: {unit_name(unit)}, {trials:,} trials in {seconds:.1f} s")
+                if finding:
+                    self.line(f"{kernel_name(unit.kernel)}: {finding}")
             case events.UnitFailed(unit, reason, is_final):
                 rest = "nobody tries it again" if is_final else "another worker may try it"
                 self.line(f"failed: {unit_name(unit)}: {reason}; {rest}")
@@ -63,6 +68,8 @@ class WorkerProgress(Display):
         failed = f", {event.failed} failed" if event.failed else ""
         why = f": {event.reason}" if event.reason and not event.is_in_vain else ""
         yield f"{counted(event.done, 'unit')} done{failed}{why}"
+        if event.findings:
+            yield f"no config is right on some problems of {counted(event.findings, 'unit')}: {SEE_FAILED}"
         if event.waiting:
             yield f"{counted(event.waiting, 'unit')} wait{'s' if event.waiting == 1 else ''}{lasting(event.left_s, 1)}"
 
@@ -78,8 +85,11 @@ class FleetDisplay(Display):
     def show(self, progress: FleetProgress) -> None:
         """Take what :func:`fp8tune.fleet.run.watch` gives."""
         for of in progress.queue.units:
-            if of.state is UnitState.FAILED and self._states.get(of.unit.key) is not UnitState.FAILED:
-                self.line(f"failed: {unit_name(of.unit)}: {of.reason}")
+            if of.state is not self._states.get(of.unit.key):
+                if of.state is UnitState.FAILED:
+                    self.line(f"failed: {unit_name(of.unit)}: {of.reason}")
+                elif of.is_finding:
+                    self.line(f"{kernel_name(of.unit.kernel)}: {of.reason}")
             self._states[of.unit.key] = of.state
         self._told(progress, ())
 
@@ -118,6 +128,19 @@ def worker_lines(workers: Mapping[str, WorkerState]) -> Iterator[str]:
         yield f"and {len(rest)} more: {what}; {sum(state.done for state in rest):,} done"
 
 
+def added_lines(added: Added, again: Added | None) -> Iterator[str]:
+    """What queueing a sweep did. ``again``: problems that are measured anew because GPUs disagree on them."""
+    if again and again.new:
+        yield f"{disagreement(again)}; measured anew in {counted(again.new, 'unit')}"
+    if added.settled:
+        yield f"already settled: {counted(added.settled, 'problem')}; --again measures anew"
+
+
+def disagreement(again: Added) -> str:
+    """On how much GPUs of one name do not agree."""
+    return f"GPUs of one name disagree on {counted(again.problems, 'problem')}"
+
+
 def left_line(progress: FleetProgress, workers: int) -> str:
     """What is left at the end, and how long that would take with so many workers; empty where nothing is."""
     from fp8tune.fleet.run import left_s
@@ -132,11 +155,6 @@ def left_line(progress: FleetProgress, workers: int) -> str:
 def lasting(seconds: float | None, workers: int) -> str:
     """How long that takes; empty where nobody knows."""
     return "" if seconds is None else f", about {duration(seconds)} with {counted(workers, 'worker')}"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 unit``, ``2 units``."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def unit_name(unit: Unit) -> str:
@@ -172,10 +190,12 @@ def print_queue(queue: Queue, label: str, output_format: str, excluded: Sequence
     parts: list[Report[QueuedSweep] | Report[UnitStatus] | Report[Exclusion] | str] = [
         Report(f"units in {label}", sweeps, queue.sweeps)
     ]
-    for state, columns in _NOT_DONE.items():
-        if found := queue.of(state):
+    shown = {str(state): (columns, queue.of(state)) for state, columns in _NOT_DONE.items()}
+    shown["done, but no config is right on some problems"] = _WITH_REASON, [of for of in queue.units if of.is_finding]
+    for title, (columns, found) in shown.items():
+        if found:
             more = f", the first {MOST_ROWS} of {len(found):,}" if len(found) > MOST_ROWS else ""
-            parts.append(Report(f"{state}{more}", columns, found[:MOST_ROWS]))
+            parts.append(Report(f"{title}{more}", columns, found[:MOST_ROWS]))
     if excluded:
         parts.append(Report("GPUs that are left out", _EXCLUDED, excluded))
     print_parts(parts, output_format)
@@ -197,6 +217,7 @@ _UNIT: list[Column[UnitStatus]] = [
     left("kernel", lambda of: kernel_name(of.unit.kernel, 20)),
     right("problems", lambda of: str(len(of.unit.problems))),
 ]
+_WITH_REASON: list[Column[UnitStatus]] = [*_UNIT, left("reason", lambda of: of.reason)]
 _NOT_DONE: dict[UnitState, list[Column[UnitStatus]]] = {
     UnitState.RUNNING: [
         *_UNIT,
@@ -210,6 +231,6 @@ _NOT_DONE: dict[UnitState, list[Column[UnitStatus]]] = {
         right("worth", lambda of: f"{of.unit.worth:g}"),
         left("came back", lambda of: of.reason),
     ],
-    UnitState.FAILED: [*_UNIT, left("reason", lambda of: of.reason)],
+    UnitState.FAILED: _WITH_REASON,
 }
 """State -> the columns of its table."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fp8tune.record.summary import Row, most_to_gain, rows
 from fp8tune.recording import Recording
 from fp8tune.render.report import Column, Report, left, right
-from fp8tune.render.terminal import kernel_name, notice, print_json, share
+from fp8tune.render.terminal import counted, kernel_name, notice, print_json, share
 
 
 def print_recording(recording: Recording, path: str, output_format: str) -> None:
@@ -28,7 +28,7 @@ def print_recording(recording: Recording, path: str, output_format: str) -> None
         )
         return
     where = recording.device or "Triton's interpreter"
-    title = f"{path}: {_counted(len(found), 'kernel')}, {_counted(recording.processes, 'process')}, {where}"
+    title = f"{path}: {counted(len(found), 'kernel')}, {counted(recording.processes, 'process')}, {where}"
     columns: list[Column[Row]] = [
         left("kernel", lambda row: kernel_name(row.kernel)),
         right("launches", lambda row: f"{row.launches:,}"),
@@ -51,8 +51,3 @@ def print_recording(recording: Recording, path: str, output_format: str) -> None
         print(f"\nnext: {command}")
     if sum(row.is_sweepable for row in found) > 1:
         print(f" all: fp8tune sweep --recording {path}")
-
-
-def _counted(number: int, name: str) -> str:
-    plural = f"{name}es" if name.endswith("s") else f"{name}s"
-    return f"{number} {name if number == 1 else plural}"

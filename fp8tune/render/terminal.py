@@ -79,6 +79,12 @@ def kernel_name(name: str, longest: int = LONGEST_NAME) -> str:
     return name if len(name) <= longest else f"...{name[3 - longest :]}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 unit``, ``2 units``, ``3 processes``."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
+
+
 def layout_name(layout: str) -> str:
     """An input layout; of a recorded launch the first half of its id, which tells launches apart: ``e9f809``."""
     return layout[len(RECORDED) :][:6] if layout.startswith(RECORDED) else layout

@@ -464,9 +464,9 @@ class Store(Reading):
         units.renew(self._connection, lease)
 
     @writes
-    def finish_unit(self, lease: Lease) -> None:
-        """Note that a unit is done. Raises LeaseLostError."""
-        units.finish(self._connection, lease)
+    def finish_unit(self, lease: Lease, finding: str = "") -> None:
+        """Note that a unit is done, and what was found of its problems. Raises LeaseLostError."""
+        units.finish(self._connection, lease, visible(redacted(finding)))
 
     @writes
     def fail_unit(self, lease: Lease, reason: str) -> UnitState:

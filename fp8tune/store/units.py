@@ -116,7 +116,12 @@ class UnitStatus:
     lease_left_s: float | None = None
     """Until its lease ends; below zero where the lease has ended and nobody asked yet."""
     reason: str = ""
-    """Why it failed, or why it was given back."""
+    """Why it failed or was given back; where it is done, that no config is right on some of its problems."""
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is done, but with a problem that no config is right on."""
+        return self.state is UnitState.DONE and bool(self.reason)
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,9 @@ def check(connection: Connection, lease: Lease) -> None:
         raise _lost(lease)
 
 
-def finish(connection: Connection, lease: Lease) -> None:
+def finish(connection: Connection, lease: Lease, finding: str) -> None:
     """The unit is done. Raises LeaseLostError: of all workers that had it, one finishes it."""
-    _as_owner(connection, lease, state="done", token="", expires_at=None, ended_at=now(connection), reason="")
+    _as_owner(connection, lease, state="done", token="", expires_at=None, ended_at=now(connection), reason=finding)
 
 
 def fail(connection: Connection, lease: Lease, reason: str) -> UnitState:

@@ -188,7 +188,8 @@ class _Screen:
         for number in range(ROUNDS if self.sweep.backend.times else 1):
             # what the committed table holds stays in: no single block puts it out
             committed = {self.plan.incumbent, self.plan.fallback, *self.plan.rivals}
-            configs = self._permuted(_contenders(self.plan.configs, self.times_us, committed), number)
+            contenders = _contenders(self.plan.configs, self.times_us, committed) if number else self.plan.configs
+            configs = self._permuted(contenders, number)
             if number and configs:
                 yield Added(len(configs))
             known = self.known(number)
@@ -276,8 +277,6 @@ class _Screen:
 def _contenders(
     configs: Iterable[NamedInts], times_us: Mapping[NamedInts, Sequence[float]], always: Collection[NamedInts | None]
 ) -> list[NamedInts]:
-    """All configs before any was timed; then those that may still be the best, and ``always``."""
-    if not times_us:
-        return list(configs)
-    limit_us = CONTENDER_RATIO * min(median(times) for times in times_us.values())
+    """Those that may still be the best, and ``always``: none where none could be timed."""
+    limit_us = CONTENDER_RATIO * min((median(times) for times in times_us.values()), default=math.inf)
     return [c for c in configs if c in times_us and (c in always or median(times_us[c]) <= limit_us)]

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure import worker as processes
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
+from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session
@@ -109,6 +111,24 @@ def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends
     assert isinstance(events[-1], WorkerEnded)
     assert (events[-1].is_in_vain, events[-1].waiting) == (True, 3)
     assert len(of_type(UnitDone, worked(db, 1, time_budget_s=WORKER_S))) == 3
+
+
+@pytest.mark.parametrize(("wrong", "without"), [("1", 2), ("0.4", 1)])
+def test_a_problem_that_no_config_is_right_on_is_told(db: str, wrong: str, without: int) -> None:
+    """Its unit is done, and no other worker would do better. What failed in the first round is not tried again."""
+    plan = queued(db, 2)
+    done = fp8tune("worker", "--db", db, "--timer", f"{DEVICE},wrong={wrong}", "--time-budget", WORKER_S)
+    lines = [line for line in done.stderr.splitlines() if "no config is right" in line]
+    assert done.returncode == 1
+    shapes = [of.problem.shape for of in plan.problems[:without]]
+    assert sorted(lines[:-1]) == [f"rowwise-2d: no config is right on {shape}: wrong" for shape in shapes]
+    assert lines[-1].startswith(f"no config is right on some problems of {without} unit")
+    with Store.open(db, writable=False) as store:
+        found = [of for of in store.queue().units if of.is_finding]
+        failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
+    assert [of.state for of in found] == [UnitState.DONE] * without
+    assert set(failed.values()) == {1}
+    assert "done, but no config is right on some problems" in fp8tune("queue", "--db", db).stdout
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
