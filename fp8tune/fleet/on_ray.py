@@ -163,9 +163,7 @@ class RayFleet:
             try:
                 self._ray.init(**(options if not address else {**options, "address": address}))
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                where = f"no Ray cluster at {address}" if address else "Ray does not start here"
-                line = " ".join(str(error).split())[:200]
-                raise MachineError(f"{where} ({line}): see ray status, or unset {ADDRESS}") from None
+                raise MachineError(_why_not(error, address)) from None
 
     def _disconnect(self) -> None:
         with _signals_kept():
@@ -305,6 +303,21 @@ def numbered(timer: str, number: int) -> str:
         return timer
     first, comma, rest = timer.partition(",")
     return f"{first},gpu={number}{comma}{rest}"
+
+
+def _why_not(error: BaseException, address: str) -> str:
+    """One line, of what Ray raises where no cluster is reached or begun; ``address`` is empty for one of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if "AuthToken" in str(cause):
+            return (
+                f"the Ray cluster at {address} wants its token: set RAY_AUTH_MODE=token, and copy ~/.ray/auth_token "
+                "from its head node or set RAY_AUTH_TOKEN"
+            )
+        cause = cause.__cause__
+    where = f"no Ray cluster at {address}" if address else "Ray does not start here"
+    line = " ".join(str(error).split())[:200]
+    return f"{where} ({line}): see ray status, or unset {ADDRESS}"
 
 
 @contextlib.contextmanager

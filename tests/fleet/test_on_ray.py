@@ -242,6 +242,25 @@ def test_a_client_s_address_and_one_where_nothing_is_are_one_line(
         pass
 
 
+def test_a_cluster_that_wants_a_token_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``ray start --head`` wants one where an earlier Ray has left one in the home folder; it said "no Ray cluster"."""
+
+    class Guarded(FakeRay):
+        def init(self, **_: object) -> None:
+            ray_says = RuntimeError("Last connection error: ... Unauthenticated: RPC error: InvalidAuthToken")
+            raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379") from ray_says
+
+    monkeypatch.setattr(on_ray, "imported", lambda: Guarded())
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    db = str(tmp_path / "file.db")
+    with (
+        Store.open(db, create=True) as store,
+        pytest.raises(MachineError, match=r"at 10.0.0.1:6379 wants its token: set RAY_AUTH_MODE=token"),
+        RayFleet(db, store),
+    ):
+        pass
+
+
 def test_a_task_tells_nobody_its_url_or_password() -> None:
     task = Task("postgresql://me:secret@host/db", "w", 0, 1, environment={"PGPASSWORD": "secret"})
     assert "secret" not in repr(task)
