@@ -19,7 +19,7 @@ from fp8tune.measure.checking import Tensors, build, build_edge
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog, quantize_rowwise_2d, quantize_swiglu_gradient, quantize_swiglu_rowwise
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.quantize import swiglu_gradient, swiglu_rowwise, whole_rows
+from fp8tune_kernels.quantize import gated_rows, swiglu_gradient, swiglu_rowwise, whole_rows
 from fp8tune_kernels.quantize.gated import (
     ACTIVATIONS,
     gated,
@@ -132,6 +132,18 @@ def outcome(spec: KernelSpec, kernel: str, device: str) -> str | None:
     """The first thing that is wrong on an edge with a kernel's spec, or that of a copy."""
     found = (replace(tensors, spec=spec).check(spec.default, range(1)) for tensors in on_edges(kernel, device))
     return next(filter(None, found), None)
+
+
+@each_kernel
+def test_the_reference_is_the_same_in_blocks_of_rows(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of a large problem at once took 75 GB: no config of it could be checked on an H100."""
+    all_at_once = on_edges(kernel, device)
+    monkeypatch.setattr(gated_rows, "VALUES_AT_ONCE", 1000)
+    for tensors in all_at_once:
+        M, N = (tensors.problem.shape[dim] for dim in "MN")
+        assert len([*gated_rows.blocks_of_rows(M, N)]) == -(-M // max(1, 1000 // N))
+        for whole, in_blocks in zip(tensors.expected, tensors.spec.reference(*tensors.inputs), strict=True):
+            assert torch.equal(whole.view(torch.uint8), in_blocks.view(torch.uint8)), tensors.problem
 
 
 # of a module beside the kernel's own, the title says which

@@ -18,6 +18,8 @@ __all__ = [
     "INTERPRETED",
     "IN_DTYPES",
     "KEY",
+    "blocks_of_rows",
+    "ends_within",
     "key",
     "problems",
     "wrong_rows",
@@ -49,6 +51,23 @@ EDGES = (
     edge("an odd number of columns past an aligned address", offset=1, routing="ragged", M=131, N=129, G=2),
     edge("a tail of columns", routing="ragged", M=67, N=past_half("N", 16), G=2),
 )
+
+
+VALUES_AT_ONCE = 1 << 26
+"""Of the (M, N) that a reference is computed on. It holds up to 83 bytes for each, most of them in float64: 75 GB and
+more for all of 131,072 x 8,192, which left too little of an H100's 80."""
+
+
+def blocks_of_rows(M: int, N: int) -> Iterator[slice]:
+    """All rows of a matrix, so many at a time as a reference is computed on."""
+    rows = max(1, VALUES_AT_ONCE // max(1, N))
+    return (slice(first, min(first + rows, M)) for first in range(0, M, rows))
+
+
+def ends_within(offs: torch.Tensor, rows: slice) -> torch.Tensor:
+    """The end rows (G,) of the groups within a block of rows, counted from its first."""
+    ends: torch.Tensor = (offs - rows.start).clamp(0, rows.stop - rows.start)
+    return ends
 
 
 def wrong_rows(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits, matrices: int) -> str | None:

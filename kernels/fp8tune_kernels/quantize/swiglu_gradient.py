@@ -60,7 +60,7 @@ from fp8tune_kernels.quantize.gate_and_up import (
     values_of,
 )
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
-from fp8tune_kernels.quantize.gated_rows import key, problems
+from fp8tune_kernels.quantize.gated_rows import blocks_of_rows, ends_within, key, problems
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -297,29 +297,36 @@ def reference(
     rest = factors, x_scales, bias, weights, activation, layout, bias_gradient, float8_dtype
     q, scales, d_weights, d_bias = outputs(x, dh, offs, *rest)
     G, C = offs.shape[0], x.shape[1]
-    values = values_of(x, offs, x_scales, bias)
-    dh = dh.float().clone()
-    dh[int(offs[-1]) :] = 0
-    weighted = dh
-    if weights is not None:
-        weighted = dh * weights.masked_fill(torch.arange(len(dh), device=dh.device) >= offs[-1], 0)[:, None]
-    d_gate, d_up, h = reference_gated_gradient(*split(values, layout), weighted, ACTIVATIONS.index(activation))
-    if weights is not None:
-        d_weights.copy_((dh * h).sum(1))
-    d = torch.empty_like(values)
-    for half, of_it in zip(split(d, layout), (d_gate, d_up), strict=True):
-        half.copy_(of_it)
     factors = factors.view(G, C)
-    bounds = list(zip([0, *offs.tolist()[:-1]], offs.tolist(), strict=True))
-    for group, (start, end) in enumerate(bounds):
-        d[start:end] *= reference_factor(factors[group])
-    d[bounds[-1][1] :] = 0
-    scales.copy_(scale_of_rows(d, float8_dtype))
-    q.copy_(reference_cast(d, scales, float8_dtype))
+    for rows in blocks_of_rows(*dh.shape):
+        ends = ends_within(offs, rows)
+        values = values_of(x[rows], ends, None if x_scales is None else x_scales[rows], bias)
+        dh_rows = dh[rows].float().clone()
+        dh_rows[int(ends[-1]) :] = 0
+        weighted = dh_rows
+        if weights is not None:
+            outside = torch.arange(len(dh_rows), device=dh.device) >= ends[-1]
+            weighted = dh_rows * weights[rows].masked_fill(outside, 0)[:, None]
+        d_gate, d_up, h = reference_gated_gradient(*split(values, layout), weighted, ACTIVATIONS.index(activation))
+        if weights is not None:
+            d_weights[rows] = (dh_rows * h).sum(1)
+        d = torch.empty_like(values)
+        for half, of_it in zip(split(d, layout), (d_gate, d_up), strict=True):
+            half.copy_(of_it)
+        for group, (start, end) in enumerate(_bounds(ends)):
+            d[start:end] *= reference_factor(factors[group])
+        d[int(ends[-1]) :] = 0
+        scales[rows] = scale_of_rows(d, float8_dtype)
+        q[rows] = reference_cast(d, scales[rows], float8_dtype)
     if bias_gradient:
-        for group, (start, end) in enumerate(bounds):
+        for group, (start, end) in enumerate(_bounds(offs)):
             d_bias[group] = (q[start:end].float() * scales[start:end].reciprocal()).sum(0) * factors[group]
     return q, scales, d_weights, d_bias
+
+
+def _bounds(ends: torch.Tensor) -> list[tuple[int, int]]:
+    """The first row of each group and the one past its last."""
+    return list(zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True))
 
 
 def inputs(problem: Problem, device: str) -> Inputs:

@@ -44,7 +44,7 @@ from fp8tune_kernels.quantize.gate_and_up import (
     values_of,
 )
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated, reference_gated
-from fp8tune_kernels.quantize.gated_rows import key, problems
+from fp8tune_kernels.quantize.gated_rows import blocks_of_rows, ends_within, key, problems
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -158,17 +158,19 @@ def reference(
 ) -> Tensors:
     """The same in plain torch; reads ``offs`` on the host."""
     q, scales, q_x, scales_x = outputs(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
-    values = values_of(x, offs, x_scales, bias)
-    h = reference_gated(*split(values, layout), ACTIVATIONS.index(activation))
-    last = int(offs[-1])
-    if weights is not None:
-        h[:last] *= weights[:last, None]
-    h[last:] = 0
-    scales.copy_(scale_of_rows(h, float8_dtype))
-    q.copy_(reference_cast(h, scales, float8_dtype))
-    if keep:
-        scales_x.copy_(scale_of_rows(values, float8_dtype))
-        q_x.copy_(reference_cast(values, scales_x, float8_dtype))
+    for rows in blocks_of_rows(*q.shape):
+        ends = ends_within(offs, rows)
+        values = values_of(x[rows], ends, None if x_scales is None else x_scales[rows], bias)
+        h = reference_gated(*split(values, layout), ACTIVATIONS.index(activation))
+        last = int(ends[-1])
+        if weights is not None:
+            h[:last] *= weights[rows][:last, None]
+        h[last:] = 0
+        scales[rows] = scale_of_rows(h, float8_dtype)
+        q[rows] = reference_cast(h, scales[rows], float8_dtype)
+        if keep:
+            scales_x[rows] = scale_of_rows(values, float8_dtype)
+            q_x[rows] = reference_cast(values, scales_x[rows], float8_dtype)
     return q, scales, q_x, scales_x
 
 
