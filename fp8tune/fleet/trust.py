@@ -57,14 +57,16 @@ class Guard:
     watch: ErrorWatch = field(default_factory=ErrorWatch)
     remembered_gb_per_s: float | None = None
     """The copy of this GPU before this worker."""
+    waits_for_finals: bool = False
+    """Whether :meth:`calibrated` is to be asked again: there was nothing with finals to do."""
 
     def prepare(self, left_s: float = math.inf, work_s: float = math.inf) -> tuple[str, ...]:
         """Before the first unit: is the GPU well, and what is its noise. Returns what the user should know.
 
         ``left_s``: seconds that the time budget leaves; ``work_s``: what there is to do with finals. Looking at the GPU
         may take a tenth of ``left_s``. With little of it nothing is compiled or launched: the first unit's sweep
-        measures a copy beside its compilers, which :meth:`examine` goes by. Whether to calibrate is
-        :func:`fp8tune.choose.calibration.allowance`. Raises UntrustedError, with the reason in the database.
+        measures a copy beside its compilers, which :meth:`examine` goes by. Then :meth:`calibrated` calibrates it.
+        Raises UntrustedError, with the reason in the database.
         """
         if not self.backend.times:
             return ()
@@ -80,7 +82,7 @@ class Guard:
         self._refuse(fault or (self._wrong() if is_checked else ""))
         self.store.readmit(self.backend.device)
         spent_s = self.clock() - begun
-        return self._calibrated(left_s - spent_s, work_s, spent_s)
+        return self.calibrated(left_s - spent_s, work_s, spent_s)
 
     def examine(self, problems: Collection[Problem] = ()) -> None:
         """Between units: is the GPU still well. ``problems``: of the unit that was done, those with wrong bytes, which
@@ -136,8 +138,15 @@ class Guard:
             return ""
         return reliance.check_fault(self.backend.device, self.store.evidence(problems=set(problems)))
 
-    def _calibrated(self, left_s: float, work_s: float, spent_s: float) -> tuple[str, ...]:
-        """Calibrate the GPU where the database does not know its noise, as far as that is worth its time."""
+    def calibrated(self, left_s: float, work_s: float, spent_s: float = 0.0) -> tuple[str, ...]:
+        """Calibrate the GPU where the database does not know its noise, as far as that is worth its time.
+
+        The arguments are those of :func:`fp8tune.choose.calibration.allowance`. Without finals to do it waits for some,
+        for nothing else goes by it. Returns what the user should know.
+        """
+        self.waits_for_finals = not work_s
+        if self.waits_for_finals:
+            return ()
         known = self._known()
         is_coming = known.origin is Origin.NONE and self._is_mate_at_work()
         is_known = is_coming or known.origin is not Origin.NONE

@@ -186,13 +186,18 @@ class _Worker:
         """Between units, while nothing runs on the GPU. Raises UntrustedError."""
         if self.is_prepared:
             self._guard.examine(self.outcomes.wrong)
+            if self._guard.waits_for_finals:
+                yield from map(Notice, self._guard.calibrated(self._left_s(), self._finals_s()))
             return
         yield Preparing()
-        work_s = run.finals_s(self.store.queue(), self.backend.device.name)
-        yield from map(Notice, self._guard.prepare(self._left_s(), work_s))
+        yield from map(Notice, self._guard.prepare(self._left_s(), self._finals_s()))
         if self.importing is not None:
             self.importing.join()
         self.is_prepared = True
+
+    def _finals_s(self) -> float:
+        """Of what waits for this device name."""
+        return run.finals_s(self.store.queue(), self.backend.device.name)
 
     def _why_to_end(self) -> str:
         """Empty while there is no reason."""

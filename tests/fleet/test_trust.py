@@ -17,7 +17,7 @@ from fp8tune.calibrate.record import calibrate
 from fp8tune.check.doctor import check_database, check_own
 from fp8tune.check.finding import Level
 from fp8tune.choose import calibration, reliance
-from fp8tune.choose.calibration import COUNTED, Origin, allowance, known_of, processes_within
+from fp8tune.choose.calibration import COUNTED, Origin, allowance, is_calibrated, known_of, processes_within
 from fp8tune.choose.levels import COPY, levels
 from fp8tune.fleet import trust, units, worker
 from fp8tune.fleet.events import Notice, WorkerEnded
@@ -29,6 +29,7 @@ from fp8tune.render.fleet import print_queue
 from fp8tune.store.results import Store
 from fp8tune.store.units import UnitState
 from fp8tune.sweep import planning
+from fp8tune.sweep.events import Event
 from fp8tune.sweep.options import Options
 
 H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
@@ -242,10 +243,10 @@ def test_a_calibration_whose_worker_was_killed_keeps_others_from_theirs_for_two_
 
 
 @pytest.mark.parametrize(
-    ("quick", "expected_s", "is_calibrated"), [(False, 90.0, True), (False, 80.0, False), (True, 90.0, False)]
+    ("quick", "expected_s", "is_calibrated"), [(False, 90.0, True), (False, 80.0, False), (True, 90.0, None)]
 )
 def test_a_worker_goes_by_the_finals_that_wait(
-    tmp_path: Path, quick: bool, expected_s: float, is_calibrated: bool
+    tmp_path: Path, quick: bool, expected_s: float, is_calibrated: bool | None
 ) -> None:
     """With a budget of a day it would have taken 44 s for any unit."""
     db = str(tmp_path / "fleet.db")
@@ -257,8 +258,32 @@ def test_a_worker_goes_by_the_finals_that_wait(
         store.add_units(sweep, [unit])
         store.add_units(replace(sweep, key="other", device="another"), [replace(unit, key="other", sweep_key="other")])
     nothing = worker.WorkerOptions(db, "simulated:1,gpu=1", time_budget_s=86_400.0)
-    (said,) = [e.text for e in worker.work(nothing, lambda *_: iter(())) if isinstance(e, Notice)]
-    assert said.startswith("calibrated with 8" if is_calibrated else "not calibrated, the defaults are taken")
+    said = [e.text for e in worker.work(nothing, lambda *_: iter(())) if isinstance(e, Notice)]
+    says = {True: "calibrated with 8", False: "not calibrated, the defaults are taken", None: ""}[is_calibrated]
+    assert [text[: len(says)] for text in said] == [says] * bool(says)
+
+
+def test_a_gpu_is_calibrated_before_its_first_finals(tmp_path: Path) -> None:
+    """A quick sweep on an H100 waited 40 s for a calibration that nothing of it goes by."""
+    db = str(tmp_path / "fleet.db")
+
+    def queue(*, quick: bool) -> None:
+        options = Options(("colwise",), shapes=("tiny",), timer="simulated:1", quick=quick, grid=FEW)
+        with Store.open(db, create=True) as store:
+            units.add(store, planning.expanded(planning.planned(options)))
+
+    def done(store: Store, plan: object) -> Iterator[Event]:
+        calibrated.append(is_calibrated(store.calibration(gpu("1").device)))
+        if len(calibrated) == 1:
+            queue(quick=False)
+        return iter(())
+
+    calibrated: list[bool] = []
+    queue(quick=True)
+    events = list(worker.work(worker.WorkerOptions(db, "simulated:1,gpu=1"), done))
+    quick, *with_finals = calibrated
+    assert (quick, set(with_finals)) == (False, {True})
+    assert not [event for event in events if isinstance(event, Notice)]  # it is whole: nothing to be told
 
 
 def test_a_shortened_calibration_asks_for_nearly_the_same_finals() -> None:
