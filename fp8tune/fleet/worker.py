@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
@@ -132,6 +132,8 @@ class _Worker:
     is_out_of_time: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Key of a sweep -> why its units are left alone."""
+    quick: set[str] = field(default_factory=set)
+    """Keys of sweeps without finals, of which it had a unit."""
     plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict)
     """Key of a sweep -> its plan here, and the problems of it by their keys."""
     outcomes: Outcomes = field(default_factory=Outcomes)
@@ -179,14 +181,14 @@ class _Worker:
         left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
         yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain, self.findings)
 
-    def _counts(self) -> Counter[UnitState]:
-        return self.store.count_units(self.backend.device.name, without=list(self.refused))
+    def _counts(self, but_for: Collection[str] = ()) -> Counter[UnitState]:
+        return self.store.count_units(self.backend.device.name, without=[*self.refused, *but_for])
 
     def _looked_after(self) -> Iterator[WorkerEvent]:
         """Between units, while nothing runs on the GPU. Raises UntrustedError."""
         if self.is_prepared:
             self._guard.examine(self.outcomes.wrong)
-            if self._guard.waits_for_finals:
+            if self._guard.waits_for_finals and self._counts(self.quick)[UnitState.WAITING]:
                 yield from map(Notice, self._guard.calibrated(self._left_s(), self._finals_s()))
             return
         yield Preparing()
@@ -196,7 +198,7 @@ class _Worker:
         self.is_prepared = True
 
     def _finals_s(self) -> float:
-        """Of what waits for this device name."""
+        """Of what waits for this device name. It reads every unit of the queue: 10 ms for 500."""
         return run.finals_s(self.store.queue(), self.backend.device.name)
 
     def _why_to_end(self) -> str:
@@ -223,6 +225,8 @@ class _Worker:
     def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
         """One unit, from its lease to its end."""
         unit, begun, self.outcomes = lease.unit, self.clock(), Outcomes()
+        if not units.has_finals(lease.sweep):
+            self.quick.add(lease.sweep.key)
         yield UnitTaken(unit, lease.attempt)
         try:
             with (

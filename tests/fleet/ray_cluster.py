@@ -119,9 +119,13 @@ def kill_a_worker(seed: int) -> Act:
     def act(fleet: RayFleet) -> None:
         import ray
 
-        slot = random.Random(seed).choice([slot for slot in fleet.working if slot.state.unit] or fleet.working)
-        pid, _, _ = ray.get(slot.actor.where.remote())
-        os.kill(pid, signal.SIGKILL)
+        at_it = [slot for slot in fleet.working if slot.state.unit] or fleet.working
+        for slot in random.Random(seed).sample(at_it, len(at_it)):
+            with contextlib.suppress(ray.exceptions.RayError):  # one that died with its node just now
+                pid, _, _ = ray.get(slot.actor.where.remote())
+                os.kill(pid, signal.SIGKILL)
+                return
+        raise AssertionError("no worker was left to be killed")
 
     return act
 
