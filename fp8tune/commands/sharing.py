@@ -47,7 +47,7 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
     """
     from fp8tune.fleet import ahead, run, settling, trust, units
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.render.fleet import SEE_FAILED, RayProgress, added_lines, disagreement, left_line
+    from fp8tune.render.fleet import RayProgress, added_lines, disagreement, findings_line, left_line
     from fp8tune.stopping import Stopped
     from fp8tune.sweep import picks
 
@@ -83,6 +83,6 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
         notice(f"{line}; run it again to go on")
     notice(f"rows are in {database.label(db)}")
     if findings := sum(of.is_finding for of in progress.queue.units):
-        notice(f"no config is right on some problems of {counted(findings, 'unit')}: {SEE_FAILED}")
+        notice(findings_line(findings))
     if findings or progress.counts[UnitState.FAILED]:
         raise typer.Exit(1)

@@ -22,8 +22,6 @@ from fp8tune.sweep.events import TrialDone
 MOST_ROWS = 20
 """Units in one table; JSON has all."""
 
-SEE_FAILED = "fp8tune show --failed has the reasons"
-
 
 class WorkerProgress(Display):
     """Shows a worker's events: a line a unit, and the trials of the one at hand."""
@@ -61,7 +59,9 @@ class WorkerProgress(Display):
             case events.SweepRefused(key, reason):
                 self.line(f"left alone: sweep {key}: {reason}")
             case events.Waiting(running):
-                self.update("waiting", detail=f"{running} units are others'" if running else "the queue is empty")
+                self.update(
+                    "waiting", detail=f"{counted(running, 'unit')} of others" if running else "the queue is empty"
+                )
 
     def end(self, event: events.WorkerEnded) -> Iterator[str]:
         """What is said at the end."""
@@ -69,7 +69,7 @@ class WorkerProgress(Display):
         why = f": {event.reason}" if event.reason and not event.is_in_vain else ""
         yield f"{counted(event.done, 'unit')} done{failed}{why}"
         if event.findings:
-            yield f"no config is right on some problems of {counted(event.findings, 'unit')}: {SEE_FAILED}"
+            yield findings_line(event.findings)
         if event.waiting:
             yield f"{counted(event.waiting, 'unit')} wait{'s' if event.waiting == 1 else ''}{lasting(event.left_s, 1)}"
 
@@ -139,6 +139,11 @@ def added_lines(added: Added, again: Added | None) -> Iterator[str]:
 def disagreement(again: Added) -> str:
     """On how much GPUs of one name do not agree."""
     return f"GPUs of one name disagree on {counted(again.problems, 'problem')}"
+
+
+def findings_line(units: int) -> str:
+    """Of so many units that are done some problems have no right config."""
+    return f"no config is right on some problems of {counted(units, 'unit')}: fp8tune show --failed has the reasons"
 
 
 def left_line(progress: FleetProgress, workers: int) -> str:

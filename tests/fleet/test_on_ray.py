@@ -212,34 +212,32 @@ class FakeRay:
 def test_a_file_is_refused_where_gpus_are_on_other_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = FakeRay(("a", "10.0.0.1", 8, 64), ("b", "10.0.0.2", 8, 64))
     monkeypatch.setattr(on_ray, "imported", lambda: ray)
-    db = str(tmp_path / "file.db")
-    with (
-        Store.open(db, create=True) as store,
-        pytest.raises(UsageError, match=r"is a file of this host, and GPUs are on 1 other \(10.0.0.2\): give a server"),
-        RayFleet(db, store),
+    with pytest.raises(
+        UsageError, match=r"is a file of this host, and GPUs are on 1 other \(10.0.0.2\): give a server"
     ):
-        pass
+        begun(tmp_path)
     assert ray.has_ended
+
+
+def begun(folder: Path) -> None:
+    """A fleet that begins and ends."""
+    db = str(folder / "file.db")
+    with Store.open(db, create=True) as store, RayFleet(db, store):
+        pass
 
 
 def test_no_gpu_in_the_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(on_ray, "imported", lambda: FakeRay(("a", "10.0.0.1", 0, 64)))
-    db = str(tmp_path / "file.db")
-    with (
-        Store.open(db, create=True) as store,
-        pytest.raises(MachineError, match="no GPU is in the Ray cluster"),
-        RayFleet(db, store),
-    ):
-        pass
+    with pytest.raises(MachineError, match="no GPU is in the Ray cluster"):
+        begun(tmp_path)
 
 
 def test_a_client_s_address_and_one_where_nothing_is_are_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    db = str(tmp_path / "file.db")
     monkeypatch.setenv("RAY_ADDRESS", "ray://host:10001")
-    with Store.open(db, create=True) as store, pytest.raises(UsageError, match="give HOST:PORT"), RayFleet(db, store):
-        pass
+    with pytest.raises(UsageError, match="give HOST:PORT"):
+        begun(tmp_path)
 
 
 def test_a_cluster_that_wants_a_token_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -252,13 +250,8 @@ def test_a_cluster_that_wants_a_token_says_so(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(on_ray, "imported", lambda: Guarded())
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    db = str(tmp_path / "file.db")
-    with (
-        Store.open(db, create=True) as store,
-        pytest.raises(MachineError, match=r"at 10.0.0.1:6379 wants its token: set RAY_AUTH_MODE=token"),
-        RayFleet(db, store),
-    ):
-        pass
+    with pytest.raises(MachineError, match=r"at 10.0.0.1:6379 wants its token: set RAY_AUTH_MODE=token"):
+        begun(tmp_path)
 
 
 def test_a_task_tells_nobody_its_url_or_password() -> None:

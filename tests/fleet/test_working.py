@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import typer
 from command_line import fp8tune
 from forked import Forked
 from places import PLANTED
@@ -21,8 +23,9 @@ from places import PLANTED
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
 from fp8tune import alive, cli
 from fp8tune.choose.calibration import is_calibrated
+from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
-from fp8tune.fleet import units, worker
+from fp8tune.fleet import on_ray, units, worker
 from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
 from fp8tune.fleet.lease import STALLS_AFTER_S, Heartbeat
 from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
@@ -129,6 +132,36 @@ def test_a_problem_that_no_config_is_right_on_is_told(db: str, wrong: str, witho
     assert [of.state for of in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
     assert "done, but no config is right on some problems" in fp8tune("queue", "--db", db).stdout
+
+
+def test_on_ray_ends_with_1_where_a_problem_has_no_right_config(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the queue has of units that are done; no GPU of the fleet has anything to do."""
+
+    class Idle(contextlib.AbstractContextManager["Idle"]):
+        slots = working = ()
+        states: ClassVar[dict[str, object]] = {}
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def is_over(self) -> bool:
+            return False
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    plan = queued(db, 2)
+    wrong = worker.WorkerOptions(db, f"{DEVICE},wrong=1", time_budget_s=WORKER_S)
+    assert [bool(event.reason) for event in worker.work(wrong) if isinstance(event, UnitDone)] == [True, True]
+    monkeypatch.setattr(on_ray, "RayFleet", Idle)
+    with pytest.raises(typer.Exit) as ended:
+        sharing.on_ray(plan, db, time.monotonic())
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("no config is right on some problems of 2 units")
+    assert "rowwise-2d: no config is right on M=1024 K=128: wrong" in said
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
