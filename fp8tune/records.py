@@ -57,7 +57,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU (or its stand-in) with the software that drove it. Two rows may be compared only where these agree."""
+    """A GPU (or its stand-in) with the software that drove it and the way it was timed.
+
+    Two rows may be compared only where all of these agree.
+    """
 
     arch: str
     """``sm_90``, ``gfx942``, ``interpreter``, ``simulated``: the lookup key."""
@@ -70,6 +73,11 @@ class Device:
     """``cuda 13.0`` or ``rocm 6.3``."""
     torch: str = ""
     triton: str = ""
+    timing: str = ""
+    """How launches are timed: ``gated``, with all launches of a block queued before the GPU starts; ``events`` until
+    fp8tune 0.2, where a busy host could add its own time. Empty where nothing is timed on a GPU."""
+    codegen: str = ""
+    """What changes machine code besides the versions, as :func:`fp8tune.measure.codegen.settings` lists it."""
 
     @property
     def fingerprint(self) -> str:

@@ -281,6 +281,8 @@ DEVICES: tuple[Column[DeviceRows], ...] = (
     _of_device("runtime", TEXT, "cuda or rocm, with its version"),
     _of_device("torch", TEXT, "its version"),
     _of_device("triton", TEXT, "its version"),
+    _of_device("timing", TEXT, "how launches are timed: gated, or events in old rows"),
+    _of_device("codegen", TEXT, "settings that change machine code"),
     _of_device("uuid_hash", TEXT, "tells devices of one name apart"),
     Column("kernels", WHOLE, "that were tried on it", lambda one: one.kernels),
     Column("problems", WHOLE, "that were tried on it", lambda one: one.problems),

@@ -31,11 +31,9 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import device, trial
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure, never
-from fp8tune.measure.host import host_us
 from fp8tune.plan import problems as plan
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Progress, Status
 from fp8tune.revisions.loading import load_spec
-from fp8tune.stats import block_value
 from fp8tune.store.results import Store
 
 PROCESSES = FULL
@@ -76,18 +74,6 @@ class EmptyKernel(Arm):
 
         pointer = torch.zeros(1, device=torch_device)
         return lambda: empty[(1,)](pointer)
-
-
-def idle_values(arm: KernelArm) -> dict[str, float]:
-    """Name -> value of the host (launching ``arm``), the cache's flush and the copy. Needs the GPU."""
-    from triton.runtime import driver
-
-    cache = driver.active.get_empty_cache_for_benchmark()
-    return {
-        "host_enqueue_us": host_us(arm.launcher("cuda")),
-        "cache_flush_us": block_value(trial.timed(lambda: driver.active.clear_cache(cache)).samples_us),
-        "copy_ceiling_gb_per_s": trial.copy_ceiling_gb_per_s(),
-    }
 
 
 def arms_of(backend: Backend) -> list[KernelArm]:
@@ -144,7 +130,7 @@ def calibrate(
 def _measured(backend: Backend, processes: int, is_over: Callable[[], bool]) -> Iterator[Progress | dict[str, float]]:
     """Progress, and at the end the values, unless ``is_over`` came too early."""
     arms = arms_of(backend)
-    values = _idle(backend.worker(), arms[0])
+    values = _idle(backend.worker())
     blocks: list[Block] = []
     ticks_us: list[float] = []
     schedule = Schedule(range(1, processes + 1), ROUNDS, _order, is_over=is_over)
@@ -168,11 +154,12 @@ def reference_us(blocks: Sequence[Block], config: NamedInts) -> float:
     return math.exp(fmean(process_values(blocks)[config].values()))
 
 
-def _idle(worker: Worker, arm: KernelArm) -> dict[str, float]:
+def _idle(worker: Worker) -> dict[str, float]:
     try:
         worker.launch(EmptyKernel())
         values = {"empty_kernel_us": _time_us(worker.block(EmptyKernel(), Place()))}
-        return values | (worker.run(idle_values, arm) or {})
+        copy_gb_per_s = worker.run(trial.copy_ceiling_gb_per_s)
+        return values if copy_gb_per_s is None else values | {"copy_ceiling_gb_per_s": copy_gb_per_s}
     finally:
         worker.close()
 

@@ -10,23 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fp8tune.choose.decision import MeasuringPlan
+from fp8tune.choose.decision import TICK_SHARE, MeasuringPlan
 from fp8tune.records import Device
 from fp8tune.stats import median, t_quantile
 
 PROCESS_SD = "process_sd"
 BLOCK_SD = "block_sd"
 TICK_US = "timer_tick_us"
-HOST_US = "host_enqueue_us"
-FLUSH_US = "cache_flush_us"
 REFERENCE_US = "reference_launch_us"
 COUNTED = "calibration_processes"
 
 MEASURED: Mapping[str, str] = {
     TICK_US: "smallest step between two samples of the timer",
     "empty_kernel_us": "a kernel that does nothing",
-    HOST_US: "host time to enqueue one launch",
-    FLUSH_US: "flush of the cache before each sample",
     "copy_ceiling_gb_per_s": "device-to-device copy of 512 MiB, read plus written",
     PROCESS_SD: "spread of a config from process to process",
     BLOCK_SD: "spread of a config from block to block in one process",
@@ -34,9 +30,6 @@ MEASURED: Mapping[str, str] = {
     COUNTED: "fresh processes that measured both spreads",
 }
 """Name -> what it is."""
-
-TICK_SHARE = 0.0025
-"""A timer's tick may be this share of a time, no more: else two configs apart by half the tie band look the same."""
 
 SPARE = 0.8
 """Share of the keep band that the bound between two equal configs may take up at the first decision."""
@@ -205,14 +198,13 @@ def measuring_plan_of(measured: Mapping[str, float], standard: MeasuringPlan = M
 
 
 def floor_us(measured: Mapping[str, float], tick_us: float | None) -> float:
-    """Shorter times than this cannot be told apart here; 0 where nothing is known against it.
+    """Return the time of which the timer's tick is 0.25 %; 0 where no tick is known.
 
-    Either the timer's tick is more than 0.25 % of them, or the host takes longer to enqueue a launch than the device
-    takes for the flush before it and the launch itself. ``tick_us``: what the samples at hand show.
+    Below it the tick widens what a comparison proves (:func:`fp8tune.choose.decision.decide_finals`). ``tick_us``: what
+    the samples at hand show.
     """
     ticks = [tick for tick in (tick_us, measured.get(TICK_US)) if tick is not None]
-    by_host = measured.get(HOST_US, 0.0) - measured.get(FLUSH_US, 0.0)
-    return max(0.0, by_host, min(ticks, default=0.0) / TICK_SHARE)
+    return min(ticks, default=0.0) / TICK_SHARE
 
 
 def _bound(one_process: float, processes: int, plan: MeasuringPlan) -> float:

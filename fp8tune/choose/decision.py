@@ -21,6 +21,9 @@ from fp8tune.choose.verdict import PickVerdict as PickVerdict
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats import TRIMMED_SHARE
 
+TICK_SHARE = 0.0025
+"""Largest share of a time that a tick of the timer may be before it counts: a quarter of the tie band."""
+
 FinalsTimes = Mapping[NamedInts, Sequence[ProcessTimes]]
 """What the finals timed of each finalist."""
 
@@ -161,19 +164,28 @@ def decide(
 def decide_finals(
     times: FinalsTimes, *, incumbent: NamedInts | None, default: NamedInts | None, axes: Axes
 ) -> Decision:
-    """The pick, by the bands that the sweep went by. Raises ValueError for no finals.
+    """Return the pick, by the bands that the sweep went by. Raises ValueError for no finals.
 
-    Where times are too short to tell configs apart here, whatever was there stays: the incumbent, else the default.
+    Below the floor a tick of the timer is over 0.25 % of a time. Only what is proven by more than a tick then replaces
+    the config that a launch uses today: the incumbent, else the default.
     """
-    runs, plan = _runs(times), plan_of(times)
+    floor_us, plan = max(run.floor_us for run in _runs(times)), plan_of(times)
     values = process_values(_blocks(times))
     decision = decide(values, incumbent=incumbent, default=default, axes=axes, plan=plan)
     times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
-    if decision.time_us >= max(run.floor_us for run in runs):
-        return replace(decision, times_us=times_us)
-    kept = next((config for config in (incumbent, default) if config in times_us), None)
-    found = unproven(kept or decision.config, PickVerdict.UNRESOLVABLE, times_us, decision.processes)
-    return found.kept_as(Kept.TOO_SHORT)
+    decision = replace(decision, times_us=times_us)
+    if decision.time_us >= floor_us:
+        return decision
+    pairs, tick = pairs_of(times, default=default, axes=axes), math.log1p(TICK_SHARE * floor_us / decision.time_us)
+    place = {config: number for number, config in enumerate(pairs.configs)}
+    losses = np.delete(pairs.lower[:, place[decision.config]], place[decision.config])
+    if decision.verdict is PickVerdict.CERTIFIED and losses.min() > tick:
+        return decision
+    today = next((config for config in (incumbent, default) if config in place), decision.config)
+    if pairs.lower[place[today], place[decision.config]] > tick:
+        is_certified = decision.verdict is PickVerdict.CERTIFIED  # against today's config, but not against a near one
+        return replace(decision, verdict=PickVerdict.NEAR_TIE) if is_certified else decision
+    return unproven(today, PickVerdict.UNRESOLVABLE, times_us, decision.processes).kept_as(Kept.TOO_SHORT)
 
 
 def plan_of(times: FinalsTimes) -> MeasuringPlan:

@@ -19,7 +19,7 @@ class PickVerdict(StrEnum):
     KEPT_INCUMBENT = "kept-incumbent"
     """The committed config: another is preferred, but not proven faster by more than the keep band."""
     UNRESOLVABLE = "unresolvable"
-    """Too short for the timer or the host to tell configs apart, or timed from a cache."""
+    """Too short for the timer to tell configs apart, or timed from a cache."""
     QUICK = "quick"
     """Screened only."""
 

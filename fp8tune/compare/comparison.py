@@ -48,8 +48,8 @@ class ComparedRow:
     """Rounds the verdict rests on; of recorded rows, processes on the side with fewer."""
     blocks: int = 0
     """Timed in those rounds, on all three arms."""
-    stalled: int = 0
-    """Of these blocks, those timed again because the machine stalled."""
+    ungated: int = 0
+    """How many of these blocks include the host's time, because the launch waits for the GPU."""
     throttled: int = 0
     """Those timed while the device ran slower than it should, because of ``slowdowns``."""
     slowdowns: tuple[str, ...] = ()

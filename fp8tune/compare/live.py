@@ -96,7 +96,7 @@ def _decided(plan: Plan, times: RowTimes, tested: int, arms: int) -> ComparedRow
         tested=tested,
         n=len(times.changes),
         blocks=times.blocks,
-        stalled=times.stalled,
+        ungated=times.ungated,
         throttled=times.throttled,
         slowdowns=tuple(sorted(times.slowdowns)),
     )

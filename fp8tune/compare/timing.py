@@ -19,6 +19,7 @@ from fp8tune.compare.rows import Row, Step
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Backend, Group, Schedule, Turn, measure
+from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree
 from fp8tune.stats import geomean
 
@@ -43,7 +44,7 @@ class RowTimes:
     """The mean log time of each arm, a list a round."""
     failure: str = ""
     blocks: int = 0
-    stalled: int = 0
+    ungated: int = 0
     throttled: int = 0
     slowdowns: set[str] = field(default_factory=set)
 
@@ -79,7 +80,7 @@ class RowTimes:
             times[block.arm.seat].append(math.log(block.outcome.time_us))
             slowdowns = device.slowdowns(arch, block.outcome.telemetry)
             self.blocks += 1
-            self.stalled += bool(block.outcome.reason)  # a block that is ok has a reason if it was timed again
+            self.ungated += block.outcome.reason == UNGATED
             self.throttled += bool(slowdowns)
             self.slowdowns.update(slowdowns)
         self.logs.append([fmean(logs) for logs in times])

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from fp8tune.errors import MachineError
-from fp8tune.measure import rocm
+from fp8tune.measure import codegen, rocm
 from fp8tune.records import Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DeviceLimits
@@ -54,7 +54,14 @@ def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs
     if found is None:
         return None
     installed = software()
-    return replace(found, runtime=installed.runtime, torch=installed.torch, triton=installed.triton)
+    return replace(
+        found,
+        runtime=installed.runtime,
+        torch=installed.torch,
+        triton=installed.triton,
+        timing="gated",
+        codegen=codegen.settings(environment),
+    )
 
 
 def limits(device: Device) -> DeviceLimits | None:

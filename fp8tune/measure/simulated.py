@@ -6,8 +6,7 @@ A block's log time is the sum of
 - process x config: heavy-tailed, and for some configs a second mode that a process is in or not; where it is asked for,
   a process' own level, the same for all configs;
 - drift and throttle episodes along the process' wall clock, and what the block before left behind;
-- the block's own noise. Samples scatter around that, some far above, and are whole ticks. Where the machine stalls
-  all but the first are far above, and the block is timed again, as on a GPU (:mod:`fp8tune.measure.steady`).
+- the block's own noise. Samples scatter around that, some far above, and are whole ticks.
 
 Everything is a function of the seeds and of what is asked, in any order: no state, no process id, no time of day. One
 seed makes the GPU, its true times and what a config leaves behind; another the noise, as on another day.
@@ -16,7 +15,6 @@ seed makes the GPU, its true times and what a config leaves behind; another the 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
 from fp8tune.measure.arms import Place, Work
-from fp8tune.measure.steady import first_steady
 from fp8tune.measure.timing import Samples
 
 Floats = NDArray[np.float64]
@@ -73,9 +70,6 @@ class Noise:
     """Of the time spent in throttle episodes, which last about ``throttle_tau_s``."""
     throttle_tau_s: float = 3.0
     throttle_slowdown: float = 0.06
-    stall_share: float = 0.005
-    """Of blocks that take 1.5 to 4 times as long: 8 of 1,449 took 2 to 9 times in a sweep on one H100, 9 of 9,411 in
-    earlier ones, 4 of 2,450 in one on another."""
     sample_sd: float = 0.01
     outlier_share: float = 0.02
     """Of samples that are 5-50 % high."""
@@ -104,14 +98,6 @@ class Noise:
         limit = math.inf if self.throttle_share <= 0 else _normal_quantile(1 - self.throttle_share)
         slow = math.log1p(self.throttle_slowdown)
         return lambda times_s: self.drift_sd * drift(times_s) + slow * (heat(times_s) > limit)
-
-    def stall(self, random: Generator) -> Floats | float:
-        """What a stall adds to each sample of a block: it begins within the first three. 0 where there is none."""
-        if random.random() >= self.stall_share:
-            return 0.0
-        stall, begun = math.log(random.uniform(1.5, 4)), random.integers(0, 3)
-        share: Floats = np.clip((np.arange(self.samples) - begun + 1) / 3, 0, 1)
-        return stall * share
 
     def samples_us(self, random: Generator, block_us: Floats | float) -> tuple[float, ...]:
         """One block's samples in microseconds, whole ticks."""
@@ -178,9 +164,8 @@ class SimulatedClock:
         """The samples of one block: the same for the same seed, work and place."""
         true_us, in_process = self._constants(work, place.process)
         block_us = self.level * true_us * math.exp(in_process + self._in_block(work, place))
-        tries = itertools.count()
-        samples_us, stalled = first_steady(lambda: self._samples_us(work, place, block_us, next(tries)))
-        return Samples(samples_us, self.noise.tick_us, stalled)
+        samples_us = self.noise.samples_us(self._scattered("samples", *_names(work, place)), block_us)
+        return Samples(samples_us, self.noise.tick_us)
 
     def copy_gb_per_s(self, gpu: str) -> float:
         """What a copy reaches on one GPU of the seed: the launch time is small beside 512 MiB."""
@@ -189,12 +174,6 @@ class SimulatedClock:
     def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
         """Whether a GPU that is wrong in a share of the configs is so in this one."""
         return share > 0 and _uniform(self._gpu_seed, "wrong", gpu, work.identity) < share
-
-    def _samples_us(self, work: Work, place: Place, block_us: float, number: int) -> tuple[float, ...]:
-        """What a block's try gives, counted from 0."""
-        names = (*_names(work, place), *([f"try {number}"] if number else []))
-        stall = self.noise.stall(self._scattered("stall", *names))
-        return self.noise.samples_us(self._scattered("samples", *names), block_us * np.exp(stall))
 
     def _true_us_and_process_log(self, work: Work, process: int) -> tuple[float, float]:
         return self.true_time_us(work), self._in_process(work, process)

@@ -28,6 +28,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from fp8tune import alive
 from fp8tune.errors import Fp8tuneError, MachineError
+from fp8tune.measure import codegen
 from fp8tune.stopping import TOLD, kept_from_signals
 
 P = ParamSpec("P")
@@ -151,7 +152,7 @@ class Worker:
         process, connection = self._process, self._connection
         if process is None or connection is None:
             connection, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, codegen.fp_fusion()), daemon=True)
             try:
                 with kept_from_signals():  # it may begin the server
                     process.start()
@@ -218,12 +219,13 @@ class WorkerPool:
             self._idle.put(worker)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, fp_fusion: bool) -> None:
     """The worker's main loop: ends when the other side is gone."""
     for number in (signal.SIGINT, *TOLD):  # the parent's to handle, also where a whole group of processes is told
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)  # Ctrl-C of a terminal reached ptxas, which does not ignore it: Triton printed all of its input
     _die_with_parent()
+    codegen.fix_fp_fusion(fp_fusion)
     sys.stdout = sys.stderr
     os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves
     while True:

@@ -79,8 +79,8 @@ def summary(comparison: Comparison) -> str:
     blocks = sum(row.blocks for row in comparison.rows)
     if throttled := sum(row.throttled for row in comparison.rows):
         said.append(f"{throttled} of {blocks} blocks were timed while the GPU was slowed down")
-    if stalled := sum(row.stalled for row in comparison.rows):
-        said.append(f"{stalled} of {blocks} blocks were timed again because the machine stalled")
+    if ungated := sum(row.ungated for row in comparison.rows):
+        said.append(f"{ungated} of {blocks} blocks include the host's time: their launches wait for the GPU")
     return "; ".join(said) + "."
 
 

@@ -94,6 +94,7 @@ def winner(pick: Winner) -> Object:
         "source": pick.evidence.source or None,
         **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
         "why_not_runner_up": str(pick.decision.kept),
+        **_fields(pick.device, "timing", "codegen"),
     }
 
 
@@ -475,7 +476,7 @@ def compared(row: ComparedRow) -> Object:
         "control": row.control.ratio if row.control else None,
         "control_quiet": row.is_stable,
         "blocks": row.blocks,
-        "stalled_blocks": row.stalled,
+        "ungated_blocks": row.ungated,
         "throttled_blocks": row.throttled,
         "throttle_reasons": list(row.slowdowns),
         **_fields(row, "before_config", "after_config"),

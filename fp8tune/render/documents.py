@@ -79,6 +79,8 @@ WINNER = (
         "text",
         "`tied`, `default stays`, `committed stays` or `too short`; empty where it is not faster",
     ),
+    field("timing", "text", "`gated`, or `events` for rows of fp8tune 0.2; empty where no GPU was timed"),
+    field("codegen", "text", "settings that change machine code, such as `fp_fusion=1`"),
 )
 
 PROTOCOL = (
@@ -194,7 +196,7 @@ COMPARED = (
     field("control", "number or null", "ratio of the control arm, which runs the first side again"),
     field("control_quiet", "boolean or null", "whether the control arm moved by no more than chance"),
     field("blocks", "integer", "timed blocks of those rounds"),
-    field("stalled_blocks", "integer", "of these, timed again because the machine stalled"),
+    field("ungated_blocks", "integer", "of these, timed with the host's time, because the launch waits for the GPU"),
     field("throttled_blocks", "integer", "of these, timed while the device was throttled"),
     field("throttle_reasons", "list of texts", "why it was"),
     field("before_config", INTS_OR_NULL, "the first side's config"),

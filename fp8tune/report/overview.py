@@ -169,11 +169,12 @@ def _devices(found: Contents) -> Part:
         Column("runtime", "runtime", lambda place: place.device.runtime),
         Column("torch", "torch", lambda place: place.device.torch),
         Column("triton", "Triton", lambda place: place.device.triton),
+        Column("timing", "timing", lambda place: place.device.timing),
         Column("problems", "problems", lambda place: len(place.rows)),
         Column("oldest", "oldest row", lambda place: day(min(row.candidates.winner.newest for row in place.rows))),
         Column("newest", "newest row", lambda place: day(max(row.candidates.winner.newest for row in place.rows))),
     ]
-    says = "Times are compared only within one row of this table: one GPU with one driver, torch and Triton."
+    says = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
     return Part("devices", "What it was measured with", says, table(columns, places))
 
 

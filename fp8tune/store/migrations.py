@@ -14,13 +14,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, String, Table, insert, inspect, select, text, type_coerce, update
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    String,
+    Table,
+    UniqueConstraint,
+    insert,
+    inspect,
+    select,
+    text,
+    type_coerce,
+    update,
+)
+from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import redacted
 from fp8tune.store import views
-from fp8tune.store.schema import METADATA, Codes, Finals, Meta, Migrations, Sweeps, Trials
+from fp8tune.store.schema import METADATA, Codes, Devices, Finals, Meta, Migrations, Sweeps, Trials
 
 RENAMED_HASHES = Path(__file__).with_name("renamed_hashes.txt")
 
@@ -136,6 +148,42 @@ def _add_nothing(connection: Connection) -> None:
     """The table is made with all others; an older fp8tune would read a compacted database as if it were empty."""
 
 
+def _add_timing_and_codegen(connection: Connection) -> None:
+    """Rows until 0.2 were timed by events alone, and compiled with FP fusion, the default of Triton up to 3.9.
+
+    The columns are part of what makes a device unique, which SQLite changes in a new table only. Picks go with the old
+    one: they are decided again.
+    """
+    if "timing" in _columns(connection, "devices"):
+        return
+    was_timed = "CASE WHEN uuid_hash = '' THEN '' ELSE '{}' END"
+    columns = [column.name for column in Devices.c if column.name not in ("timing", "codegen")]
+    query = f"SELECT {', '.join(columns)}, {was_timed.format('events')} AS timing, "
+    rows = (
+        connection.execute(text(f"{query}{was_timed.format('fp_fusion=1')} AS codegen FROM devices")).mappings().all()
+    )
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(
+            "PRAGMA defer_foreign_keys=ON"
+        )  # all that refers to a device does so again at the end
+        connection.exec_driver_sql("DELETE FROM devices")
+        connection.exec_driver_sql("DROP TABLE devices")
+        Devices.create(connection)
+        if rows:
+            connection.execute(insert(Devices), [dict(row) for row in rows])
+        return
+    for name in ("timing", "codegen"):
+        connection.execute(text(f"ALTER TABLE devices ADD COLUMN {name} VARCHAR NOT NULL DEFAULT ''"))
+    for row in rows:
+        connection.execute(
+            update(Devices).where(Devices.c.id == row["id"]).values(timing=row["timing"], codegen=row["codegen"])
+        )
+    for constraint in inspect(connection).get_unique_constraints("devices"):
+        connection.execute(text(f'ALTER TABLE devices DROP CONSTRAINT "{constraint["name"]}"'))
+    unique = next(each for each in Devices.constraints if isinstance(each, UniqueConstraint))
+    connection.execute(AddConstraint(unique))
+
+
 MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     "round in the index": _add_round_to_the_index,
     "commands without passwords": _remove_passwords,
@@ -148,6 +196,7 @@ MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
         _rename_hashes, "source hashes of kernels that take an alignment"
     ),
     "trials may be packed": _add_nothing,
+    "devices have timing and codegen": _add_timing_and_codegen,
 }
 """In the order in which they are applied. A name is what databases record: it never changes."""
 

@@ -127,6 +127,7 @@ _device = _fields(
     name=_line("device name"),
     uuid_hash=Text("UUID hash", WORD),
     **{name: _line(f"{name} version") for name in ("driver", "runtime", "torch", "triton")},
+    **{name: _line(name) for name in ("timing", "codegen")},
 )
 Devices = _table("devices", *_device, UniqueConstraint(*_names(_device)))
 """:class:`fp8tune.records.Device`: rows may be compared only where all columns agree."""

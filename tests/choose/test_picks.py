@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.choose import ranking
-from fp8tune.choose.decision import PickVerdict, decide_finals, noise_floor
+from fp8tune.choose.decision import TICK_SHARE, Decision, PickVerdict, decide_finals, noise_floor
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 
 FIRST = FinalsRun("first", tie_band=0.01, keep_band=0.015)
@@ -52,11 +52,31 @@ def test_the_bands_are_those_the_sweep_went_by():
     assert decided(times, incumbent=SLOW).config == SLOW
 
 
-def test_times_below_the_floor_are_not_ranked():
-    coarse = replace(FIRST, floor_us=105.0)
-    decision = decided({DEFAULT: timed(104.0, coarse), FAST: timed(100.0, coarse)})
+def below_the_floor(tick_us: float, **times_us: float) -> Decision:
+    """Decide between configs whose times are far below the floor of this tick, or just above it."""
+    coarse = replace(FIRST, floor_us=tick_us / TICK_SHARE)
+    configs = {"default": DEFAULT, "fast": FAST, "slow": SLOW}
+    return decided({configs[name]: timed(time_us, coarse) for name, time_us in times_us.items()})
+
+
+def test_a_difference_of_a_tick_is_no_proof_below_the_floor():
+    decision = below_the_floor(0.5, default=10.4, fast=10.0)
     assert (decision.config, decision.verdict) == (DEFAULT, PickVerdict.UNRESOLVABLE)
     assert decision.ratio == pytest.approx(100 / 104, rel=0.002)
+
+
+def test_proof_beats_the_floor():
+    """Two problems of rowwise-2d on an H200 kept configs that were proven to be 21 % and 15 % slower."""
+    decision = below_the_floor(0.032, default=9.25, fast=7.65)
+    assert (decision.config, decision.verdict) == (FAST, PickVerdict.CERTIFIED)
+    decision = below_the_floor(0.032, default=7.65, fast=9.25)
+    assert (decision.config, decision.verdict) == (DEFAULT, PickVerdict.CERTIFIED)
+
+
+def test_what_is_proven_against_today_s_config_alone_is_picked_as_tied():
+    decision = below_the_floor(0.1, default=9.25, fast=7.65, slow=7.67)
+    assert decision.config in (FAST, SLOW)
+    assert decision.verdict is PickVerdict.NEAR_TIE
 
 
 def test_the_noise_floor_is_what_the_duplicate_is_off_by():

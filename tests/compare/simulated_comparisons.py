@@ -21,7 +21,7 @@ from fp8tune.stats import Estimate
 
 ROWS = 20
 SLOWDOWN = 0.02
-H200 = replace(MEASURED["NVIDIA H200"], drift_sd=0.002, throttle_share=0, stall_share=0)
+H200 = replace(MEASURED["NVIDIA H200"], drift_sd=0.002, throttle_share=0)
 """A device that holds still: what rows have in common shows best beside little noise."""
 TRIMMED_SPREAD = 1.1
 """Standard error of the 25 % trimmed mean of normal samples, over that of their mean."""
@@ -101,8 +101,7 @@ class Rounds:
         sampling = TRIMMED_SPREAD * noise.sample_sd / math.sqrt(noise.samples)
         sd = math.hypot(noise.block_sd, noise.carry_over_sd, sampling)
         blocks = drift + sd * random.standard_normal(turns.shape)
-        stalls = random.random(turns.shape) < noise.stall_share
-        blocks += np.where(stalls, np.log(random.uniform(1.5, 4, turns.shape)), 0.0) + self.places
+        blocks += self.places
         for arm in (BEFORE, AFTER, CONTROL):
             logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
         return logs

@@ -14,6 +14,7 @@ from fp8tune.compare.timing import ORDERS, RowTimes, time_rounds
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.gpu import GpuBackend
 from fp8tune.measure.engine import Group, TimedBlock, Turn
+from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 
@@ -86,7 +87,7 @@ def test_a_config_that_breaks_its_process_is_not_the_tuned_one(trees: tuple[Tree
 def test_blocks_of_a_slow_device_are_counted(trees: tuple[Tree, Tree]) -> None:
     good = Outcome(Status.OK, time_us=100.0, telemetry=Telemetry(throttle_reasons=0x4))  # a power cap is normal
     hot = dataclasses.replace(good, telemetry=Telemetry(throttle_reasons=0x24))
-    again = dataclasses.replace(good, reason="the first stable of 2 blocks")
+    ungated = dataclasses.replace(good, reason=UNGATED)
     times = RowTimes(*rows(trees, 64))
 
     def add(arch: str, *seats: tuple[Outcome, Outcome]) -> None:
@@ -94,8 +95,8 @@ def test_blocks_of_a_slow_device_are_counted(trees: tuple[Tree, Tree]) -> None:
         timed_blocks = tuple(TimedBlock(arm, Place(), each) for arm, each in blocks)
         times.add(Turn(Group(times, times.arms), 0, timed_blocks), arch)
 
-    add("sm_90", (good, hot), (good, again), (good, good))
-    assert (times.blocks, times.stalled, times.throttled, times.slowdowns) == (6, 1, 1, {"software thermal"})
+    add("sm_90", (good, hot), (good, ungated), (good, good))
+    assert (times.blocks, times.ungated, times.throttled, times.slowdowns) == (6, 1, 1, {"software thermal"})
     add("gfx942", (hot, hot), (hot, hot), (hot, hot))  # whose bits say something else
     assert times.throttled == 1
 

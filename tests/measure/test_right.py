@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from places import PLANTED
 
 from fp8tune.errors import UsageError
-from fp8tune.measure import checking, comparing, edges, kept, timing
+from fp8tune.measure import checking, comparing, edges, kept
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.comparing import EXACT, Rule
@@ -356,39 +356,6 @@ def test_finals_prepare_as_well(device: str) -> None:
     launcher()
     built = kept.unchecked_tensors(reference("PREPARED_EXACT"), PROBLEM, device)
     assert torch.equal(built.outputs[0], built.spec.reference(*built.inputs)[0])
-
-
-def test_the_clock_starts_after_the_cache_is_flushed_and_that_after_outputs_are_prepared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            self.at = 0
-
-        def record(self) -> None:
-            done.append("event")
-            self.at = len(done)
-
-        def elapsed_time(self, end: Event) -> float:
-            return float(end.at - self.at)
-
-    class Driver:
-        def get_empty_cache_for_benchmark(self) -> None: ...
-
-        def clear_cache(self, cache: None) -> None:
-            done.append("flush")
-
-    from triton.runtime import driver
-
-    monkeypatch.setattr(driver, "_active", Driver())
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    samples = timing.block(Prepared(lambda: done.append("prepare"), lambda: done.append("launch")))
-    assert set(samples.samples_us) == {2000.0}
-    each = ["prepare", "flush", "event", "launch", "event"]
-    assert done[:16] == ["event", *each * 3]
 
 
 # What a spec declares

@@ -17,7 +17,7 @@ from fp8tune.stats import block_value
 
 STILL = Noise(
     process_sd=0, bimodal_share=0, drift_sd=0, block_sd=0, carry_over_sd=0, throttle_share=0, sample_sd=0,
-    outlier_share=0, stall_share=0, tick_us=1e-6,
+    outlier_share=0, tick_us=1e-6,
 )  # fmt: skip
 CONFIGS = [f"colwise BLOCK_SIZE={number}" for number in range(400)]
 
@@ -178,14 +178,6 @@ def test_outliers_reach_half_again_and_do_not_move_the_block():
     assert (ratios > 1.04).mean() == pytest.approx(0.02, abs=0.008)
     assert 1.3 < ratios.max() <= 1.5 + 1e-6
     assert all(block_value(samples) == pytest.approx(timer.true_time_us(work()), rel=1e-6) for samples in blocks)
-
-
-def test_a_block_that_stalled_is_timed_again():
-    timer = SimulatedClock(1, replace(STILL, stall_share=0.3, sample_sd=0.01))
-    blocks = [timer.block(*asked(round=number)) for number in range(300)]
-    assert sum(block.stalled > 0 for block in blocks) == pytest.approx(90, abs=25)
-    true_us = timer.true_time_us(work())
-    assert all(block_value(block.samples_us) == pytest.approx(true_us, rel=0.02) for block in blocks)
 
 
 def test_samples_are_whole_ticks():

@@ -71,19 +71,19 @@ def test_a_stored_name_cannot_break_out(name: str) -> None:
 
 
 def test_disturbed_blocks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    hot = replace(TIMED, blocks=36, stalled=2, throttled=5, slowdowns=("software thermal",))
+    hot = replace(TIMED, blocks=36, ungated=2, throttled=5, slowdowns=("software thermal",))
     told = comparison(hot, replace(TIMED, blocks=36))
     (notice,) = told.notices
     assert notice == (
         "colwise M=16640 K=5120 G=64: 5 of 36 blocks were timed while the GPU was slowed down (software thermal)"
     )
     row, calm = map(contracts.compared, told.rows)
-    names = ("blocks", "stalled_blocks", "throttled_blocks", "throttle_reasons")
+    names = ("blocks", "ungated_blocks", "throttled_blocks", "throttle_reasons")
     assert [row[name] for name in names] == [36, 2, 5, ["software thermal"]]
     assert [calm[name] for name in names] == [36, 0, 0, []]
     render_compare.print_comparison(told, "table")
     said = " ".join(capsys.readouterr().out.split())
-    assert "5 of 72 blocks were timed while the GPU was slowed down; 2 of 72 blocks were timed again" in said
+    assert "5 of 72 blocks were timed while the GPU was slowed down; 2 of 72 blocks include the host's time" in said
 
 
 def test_a_control_that_drifts_is_said(capsys: pytest.CaptureFixture[str]) -> None:

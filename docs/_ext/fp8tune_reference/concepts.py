@@ -8,7 +8,7 @@ import textwrap
 
 from fp8tune import ceiling as ceilings
 from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.measure import checking, edges, guards, steady
+from fp8tune.measure import checking, edges, guards
 from fp8tune.render.documents import PROTOCOL
 from fp8tune_kernels import groups
 from fp8tune_kernels.runtime.chain import Step
@@ -59,6 +59,5 @@ def check_numbers() -> str:
         ("guard bytes on each side of a tensor, on a GPU", f"{guards.GPU_GUARD_BYTES >> 20} MiB"),
         ("guard bytes on each side of a tensor, on the interpreter", f"{guards.CPU_GUARD_BYTES >> 10} KiB"),
         ("rows of the small problems that check routings", f"{edges.LAYOUT_CHECK_ROWS:,}"),
-        ("times that a stalled block is timed again, at most", str(steady.TRIES)),
     ]
     return table(["number", "value"], [(sentence(text).removesuffix("."), value) for text, value in rows])

@@ -142,7 +142,8 @@ class ProcessBackend:
         if self._shared_limit is None:
             return
         if self._compilers is None:
-            self._compilers = WorkerPool(usable_cores())
+            # one core is left to the process that checks and times
+            self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
         for arm in arms:
             if arm not in self._compiling:
                 spec = (arm.reference, arm.problem, arm.config, self.device.arch)

@@ -1,0 +1,62 @@
+"""What changes the machine code of a Triton kernel besides its source, its config and the versions.
+
+Triton reads much of it from the environment, and its defaults change: FP fusion, which contracts a product and a sum
+into one rounding, is on by default up to Triton 3.9 and announced to be off from 3.10. So workers set it explicitly,
+and rows keep what was set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+
+__all__ = ["FP_FUSION", "fix_fp_fusion", "fp_fusion", "settings"]
+
+FP_FUSION = "TRITON_DEFAULT_FP_FUSION"
+
+_CODEGEN = re.compile("(TRITON|PTXAS|NVPTX|LLVM|MLIR|AMDGCN|DISABLE|ALLOW|ENABLE)_[A-Z0-9_]+")
+_NEUTRAL = re.compile(
+    "TRITON_((CACHE|HOME|DUMP|PRINT|INTERPRET|ALWAYS_COMPILE|REPRODUCER|KERNEL_DUMP|STORE_BINARY_ONLY|BUILD|"
+    "COMPILE_ONLY|FRONT_END_DEBUGGING|PROTON|LIBCUDA|LIBHIP|CUDACRT|CUDART|CUPTI|CUOBJDUMP|NVDISASM|STRICT).*"
+    "|DISABLE_LINE_INFO)|(MLIR|LLVM)_(ENABLE_(DUMP|TIMING|DIAGNOSTICS)|IR_ENABLE_DUMP|DUMP.*)"
+)
+"""Variables that choose folders, dumps and messages. Any other may change code, known here or not."""
+
+
+def fp_fusion(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether kernels are compiled with FP fusion: yes, unless the environment turns it off."""
+    return environment.get(FP_FUSION, "1").strip().lower() in ("1", "on", "y", "yes", "true")
+
+
+def settings(environment: Mapping[str, str] = os.environ) -> str:
+    """Return one text per set of settings, such as ``fp_fusion=1 DISABLE_LLVM_OPT=1``.
+
+    Values that are paths are told apart by a hash, so that no row names a folder of somebody's machine.
+    """
+    names = sorted(
+        name
+        for name, value in environment.items()
+        if value and name != FP_FUSION and _CODEGEN.fullmatch(name) and not _NEUTRAL.fullmatch(name)
+    )
+    values = [f"{name}={_short(environment[name])}" for name in names]
+    return " ".join([f"fp_fusion={int(fp_fusion(environment))}", *values])
+
+
+def fix_fp_fusion(enabled: bool) -> None:
+    """Set Triton's default of this process. Its cache keys stay those of a program that leaves the default alone."""
+    from triton import knobs
+
+    if hasattr(knobs.language, "default_fp_fusion"):  # a version without it always fuses
+        propagates, knobs.propagate_env = knobs.propagate_env, False
+        try:
+            knobs.language.default_fp_fusion = enabled
+        finally:
+            knobs.propagate_env = propagates
+
+
+def _short(value: str) -> str:
+    if re.fullmatch("[A-Za-z0-9_.,:=-]{1,40}", value):
+        return value
+    return hashlib.sha256(value.encode()).hexdigest()[:8]
