@@ -220,7 +220,8 @@ class QuantizedWeights:
 def change_message(names: list[str]) -> str:
     """Say which weights changed while their FP8 values were in use."""
     more = f" and {len(names) - 1} more" if names[1:] else ""
-    return f"{names[0]}{more} changed after quantization, so FP8 results are of old weights: change weights after the with block ends"
+    effect = "so FP8 results are of old weights: change weights after the with block ends"
+    return f"{names[0]}{more} changed after quantization, {effect}"
 
 
 def _as_stored(w: Tensor) -> Tensor:
