@@ -545,6 +545,22 @@ def test_blocks_are_not_nested() -> None:
         pass
 
 
+class Halved(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w / 2
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(dtype: torch.dtype | None) -> None:
+    model = small("olmoe")
+    for module in experts_of(model):
+        nn.utils.parametrize.register_parametrization(module, "down_proj", Halved())
+    right = step(model)
+    with experts().weights_once(model, dtype=dtype):
+        assert_same(step(model), right)
+        assert_same(step(model), right)
+
+
 # Optimizers that torch does not count
 
 

@@ -10,13 +10,13 @@ import itertools
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, cast_dtype, change_message, snapshot
 
-__all__ = ["Block", "quantized_in_block", "weights_of"]
+__all__ = ["Block", "weights_of"]
 
 ATTRIBUTE = "_fp8tune_weights_once"
 
@@ -76,10 +76,10 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
             raise ValueError(f"{name} of {type(module).__name__} lies as (E, K, N): do not quantize it after a gather")
         return multipliable(w)
     held = getattr(module, ATTRIBUTE, None)
-    if held is None:
+    if held is None or not isinstance(w, nn.Parameter):  # a parametrization, such as LoRA's, computes it at each use
         return w
     if not torch.compiler.is_compiling():
-        return quantized_in_block(module, name, recipe)
+        return _quantized_in_block(module, name, recipe)
     quantized = held.quantized.get((name, recipe))
     if quantized is None:
         hint = "give weights_once the compiled model, or a dtype: it then quantizes at entry"
@@ -88,7 +88,7 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
 
 
 @_disable_dynamo
-def quantized_in_block(module: Any, name: str, recipe: str) -> QuantizedWeights:
+def _quantized_in_block(module: Any, name: str, recipe: str) -> QuantizedWeights:
     """Quantize a parameter, unless it was in this block."""
     held: Held = module.__dict__[ATTRIBUTE]
     w: Tensor = getattr(module, name)
