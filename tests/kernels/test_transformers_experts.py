@@ -545,6 +545,17 @@ def test_blocks_are_not_nested() -> None:
         pass
 
 
+@pytest.mark.usefixtures("mesh")
+def test_a_model_around_the_model_may_be_given() -> None:
+    model = small("olmoe")
+    right = step(model)
+    model = small("olmoe")
+    outer = nn.parallel.DistributedDataParallel(model)
+    with experts().weights_once(outer):
+        assert_same(step(model, outer), right)
+        assert len(held_by(model)) == 2
+
+
 class Halved(nn.Module):
     def forward(self, w: Tensor) -> Tensor:
         return w / 2

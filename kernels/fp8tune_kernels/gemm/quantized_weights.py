@@ -200,7 +200,7 @@ class QuantizedWeights:
         experts = self._view().detach().mT.flatten(1)
         count, size = experts.shape
         wanted = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
-        distance = max(size // wanted, 1) | 1  # odd: rows are multiples of 16, and one column would be all
+        distance = max(size // wanted, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
         bits = torch.int16 if experts.element_size() == 2 else torch.int32
         return experts.view(bits)[:, ::distance]
 
