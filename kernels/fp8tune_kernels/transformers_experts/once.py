@@ -50,17 +50,21 @@ class Block:
 
     def check(self) -> None:
         """Raise RuntimeError, naming a parameter, if one that was quantized has changed. Waits for each device once."""
-        changed: dict[torch.device, dict[str, Tensor]] = {}
+        flags: dict[torch.device, list[Tensor]] = {}
+        names: dict[torch.device, list[str]] = {}
         for module in self._modules:
             held = module.__dict__[ATTRIBUTE]
             for (name, _), quantized in held.quantized.items():
                 is_changed = quantized.changed()
                 if not quantized.is_of(getattr(module, name)):
                     is_changed = torch.ones_like(is_changed)
-                changed.setdefault(is_changed.device, {})[quantized.name] = is_changed
-        flags = [zip(found, torch.stack(list(found.values())).tolist(), strict=True) for found in changed.values()]
-        if names := [name for name, is_changed in itertools.chain(*flags) if is_changed]:
-            raise RuntimeError(change_message(names))
+                flags.setdefault(is_changed.device, []).append(is_changed)
+                names.setdefault(is_changed.device, []).append(quantized.name)
+        found = itertools.chain(
+            *(zip(names[device], torch.stack(flags[device]).tolist(), strict=True) for device in flags)
+        )
+        if changed := [name for name, is_changed in found if is_changed]:
+            raise RuntimeError(change_message(changed))
 
     def free(self) -> None:
         """End the block."""
