@@ -167,8 +167,15 @@ def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None
     loss = names["in_fp8"](model)(input_ids=ids, labels=ids).loss.item()
     assert loss != in_bfloat16
     assert loss == pytest.approx(in_bfloat16, abs=0.02)
-    names["compiled"](model)
-    assert model.config._experts_implementation == "fp8tune-once"
+    batch = {"input_ids": ids, "labels": ids}
+    names["compiled_step"](torch.compile(model, backend="eager"), [batch])
+    losses = []
+    for train in (names["train"], lambda model, optimizer, batches: names["scaled_step"](model, optimizer, *batches)):
+        again = names["in_fp8"](made("olmoe", "cpu", small=True))
+        train(again, torch.optim.SGD(again.parameters(), lr=0.1), [[batch]])
+        losses.append(again(**batch).loss.item())
+    assert losses[0] == pytest.approx(losses[1], abs=0.01)
+    assert losses[0] < loss
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         names["shard"](model, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))

@@ -16,6 +16,7 @@ the same without.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import statistics
@@ -32,7 +33,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from fp8tune_kernels.gemm.expert_bias import add_bias
-from fp8tune_kernels.transformers_experts import forward
+from fp8tune_kernels.transformers_experts import forward, weights_once
 
 Sizes = dict[str, Any]
 
@@ -46,7 +47,10 @@ PERMUTED = "permuted"
 
 OURS = ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")
 
-IMPLEMENTATIONS = (BF16, PERMUTED, *OURS, *(f"{name}-once" for name in OURS))
+ONCE = "-once"
+"""Ends the label of an implementation that is measured with weights quantized once."""
+
+IMPLEMENTATIONS = (BF16, PERMUTED, *OURS, *(f"{name}{ONCE}" for name in OURS))
 
 ROW = "{:<12} {:>6} {:<19} {:>7} {:>6} {:>9} {:>7} {:>8} {:>8} {:>8} {:>7} {:>5}"
 
@@ -64,6 +68,12 @@ def permuted(*operands: Any) -> Tensor:
 
 
 ALL_EXPERTS_FUNCTIONS.register(PERMUTED, permuted)
+
+
+def implemented(model: Any, label: str) -> contextlib.AbstractContextManager[None]:
+    """Set the implementation that a label names; return what to put around the micro-batches of a step."""
+    model.set_experts_implementation(label.removesuffix(ONCE))
+    return weights_once(model) if label.endswith(ONCE) else contextlib.nullcontext()
 
 
 def qwen3_moe(small: bool) -> Any:
@@ -209,10 +219,10 @@ class Differences:
 
         modules = [module for module in self.model.modules() if hasattr(module, "is_transposed")]
         hooks = [module.register_forward_pre_hook(choose) for module in modules]
-        self.model.set_experts_implementation(implementation)
         self.model.zero_grad(set_to_none=True)
-        out = self.model(input_ids=self.ids, labels=self.ids)
-        out.loss.backward()
+        with implemented(self.model, implementation):
+            out = self.model(input_ids=self.ids, labels=self.ids)
+            out.loss.backward()
         for hook in hooks:
             hook.remove()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -242,8 +252,7 @@ class Differences:
 
 def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
     """Nothing is measured. Raises ValueError for an implementation that does not take the model."""
-    model.set_experts_implementation(implementation)
-    with torch.no_grad():
+    with implemented(model, implementation), torch.no_grad():
         model(input_ids=ids)
     return {}
 
@@ -253,14 +262,13 @@ def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int,
     times: dict[str, list[float]] = {name: [] for name in implementations}
     for turn in range(-1, rounds):
         for name in implementations:
-            model.set_experts_implementation(name)
+            block = implemented(model, name)
             model.zero_grad(set_to_none=True)
-            for w in expert_weights(model):
-                torch.autograd.graph.increment_version(w)  # as an optimizer's step: what is held is old
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            for _ in range(micro):
-                model(input_ids=ids, labels=ids).loss.backward()
+            with block:
+                for _ in range(micro):
+                    model(input_ids=ids, labels=ids).loss.backward()
             end.record()
             torch.cuda.synchronize()
             if turn >= 0:
@@ -270,13 +278,13 @@ def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int,
 
 def peak_gib(model: Any, ids: Tensor, implementation: str) -> float:
     """The most memory that a forward and backward pass allocates past parameters and gradients."""
-    model.set_experts_implementation(implementation)
-    model(input_ids=ids, labels=ids).loss.backward()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    model(input_ids=ids, labels=ids).loss.backward()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
+    with implemented(model, implementation):
+        model(input_ids=ids, labels=ids).loss.backward()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(input_ids=ids, labels=ids).loss.backward()
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[str, Any]]:

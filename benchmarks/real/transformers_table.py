@@ -26,8 +26,9 @@ TABLES = {"each-use": ("grouped_mm", "permuted", *OURS), "once": tuple(f"{name}-
 def table(rows: Sequence[Mapping[str, Any]], implementations: Sequence[str]) -> str:
     """Markdown: milliseconds of a micro-batch, a line for each model and number of tokens."""
     times = {(row["model"], row["tokens"], row["implementation"]): row.get("median_ms") for row in rows}
+    heads = [f"`{name.removesuffix('-once')}`" for name in implementations]
     lines = [
-        f"| model | tokens | {' | '.join(f'`{name}`' for name in implementations)} |",
+        f"| model | tokens | {' | '.join(heads)} |",
         f"|---|---:|{'---:|' * len(implementations)}",
     ]
     for model, name in NAMES.items():

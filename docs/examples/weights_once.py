@@ -10,7 +10,8 @@ is a reference that gives the same numbers and no speed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from statistics import fmean, stdev
 
 import torch
@@ -27,20 +28,24 @@ GroupedMM = Callable[[torch.Tensor, nn.Parameter, torch.Tensor], torch.Tensor]
 """rows of expert after expert (M, K), weights (E, N, K), end row of each expert (E,) -> (M, N)"""
 
 
-def in_bf16(weights: list[nn.Parameter]) -> GroupedMM:
-    """PyTorch's own."""
-    return lambda rows, w, offs: torch._grouped_mm(rows, w.bfloat16().transpose(1, 2), offs=offs)
+@contextlib.contextmanager
+def in_bf16(weights: list[nn.Parameter]) -> Iterator[GroupedMM]:
+    """Multiply by PyTorch's own."""
+    yield lambda rows, w, offs: torch._grouped_mm(rows, w.bfloat16().transpose(1, 2), offs=offs)
 
 
-def in_fp8(weights: list[nn.Parameter]) -> GroupedMM:
-    """Weights are quantized at each call."""
-    return lambda rows, w, offs: fp8_grouped_mm(rows, w.transpose(1, 2), offs)
+@contextlib.contextmanager
+def in_fp8(weights: list[nn.Parameter]) -> Iterator[GroupedMM]:
+    """Quantize weights at each call."""
+    yield lambda rows, w, offs: fp8_grouped_mm(rows, w.transpose(1, 2), offs)
 
 
-def weights_once(weights: list[nn.Parameter]) -> GroupedMM:
-    """Weights are quantized now."""
-    quantized = {w: quantize_weights(w) for w in weights}
-    return lambda rows, w, offs: fp8_grouped_mm(rows, quantized[w], offs)
+@contextlib.contextmanager
+def weights_once(weights: list[nn.Parameter]) -> Iterator[GroupedMM]:
+    """Quantize weights now, and check at the end that they did not change."""
+    with contextlib.ExitStack() as block:
+        quantized = {w: block.enter_context(quantize_weights(w)) for w in weights}
+        yield lambda rows, w, offs: fp8_grouped_mm(rows, quantized[w], offs)
 
 
 class Experts(nn.Module):
@@ -62,7 +67,9 @@ class Experts(nn.Module):
         return torch.zeros_like(x).index_add(0, by_expert // 2, out)
 
 
-def train(prepared: Callable[[list[nn.Parameter]], GroupedMM], options: argparse.Namespace) -> list[float]:
+def train(
+    prepared: Callable[[list[nn.Parameter]], contextlib.AbstractContextManager[GroupedMM]], options: argparse.Namespace
+) -> list[float]:
     """The loss of every step: the layer learns what a fixed random layer does."""
     torch.manual_seed(options.seed)
     teacher = nn.Sequential(nn.Linear(options.dim, options.hidden), nn.Tanh(), nn.Linear(options.hidden, options.dim))
@@ -71,13 +78,13 @@ def train(prepared: Callable[[list[nn.Parameter]], GroupedMM], options: argparse
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses = []
     for _ in range(options.steps):
-        grouped_mm = prepared([model.w1, model.w2])  # after each step of the optimizer: older codes would be refused
         total = torch.zeros((), device=options.device)
-        for _ in range(MICRO_BATCHES):
-            x = torch.randn(options.tokens, options.dim, device=options.device)
-            loss = nn.functional.mse_loss(model(x, grouped_mm), teacher(x)) / MICRO_BATCHES
-            loss.backward()
-            total += loss.detach()
+        with prepared([model.w1, model.w2]) as grouped_mm:
+            for _ in range(MICRO_BATCHES):
+                x = torch.randn(options.tokens, options.dim, device=options.device)
+                loss = nn.functional.mse_loss(model(x, grouped_mm), teacher(x)) / MICRO_BATCHES
+                loss.backward()
+                total += loss.detach()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)

@@ -227,3 +227,17 @@ def test_a_nan_stays_in_its_row(device: str) -> None:
     out = fp8_grouped_mm(given.A, given.B_t, given.offs)
     assert out.isnan().all(1).nonzero().tolist() == [[5]]
     assert int(out.isnan().sum()) == N
+
+
+@pytest.mark.parametrize("is_row_major", [False, True])
+@pytest.mark.parametrize("options", [{}, {"keep_fp8": ("A", "B_t")}, {"precision": "auto"}, {"recipe": "folded"}])
+def test_no_rows(options: dict[str, Any], is_row_major: bool, device: str) -> None:
+    if is_row_major and "recipe" in options:
+        pytest.skip("no kernel folds their scales")
+    A = torch.zeros(0, K, dtype=torch.bfloat16, device=device, requires_grad=True)
+    w = torch.ones((E, K, N) if is_row_major else (E, N, K), dtype=torch.bfloat16, device=device, requires_grad=True)
+    offs = torch.zeros(E, dtype=torch.int32, device=device)
+    out = fp8_grouped_mm(A, w if is_row_major else w.transpose(1, 2), offs, **options)
+    out.sum().backward()
+    assert (out.shape, A.grad.shape) == ((0, N), (0, K))  # type: ignore[union-attr]
+    assert torch.equal(w.grad, torch.zeros_like(w))  # type: ignore[arg-type]

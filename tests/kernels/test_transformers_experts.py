@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
 import io
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import environment
 from torch import Tensor, nn
 
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
@@ -93,16 +98,19 @@ def test_by_the_folded_recipe_too(name: str, implementation: str) -> None:
     found = transformers_steps().Differences(model, tokens()).of(implementation)
     assert is_near(found), found
     right = step(model)
-    model.set_experts_implementation(f"{implementation}-once")
-    assert_same(step(model), right)
+    with experts().weights_once(model):
+        assert_same(step(model), right)
+        assert_same(step(model), right)
 
 
 def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
     model = small("gpt-oss-20b", "fp8tune-folded")
     with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights\.transpose\(1, 2\)"):
         step(model)
-    model.set_experts_implementation("fp8tune-folded-once")
-    with pytest.raises(ValueError, match=r"^recipe is 'folded', wanted 'default' for layout 'EKN'"):
+    with (
+        pytest.raises(ValueError, match=r"^recipe is 'folded', wanted 'default' for layout 'EKN'"),
+        experts().weights_once(model),
+    ):
         step(model)
     model.set_experts_implementation("fp8tune-mlp")
     with pytest.raises(ValueError, match=r"^weights of GptOssExperts lie as .*use 'fp8tune'$"):
@@ -165,14 +173,13 @@ def test_a_planted_fault_is_not_near(name: str, fault: Callable[..., Tensor], pl
 # Modes
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"), [("mixtral", "fp8tune"), ("gpt-oss-20b", "fp8tune"), ("gpt-oss-20b", "fp8tune-once")]
-)
-def test_gradient_checkpointing_changes_nothing(name: str, implementation: str) -> None:
-    model = small(name, implementation)
+@pytest.mark.parametrize(("name", "is_once"), [("mixtral", False), ("gpt-oss-20b", False), ("gpt-oss-20b", True)])
+def test_gradient_checkpointing_changes_nothing(name: str, is_once: bool) -> None:
+    model = small(name)
     right = step(model)
     model.gradient_checkpointing_enable()
-    assert_same(step(model), right)
+    with experts().weights_once(model) if is_once else contextlib.nullcontext():
+        assert_same(step(model), right)
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
@@ -180,10 +187,10 @@ def test_autocast_is_as_near(name: str) -> None:
     model = small(name).float()
     with torch.autocast("cpu", torch.bfloat16):
         found = step(model)
+        with experts().weights_once(model):
+            assert_same(step(model), found)
         model.set_experts_implementation("eager")
         right = step(model)
-        model.set_experts_implementation("fp8tune-once")
-        assert_same(step(model), found)
     assert transformers_steps().error(found[1], right[1]) < LIMITS["gradient_error"]
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
 
@@ -191,56 +198,164 @@ def test_autocast_is_as_near(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-oss-20b"])
 def test_torch_compile_traces_a_model_whole(name: str) -> None:
-    model = small(name, "fp8tune-once")
+    """Weights are quantized at entry, and no step traces it again."""
+    model = small(name)
     del model.model.layers[1:]  # a second one is traced as the first is
     model.config.num_hidden_layers = 1
-    right = step(model)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        found = step(model, compiled)
-        assert found[0] == right[0]
-        error = transformers_steps().error(found[1], right[1])
-        assert error < 0.03  # what is around the experts is decomposed otherwise
-        torch.optim.SGD(model.parameters(), lr=0.01).step()  # the codes are made anew after it
+    for number in range(3):
         right = step(model)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0), experts().weights_once(compiled):
+            for _ in range(2):
+                found = step(model, compiled)
+                assert found[0] == right[0]
+                error = transformers_steps().error(found[1], right[1])
+                assert error < 0.03  # what is around the experts is decomposed otherwise
+        for p in model.parameters():
+            p.data.add_(p.grad, alpha=-0.01)  # which torch does not count
     torch._dynamo.reset()
 
 
-def test_a_compiled_model_says_that_nothing_is_held() -> None:
-    model = small("olmoe", "fp8tune-once")
-    with pytest.raises(Exception, match=r"call hold_weights\(model\) before torch\.compile"):
-        step(model, torch.compile(model, fullgraph=True, backend="eager"))
+def test_a_compiled_model_says_that_nothing_is_quantized() -> None:
+    """Not where it cannot be seen that it is compiled."""
+    model = small("olmoe")
+    compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
+    with (
+        pytest.raises(Exception, match=r"give weights_once the compiled model, or a dtype"),
+        experts().weights_once(model),
+    ):
+        step(model, compiled)
+    torch._dynamo.reset()
+    right = step(model)
+    with experts().weights_once(model, dtype=torch.bfloat16):
+        assert step(model, compiled)[0] == right[0]
     torch._dynamo.reset()
 
 
-def test_trainer_trains_with_gradient_accumulation(tmp_path: Path) -> None:
+def trainer_for(model: Any, folder: Path, **options: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
+        learning_rate=2e-3,
+        bf16=True,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        seed=1,
+    )
+    data = [{"input_ids": row, "labels": row} for row in tokens().repeat(3, 1)]
+    return Trainer(model=model.float(), args=arguments, train_dataset=data, **options)
+
+
+def test_trainer_trains_with_gradient_accumulation(tmp_path: Path, casts: list[QuantizedWeights]) -> None:
     losses = {}
-    for implementation in ("grouped_mm", "fp8tune", "fp8tune-once"):
-        model = small("qwen3-moe", implementation)
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=3,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=True,
-            learning_rate=2e-3,
-            bf16=True,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            seed=1,
-        )
-        data = [{"input_ids": row, "labels": row} for row in tokens().repeat(3, 1)]
-        trainer = Trainer(model=model.float(), args=arguments, train_dataset=data)
-        trainer.train()
-        losses[implementation] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses["fp8tune-once"] == losses["fp8tune"]
+    for name, implementation in (("grouped_mm", "grouped_mm"), ("fp8tune", "fp8tune"), ("once", "fp8tune")):
+        trainer = trainer_for(small("qwen3-moe", implementation), tmp_path)
+        with experts().weights_once_per_step(trainer) if name == "once" else contextlib.nullcontext():
+            trainer.train()
+        losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses["once"] == losses["fp8tune"]
+    assert len(casts) == 3 * 4  # steps, and two layers of two weights
     assert losses["fp8tune"][-1] < losses["fp8tune"][0] - 0.2
     assert losses["fp8tune"] == pytest.approx(losses["grouped_mm"], rel=0.03)
+
+
+def test_trainer_that_is_interrupted_leaves_no_block(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Interrupt(TrainerCallback):
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    class Stop(TrainerCallback):
+        def on_substep_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
+
+    model = small("qwen3-moe")
+    trainer = trainer_for(model, tmp_path, callbacks=[Interrupt])
+    with pytest.raises(KeyboardInterrupt), experts().weights_once_per_step(trainer):
+        trainer.train()
+    assert not held_by(model)
+    trainer = trainer_for(model, tmp_path, callbacks=[Stop])
+    with experts().weights_once_per_step(trainer):
+        trainer.train()
+        assert not held_by(model)
+    assert not any("WeightsOnce" in type(callback).__name__ for callback in trainer.callback_handler.callbacks)
+
+
+def test_trainer_under_deepspeed_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_for(small("qwen3-moe"), tmp_path)
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(RuntimeError, match=r"^Trainer with DeepSpeed steps the optimizer inside backward"):
+        experts().weights_once_per_step(trainer).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        *(("olmoe", each) for each in ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")),
+        ("gpt-oss-20b", "fp8tune"),
+    ],
+)
+@pytest.mark.parametrize("is_once", [False, True])
+def test_no_tokens(name: str, implementation: str, is_once: bool) -> None:
+    """The results of transformers' own: empty, with gradients that are zero."""
+    model = small(name, implementation)
+    with experts().weights_once(model) if is_once else contextlib.nullcontext():
+        found = [_without_tokens(experts_of(model)[0])]
+    model.set_experts_implementation("grouped_mm")
+    found.append(_without_tokens(experts_of(model)[0]))
+    for ours, right in zip(*found, strict=True):
+        assert ours.dtype == right.dtype
+        assert ours.shape == right.shape
+        assert torch.equal(ours, right)
+
+
+def _without_tokens(module: Any) -> list[Tensor]:
+    module.zero_grad()
+    hidden = torch.zeros(0, 64, dtype=torch.bfloat16, requires_grad=True)
+    weights = torch.zeros(0, 4, dtype=torch.bfloat16, requires_grad=True)
+    out = module(hidden, torch.zeros(0, 4, dtype=torch.long), weights)
+    out.sum().backward()
+    return [out.detach(), hidden.grad, weights.grad, *(p.grad for p in module.parameters())]  # type: ignore[list-item]
+
+
+# Which modules multiply in FP8
+
+
+def test_modules_that_multiply_in_fp8_are_named() -> None:
+    model = small("olmoe", "grouped_mm")
+    assert experts().fp8_modules(model) == []
+    names = experts().use_fp8_experts(model, "fp8tune-mlp")
+    assert names == experts().fp8_modules(model) == [f"model.layers.{n}.mlp.experts" for n in range(2)]
+    assert model.config._experts_implementation == "fp8tune-mlp"
+
+
+def llama4() -> Any:
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "intermediate_size_mlp": 48, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
+    return Llama4ForCausalLM(Llama4TextConfig(**sizes, **heads, num_local_experts=4, pad_token_id=0))
+
+
+def test_a_model_without_the_interface_warns() -> None:
+    model = llama4()
+    with pytest.warns(
+        UserWarning, match="^no module of Llama4ForCausalLM has experts that 'fp8tune' multiplies"
+    ) as seen:
+        assert experts().use_fp8_experts(model) == []
+    message = "^no module of Llama4ForCausalLM multiplies in FP8: weights_once"
+    with pytest.warns(UserWarning, match=message) as entered, experts().weights_once(model):
+        pass
+    assert seen[0].filename == entered[0].filename == __file__
 
 
 def test_experts_of_other_ranks_add_nothing() -> None:
@@ -292,21 +407,40 @@ def casts(monkeypatch: pytest.MonkeyPatch) -> list[QuantizedWeights]:
     return made
 
 
+def held_by(model: Any) -> list[Any]:
+    return [value for module in experts_of(model) for name, value in vars(module).items() if "weights_once" in name]
+
+
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
-def test_weights_are_quantized_once_a_step_of_the_optimizer(name: str, casts: list[QuantizedWeights]) -> None:
-    results: dict[str, list[Tensor]] = {}
-    for implementation in ("fp8tune", "fp8tune-once"):
-        model = small(name, implementation)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        for micro in range(6):
-            ids = tokens(micro)
-            model(input_ids=ids, labels=ids).loss.backward()
-            if micro % 3 == 2:
-                optimizer.step()
-                optimizer.zero_grad()
-        results[implementation] = [p.detach() for p in model.parameters()]
+def test_weights_are_quantized_once_a_block(name: str, casts: list[QuantizedWeights]) -> None:
+    results = {}
+    for is_once in (False, True):
+        model = small(name)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        for batch in range(2):
+            with experts().weights_once(model) if is_once else contextlib.nullcontext():
+                for micro in range(3):
+                    ids = tokens(3 * batch + micro)
+                    model(input_ids=ids, labels=ids).loss.backward()
+                with torch.no_grad():
+                    model(input_ids=ids)
+            optimizer.step()
+            optimizer.zero_grad()
+        results[is_once] = [p.detach() for p in model.parameters()]
     assert all(map(torch.equal, *results.values()))
-    assert len(casts) == 3 * 4  # at the first use, and after each step: two layers of two weights
+    assert len(casts) == 2 * 4  # blocks, and two layers of two weights
+    assert not held_by(model)
+
+
+def test_fp8_values_end_with_their_block(casts: list[QuantizedWeights]) -> None:
+    model = small("olmoe")
+    with experts().weights_once(model):
+        step(model)
+        alive = [weakref.ref(tensor) for quantized in casts for tensor in quantized.codes]
+        assert held_by(model)
+    casts.clear()
+    assert not held_by(model)
+    assert not any(reference() is not None for reference in alive)
 
 
 def in_place(model: Any) -> None:
@@ -337,14 +471,200 @@ def by_another_parameter(model: Any) -> None:
         module.down_proj = nn.Parameter(module.down_proj.detach() * 2)
 
 
-@pytest.mark.parametrize("change", [in_place, by_state, by_assignment, by_data, to_float32, by_another_parameter])
-def test_codes_are_never_older_than_the_weights(change: Callable[[Any], None]) -> None:
-    model = small("gpt-oss-20b", "fp8tune-once")
-    step(model)
-    change(model)
-    found = step(model)
-    model.set_experts_implementation("fp8tune")
-    assert_same(found, step(model))
+def by_average(model: Any) -> None:
+    for module in experts_of(model):
+        module.down_proj.data.copy_(module.down_proj.detach() * 0.9)
+
+
+def of_one_expert(model: Any) -> None:
+    experts_of(model)[-1].down_proj.data[3] *= 2
+
+
+def by_fused_optimizer(model: Any) -> None:
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(model.parameters(), lr=0.01, fused=True).step()
+
+
+CHANGES = [
+    in_place,
+    by_state,
+    by_assignment,
+    by_data,
+    to_float32,
+    by_another_parameter,
+    by_average,
+    of_one_expert,
+    by_fused_optimizer,
+]
+
+
+def step_around(model: Any, change: Callable[[Any], None], error: Exception | None = None, *, is_used: bool) -> None:
+    with experts().weights_once(model):
+        step(model)
+        change(model)
+        if is_used:
+            step(model)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_within_a_block_raises_at_its_end(change: Callable[[Any], None]) -> None:
+    model = small("gpt-oss-20b")
+    with pytest.raises(RuntimeError, match=r"^model\.layers\..\.mlp\.experts\..*_proj.* changed after quantization"):
+        step_around(model, change, is_used=False)
+    assert not held_by(model)
+
+
+@pytest.mark.parametrize("change", [in_place, by_state, by_assignment, by_data, by_another_parameter])
+def test_a_change_that_torch_counts_raises_at_the_next_use(change: Callable[[Any], None]) -> None:
+    model = small("gpt-oss-20b")
+    with pytest.raises(RuntimeError, match="changed after quantization"):
+        step_around(model, change, AssertionError("the step passed"), is_used=True)
+    assert not held_by(model)
+
+
+def test_an_exception_is_not_hidden_by_that_of_the_check() -> None:
+    model = small("olmoe")
+    with pytest.raises(KeyError, match="mine"):
+        step_around(model, by_average, KeyError("mine"), is_used=False)
+    assert not held_by(model)
+
+
+def test_blocks_are_not_nested() -> None:
+    model = small("olmoe")
+    with experts().weights_once(model):
+        step(model)
+        with pytest.raises(
+            RuntimeError, match=r"^model\.layers\.0\.mlp\.experts is in a block of weights_once already"
+        ):
+            experts().weights_once(model).__enter__()
+        assert len(held_by(model)) == 2
+    with experts().weights_once(model):
+        pass
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_model_around_the_model_may_be_given() -> None:
+    model = small("olmoe")
+    right = step(model)
+    model = small("olmoe")
+    outer = nn.parallel.DistributedDataParallel(model)
+    with experts().weights_once(outer):
+        assert_same(step(model, outer), right)
+        assert len(held_by(model)) == 2
+
+
+class Halved(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w / 2
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(dtype: torch.dtype | None) -> None:
+    model = small("olmoe")
+    for module in experts_of(model):
+        nn.utils.parametrize.register_parametrization(module, "down_proj", Halved())
+    right = step(model)
+    with experts().weights_once(model, dtype=dtype):
+        assert_same(step(model), right)
+        assert_same(step(model), right)
+
+
+# Optimizers that torch does not count
+
+
+class FlatBuffer:
+    """ZeRO's way: parameters are views of one buffer, and steps are those of a float32 copy, written into it."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.flat = torch.cat([p.data.view(-1) for p in parameters])
+        for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
+            p.data = part.view_as(p)
+        self.master = nn.Parameter(self.flat.float())
+        self.optimizer = torch.optim.AdamW([self.master], lr=5e-3)
+
+    def step(self) -> None:
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.master.grad = torch.cat([grad.view(-1).float() for grad in grads])
+        self.optimizer.step()
+        self.flat.copy_(self.master.data)
+
+
+class Foreign:
+    """An optimizer that is none of torch's, writes through ``data``, and broadcasts."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def step(self) -> None:
+        for p in self.parameters:
+            p.data.add_(0 if p.grad is None else p.grad, alpha=-0.3)
+
+
+class Broadcast(Foreign):
+    def step(self) -> None:
+        for p in self.parameters:
+            new = p.detach() - 0.3 * (0 if p.grad is None else p.grad)
+            p.data.zero_()
+            p.data.copy_(new)
+            torch.distributed.broadcast(p.data, 0)
+
+
+class Averaged(Foreign):
+    """Swaps averages in after each step, as evaluation with them does, and trains on from there."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.averages = [p.detach().clone() for p in parameters]
+        self.optimizer = torch.optim.AdamW(parameters, lr=5e-3, fused=True)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        for average, p in zip(self.averages, self.parameters, strict=True):
+            average.lerp_(p.detach(), 0.5)
+            p.data.copy_(average)
+
+
+@pytest.mark.parametrize("optimizer_class", [FlatBuffer, Foreign, Broadcast, Averaged])
+@pytest.mark.usefixtures("mesh")
+def test_weights_that_change_between_blocks_are_never_old(optimizer_class: Any) -> None:
+    results = {}
+    for is_once in (False, True):
+        model = small("qwen3-moe")
+        optimizer = optimizer_class(list(model.parameters()))
+        losses = []
+        for batch in range(8):
+            with experts().weights_once(model) if is_once else contextlib.nullcontext():
+                for micro in range(2):
+                    ids = tokens(batch % 2 * 2 + micro)
+                    loss = model(input_ids=ids, labels=ids).loss / 2
+                    loss.backward()
+                    losses.append(loss.item())
+            optimizer.step()
+            model.zero_grad()
+        results[is_once] = losses, [p.detach() for p in model.parameters()]
+    assert results[True][0] == results[False][0]
+    assert all(map(torch.equal, results[True][1], results[False][1]))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: DS_BUILD_OPS=0 pip install deepspeed")
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed(stage: int) -> None:
+    script = Path(__file__).with_name("deepspeed_steps.py")
+    done = subprocess.run([sys.executable, script, str(stage)], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    printed = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    if stage == 3:
+        assert "model.layers.0.mlp.experts is partitioned by ZeRO stage 3" in printed[0]
+        return
+    each_call, once, held = printed
+    assert once == each_call
+    assert "changed after quantization" in held
 
 
 # FSDP2
@@ -390,10 +710,11 @@ def test_fsdp_gives_the_same_bits(name: str, implementation: str, recipe: str | 
         assert_same(step_of_shards(model), right)
 
 
-def test_codes_that_are_held_past_an_all_gather_are_refused(mesh: Any) -> None:
-    model = sharded(small("olmoe", "fp8tune-once"), mesh)
-    with pytest.raises(RuntimeError, match=r"^gate_up_proj is gathered anew by FSDP: call quantize_after_all_gather"):
-        step(model)
+def test_weights_once_under_fsdp_is_refused(mesh: Any) -> None:
+    model = sharded(small("olmoe"), mesh)
+    with pytest.raises(RuntimeError, match=r"^model\.layers\.0\.mlp\.experts is managed by FSDP: use quantize_after"):
+        experts().weights_once(model).__enter__()
+    assert not held_by(model)
 
 
 def test_gathered_weights_that_lie_otherwise_are_refused(mesh: Any) -> None:
@@ -412,25 +733,19 @@ def assert_same_state(found: dict[str, Tensor], right: dict[str, Tensor]) -> Non
 
 
 @pytest.fixture(params=["qwen3-moe", "gpt-oss-20b"])
-def held(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor], Step]:
-    """A model with codes of all its experts, its state before there were any, and a step of it."""
+def in_block(request: pytest.FixtureRequest) -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
+    """A model inside a block that all its weights were quantized in, its state before, and a step of it."""
     model = small(request.param)
     before = copy.deepcopy(model.state_dict())
     right = step(model)
-    model.set_experts_implementation("fp8tune-once")
-    assert experts().hold_weights(model) == 4
-    assert_same(step(model), right)
-    return model, before, right
+    with experts().weights_once(model):
+        assert_same(step(model), right)
+        yield model, before, right
 
 
-def test_the_state_dict_is_what_it_was(held: tuple[Any, dict[str, Tensor], Step]) -> None:
-    model, before, right = held
+def test_the_state_dict_is_what_it_was(in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
+    model, before, _ = in_block
     assert_same_state(model.state_dict(), before)
-    other = small("qwen3-moe" if "Qwen3" in type(model).__name__ else "gpt-oss-20b", "fp8tune-once")
-    in_place(other)
-    step(other)
-    other.load_state_dict(before)
-    assert_same(step(other), right)
 
 
 def pickled(model: Any) -> Any:
@@ -441,23 +756,27 @@ def pickled(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_a_copy_has_codes_of_its_own(copied: Callable[[Any], Any], held: tuple[Any, dict[str, Tensor], Step]) -> None:
-    model, before, right = held
+def test_a_copy_is_in_no_block(copied: Callable[[Any], Any], in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
+    model, before, right = in_block
     other = copied(model)
-    in_place(model)  # the copy's weights stay
+    assert held_by(other) == [None, None]
     assert_same_state(other.state_dict(), before)
     assert_same(step(other), right)
-    assert step(model)[0] != right[0]
+    by_average(other)  # which the copy is free to do
+    assert step(other)[0] != right[0]
+    with experts().weights_once(other):
+        step(other)
+    assert_same(step(model), right)
 
 
-def test_it_is_saved_and_loaded_as_pretrained(held: tuple[Any, dict[str, Tensor], Step], tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded_as_pretrained(in_block: tuple[Any, dict[str, Tensor], Step], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model, before, right = held
+    model, before, right = in_block
     model.save_pretrained(tmp_path)
     assert "fp8tune" not in (tmp_path / "config.json").read_text()
-    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation="fp8tune-once")
-    assert other.config._experts_implementation == "fp8tune-once"
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation="fp8tune")
+    assert other.config._experts_implementation == "fp8tune"
     assert_same_state(other.state_dict(), before)
     other.train()
     assert_same(step(other), right)

@@ -85,7 +85,7 @@ def fp8_grouped_mm(
 ) -> Tensor:
     """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
-    ``B_t`` may be what :func:`fp8tune_kernels.quantize_weights` has made of the weights; gradients reach those.
+    ``B_t`` may be a snapshot by :func:`fp8tune_kernels.quantize_weights`; gradients reach its weights.
     ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
@@ -93,7 +93,8 @@ def fp8_grouped_mm(
     layer, bfloat16 included, unless an operand is of another dtype or kept.
     ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
     and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
-    are not. None is what ``B_t`` was quantized for, else the default.
+    are not. None is what ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
+    below about 1e-13 lose precision and at 1e-15 vanish, by default from 1e-17: scale the loss by a power of two.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
     are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same codes.
     The first five arguments are those of ``torch._grouped_mm``, which refuses a ``bias``, and other dtypes of the

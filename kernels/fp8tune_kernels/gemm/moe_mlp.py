@@ -103,6 +103,7 @@ def fp8_moe_mlp(
     ``"interleaved"``, in turn, as gpt-oss has them.
     ``recompute``: ``"none"``, ``"h"`` or ``"gate-up"``; ``keep_weights``: see the module.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
+    Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride, size or device; N or K that
     is no multiple of 16; weights quantized for another recipe; an unknown ``layout``, ``recompute`` or ``activation``.

@@ -1,32 +1,26 @@
-"""Weights that are quantized once and multiplied by several micro-batches, until they change.
+"""FP8 snapshots of expert weights, for use by several micro-batches.
 
     for batch in batches:
-        experts = quantize_weights(w)           # once a step of the optimizer
-        for tokens in batch.split(...):         # fp8_grouped_mm takes it in place of w.transpose(1, 2)
-            fp8_grouped_mm(A, experts, offs)...backward()
+        with quantize_weights(w) as experts:        # fp8_grouped_mm takes it in place of w.transpose(1, 2)
+            for tokens in batch.split(...):
+                fp8_grouped_mm(tokens, experts, offs)...backward()
         optimizer.step()
 
-One read makes the codes of both passes: those of ``colwise-3d`` and those of ``transpose-3d``. They take 2 bytes an
-element. us on an H200 of the one kernel, and of the two: 97, 96 at one expert of 8192 x 5120, 1,165, 1,170 at 16,
-289, 331 at 64 of 1408 x 2048, 213, 219 at 8 of 2048 x 7168.
+One read quantizes for both passes, as ``colwise-3d`` and ``transpose-3d`` do. The result takes 2 bytes an element.
 
-Codes are never older than the weights they stand for. Each use compares where the weights lie and how often torch has
-counted a change of them (``Tensor._version``). A step of an optimizer is told by a hook: the fused ones of torch change
-their parameters uncounted. What neither sees: a write through ``w.data``, and the replay of a CUDA graph.
+A snapshot does not follow its weights. Leaving the ``with`` block, or :meth:`QuantizedWeights.check`, compares a sample
+of the weights with the one that was taken when they were quantized.
 """
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo  # as torch.compiler.disable, which takes a second to import
 from torch.autograd.graph import increment_version
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.catalog import RECIPES
@@ -38,19 +32,23 @@ from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.runtime.ops import define
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["QuantizedWeights", "quantize_weights"]
+__all__ = ["QuantizedWeights", "cast_dtype", "change_message", "outputs_for", "quantize_weights", "snapshot"]
 
 Codes = tuple[Tensor, Tensor]
-"""Codes and scales."""
+"""FP8 values and scales."""
 
-AGAIN = "call quantize_weights again after each step of the optimizer, or requantize()"
+SAMPLES = 2**16
+"""Elements of a weight that are compared, at least 256 of each expert. In bfloat16 a small step of an optimizer changes
+few elements: where it changes one in a thousand, the probability to miss it is exp(-65)."""
+
+SAMPLES_OF_EXPERT = 256
 
 
-@_disable_dynamo  # versions and addresses are read here
+@_disable_dynamo  # addresses are read here
 def quantize_weights(
     w: Tensor, *, float8_dtype: torch.dtype | None = None, recipe: str = "default", layout: str = "ENK"
 ) -> QuantizedWeights:
-    """Quantize expert weights for ``fp8_grouped_mm``, which takes the result in place of ``B_t`` until ``w`` changes.
+    """Take an FP8 snapshot of expert weights, which ``fp8_grouped_mm`` takes in place of ``B_t``.
 
     ``w``: the parameter, (E, N, K), row-major, or its view (E, K, N), strides (K*N, 1, K); bfloat16, float16 or
     float32. Gradients reach it. Under autocast it is cast first, as ``fp8_grouped_mm`` would.
@@ -61,6 +59,14 @@ def quantize_weights(
     16; a tensor made in inference mode, which has no version; a subclass such as DTensor. Not inside ``torch.compile``:
     give the result to what is compiled.
     """
+    quantized = snapshot(w, float8_dtype, recipe, layout, "w")
+    for tensor in quantized.codes:  # else mode="reduce-overhead" copies them at each call
+        torch._dynamo.mark_static_address(tensor)
+    return quantized
+
+
+def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: str, name: str) -> QuantizedWeights:
+    """Quantize weights that messages call ``name``. Raises what :func:`quantize_weights` raises."""
     if float8_dtype not in (None, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
     if recipe not in RECIPES:
@@ -72,45 +78,37 @@ def quantize_weights(
     if layout == "EKN" and w.dim() == 3 and not w.is_contiguous():
         raise ValueError(f"w has strides {w.stride()}, wanted row-major for layout 'EKN'")
     w = _as_stored(w)
-    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout)
+    return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout, name)
 
 
 class QuantizedWeights:
-    """FP8 codes of weights for the forward pass and for the input gradient. Made by :func:`quantize_weights`.
+    """FP8 values of weights for the forward pass and for the input gradient. Made by :func:`quantize_weights`.
 
-    A copy, or what was pickled, quantizes the weights that were copied with it.
+    As a context manager it checks at its end that the weights did not change, and cannot be used afterwards. A copy or
+    a pickle holds no FP8 values: it quantizes the weights that were copied with it.
     """
 
     float8_dtype: torch.dtype
-    """Of the codes."""
+    """FP8 format of the values."""
     recipe: str
-    """Of ``fp8_grouped_mm``, that they were quantized for."""
+    """Recipe of ``fp8_grouped_mm`` that they were quantized for."""
     dtype: torch.dtype
-    """What they were quantized from: that of the weights, or of the autocast region."""
-    version: int
-    """``w._version`` when they were quantized."""
+    """Dtype they were quantized from: that of the weights, or of the autocast region."""
     nbytes: int
-    """Of all codes and scales: about 2 an element."""
-
+    """Size of all values and scales: about 2 bytes an element."""
     layout: str
     """``ENK``, or ``EKN`` where the weights lie as (E, K, N)."""
+    name: str
+    """Name of the weights in messages."""
 
-    def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str = "default", layout: str = "ENK") -> None:
-        self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
-        with torch.inference_mode(False):  # autograd saves the codes
+    def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str, layout: str, name: str) -> None:
+        self.float8_dtype, self.recipe, self.layout, self.name, self._w = float8_dtype, recipe, layout, name, w
+        with torch.inference_mode(False):  # autograd saves the values
             tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
+            self._sampled = self._sample().clone()
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self._tensors = tensors
-        self._forward: Codes = tensors[0], tensors[1]
-        self._transposed: Codes = tensors[2], tensors[1 if recipe == "folded" else 3]
-        if layout == "EKN":  # see row_major
-            self._forward, self._transposed = self._transposed, self._forward
-        for tensor in tensors:  # else mode="reduce-overhead" copies them at each call, and reads versions of the copies
-            torch._dynamo.mark_static_address(tensor)
-        _watch_optimizers()
         self.requantize()
-        for codes, _ in (self._forward, self._transposed):
-            _made[codes.data_ptr()] = self
 
     @property
     def weights(self) -> Tensor:
@@ -119,111 +117,111 @@ class QuantizedWeights:
 
     @property
     def forward(self) -> Codes:
-        """Codes (E, K, N) and scales (E, 1, N), as ``colwise-3d`` makes them. Checked."""
-        return self._checked(*self._forward)
+        """FP8 values (E, K, N) and scales (E, 1, N), as ``colwise-3d`` makes them."""
+        return self.codes[0], self.codes[1]
 
     @property
     def transposed(self) -> Codes:
-        """Codes (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them. Checked.
+        """FP8 values (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them.
 
-        Of the folded recipe, the forward pass's, transposed, and its scales (E, 1, N).
+        For the folded recipe, the values of the forward pass, transposed, and their scales (E, 1, N).
         """
-        return self._checked(*self._transposed)
+        return self.codes[2], self.codes[1 if self.recipe == "folded" else 3]
 
     @property
     def codes(self) -> tuple[Tensor, ...]:
-        """Codes and scales of both passes, by one check; of the folded recipe the scales once."""
-        both = (*self.forward, *self._transposed)
-        return both[:3] if self.recipe == "folded" else both
+        """FP8 values and scales of both passes; for the folded recipe the scales once.
 
-    @property
-    def is_current(self) -> bool:
-        """Whether :meth:`check` passes: ``fp8_grouped_mm`` would take them here. Not in ``torch.compile``."""
-        return _cast_dtype(self._w) == self.dtype and self._change() is None
-
-    @property
-    def is_stepped(self) -> bool:
-        """Whether an optimizer has changed the weights since."""
-        return self._is_stepped
+        Raises RuntimeError where the weights are known to have changed, or are cast to another dtype here.
+        """
+        if (dtype := cast_dtype(self._w)) != self.dtype:
+            made = f"{self.name} was quantized from {self.dtype} and would be cast to {dtype} here"
+            raise RuntimeError(f"{made}: quantize it in that autocast region, or give weights_once that dtype")
+        if not torch.compiler.is_compiling():
+            self._refuse_known_change()
+        if self.layout == "ENK":
+            return self._tensors
+        q, scales, transposed, scales_of_transposed = self._tensors  # see row_major
+        return transposed, scales_of_transposed, q, scales
 
     def is_of(self, w: Tensor) -> bool:
-        """Whether they stand for this parameter, and have its shape and device: :meth:`requantize` would do."""
-        read, codes = self._view(), self._tensors[0]
-        return w is self._w and read.shape == codes.shape and read.device == codes.device
+        """Return True if ``w`` is the parameter that was quantized."""
+        return w is self._w
 
     def check(self) -> None:
-        """Raise RuntimeError if the weights have changed, or are cast to another dtype here than was quantized.
+        """Raise RuntimeError if sampled elements of the weights differ from when they were quantized.
 
-        In ``torch.compile`` an operator checks when the compiled function runs. In a CUDA graph this ran at capture.
+        Waits for the device.
         """
-        if (dtype := _cast_dtype(self._w)) != self.dtype:
-            made = f"B_t was quantized from {self.dtype} and would be cast to {dtype} here"
-            raise RuntimeError(f"{made}: call quantize_weights in the same autocast region")
-        if not torch.compiler.is_compiling():
-            self._check_weights()
+        if self.changed().item():
+            raise RuntimeError(change_message([self.name]))
+
+    def changed(self) -> Tensor:
+        """Return a boolean on the device: sampled elements differ from when the weights were quantized."""
+        with torch.inference_mode(False):
+            if self._kind != _kind(self._w):
+                return torch.ones((), dtype=torch.bool, device=self._w.device)
+            return (self._sample() != self._sampled).any()
 
     @_disable_dynamo
     def requantize(self) -> None:
-        """Quantize the weights as they are now into the same memory: a CUDA graph reads the new codes."""
-        codes = self._tensors
+        """Quantize the weights as they are now into the same memory: a CUDA graph reads the new values."""
+        tensors = self._tensors
         w = self._view().detach()
-        if w.shape != codes[0].shape or w.device != codes[0].device:
-            had = f"{tuple(w.shape)} on {w.device}, and its codes {tuple(codes[0].shape)} on {codes[0].device}"
-            raise RuntimeError(f"B_t is now {had}: call quantize_weights")
-        self.dtype = _cast_dtype(w)
-        self.version, self._address, self._is_stepped = self._w._version, _address(self._w), False
-        self._storage = self._w.untyped_storage()  # held, so that no other weights come to lie there
+        if w.shape != tensors[0].shape or w.device != tensors[0].device:
+            before = f"{tuple(tensors[0].shape)} on {tensors[0].device}"
+            raise RuntimeError(f"{self.name} is {tuple(w.shape)} on {w.device} now, was {before}: quantize it anew")
+        self.dtype, self._kind = cast_dtype(w), _kind(self._w)
+        self._identity = self._w._version, self._w.data_ptr()
         with torch.no_grad(), torch.inference_mode(False):
-            _requantize[self.recipe](w.to(self.dtype), *codes)
-            increment_version(codes)  # a backward pass that saved the old codes raises
+            _requantize[self.recipe](w.to(self.dtype), *tensors)
+            increment_version(tensors)  # a backward pass that saved the old values raises
+            sampled = self._sample()
+            if sampled.dtype != self._sampled.dtype:  # the weights were cast
+                self._sampled = sampled.clone()
+            self._sampled.copy_(sampled)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._tensors = ()
 
     def _view(self) -> Tensor:
-        """What the kernel reads: of weights that lie as (E, X, Y) the view (E, Y, X)."""
+        """Return what the kernel reads: of weights that lie as (E, X, Y) the view (E, Y, X)."""
         return self._w.transpose(1, 2) if self._w.is_contiguous() else self._w
 
-    def _checked(self, codes: Tensor, scales: Tensor) -> Codes:
-        self.check()
-        if torch.compiler.is_compiling():
-            scales = _checked_scales(self._w, codes, scales)
-        return codes, scales
+    def _sample(self) -> Tensor:
+        """Return elements of every expert at equal distances, as integers: bits are compared, NaN is a value."""
+        experts = self._view().detach().mT.flatten(1)
+        count, size = experts.shape
+        wanted = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
+        distance = max(size // wanted, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
+        bits = torch.int16 if experts.element_size() == 2 else torch.int32
+        return experts.view(bits)[:, ::distance]
 
-    def _check_weights(self) -> None:
-        if change := self._change():
-            raise RuntimeError(f"B_t was quantized before {change}: {AGAIN}")
-
-    def _change(self) -> str | None:
-        """What has happened to the weights since."""
-        if self._is_stepped:
-            return "a step of the optimizer changed its weights"
-        if self._w._version != self.version:
-            return "its weights changed in place"
-        if _address(self._w) != self._address:
-            return "its weights moved to other memory"
-        return None
+    def _refuse_known_change(self) -> None:
+        if not self._tensors:
+            raise RuntimeError(f"{self.name} is used after its with block ended: quantize it anew")
+        if (self._w._version, self._w.data_ptr()) != self._identity:
+            raise RuntimeError(change_message([self.name]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout))
+        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout, self.name))
 
     def __repr__(self) -> str:
-        return f"QuantizedWeights({tuple(self._forward[0].shape)}, {self.float8_dtype}, version={self.version})"
+        return f"QuantizedWeights({self.name}, {tuple(self._w.shape)}, {self.float8_dtype})"
 
 
-_made: weakref.WeakValueDictionary[int, QuantizedWeights] = weakref.WeakValueDictionary()
-"""Where codes begin -> whose they are: what a compiled function is given are tensors alone."""
-
-
-def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    """Mark the codes of the weights that an optimizer has just changed; what it holds frozen it leaves."""
-    if not _made:
-        return
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    for quantized in list(_made.values()):
-        quantized._is_stepped |= id(quantized._w) in stepped or id(quantized._w._base) in stepped
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(torch.compiler.disable(_after_step))
+def change_message(names: list[str]) -> str:
+    """Say which weights changed while their FP8 values were in use."""
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    effect = "so FP8 results are of old weights: change weights after the with block ends"
+    return f"{names[0]}{more} changed after quantization, {effect}"
 
 
 def _as_stored(w: Tensor) -> Tensor:
@@ -247,17 +245,15 @@ def _as_stored(w: Tensor) -> Tensor:
     return w
 
 
-def _cast_dtype(w: Tensor) -> torch.dtype:
-    """What ``fp8_grouped_mm`` would quantize here: the autocast region's dtype, or that of ``w``."""
+def cast_dtype(w: Tensor) -> torch.dtype:
+    """Return what ``fp8_grouped_mm`` would quantize from here: the autocast region's dtype, or that of ``w``."""
     if not w.is_meta and torch.is_autocast_enabled(w.device.type):
         return torch.get_autocast_dtype(w.device.type)
     return w.dtype
 
 
-def _address(w: Tensor) -> tuple[int, int]:
-    """Where weights lie, and what they are a view of: ``w.data = other`` moves the one and not the other."""
-    base = w._base
-    return w.data_ptr(), 0 if base is None else base.data_ptr()
+def _kind(w: Tensor) -> tuple[Any, ...]:
+    return w.shape, w.dtype, w.device
 
 
 def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -288,19 +284,6 @@ def _run(spec: KernelSpec, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...])
         output.copy_(made)
 
 
-def _check_codes(w: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """A copy of ``scales``: the GEMM waits for it, so no compiler drops the check."""
-    quantized = _made.get(codes.data_ptr())
-    if quantized is None:
-        raise RuntimeError(
-            "B_t has codes that torch.compile has copied: mark them by torch._dynamo.mark_static_address"
-        )
-    if w.data_ptr() != quantized._w.data_ptr():
-        raise RuntimeError(f"B_t was quantized before its weights changed in the compiled function: {AGAIN}")
-    quantized._check_weights()
-    return scales.clone()
-
-
 _requantize: dict[str, Callable[..., None]] = {
     "default": define(
         "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
@@ -316,10 +299,3 @@ _requantize: dict[str, Callable[..., None]] = {
         lambda *_: None,
     ),
 }
-_checked_scales: Callable[..., Tensor] = define(
-    "checked_scales(Tensor w, Tensor codes, Tensor scales) -> Tensor",
-    _check_codes,
-    _check_codes,
-    lambda w, codes, scales: torch.empty_like(scales),
-    makes_codes=True,
-)

@@ -8,20 +8,26 @@
     fp8tune-folded      ``recipe="folded"``: the operands are cast once; not for weights that lie as (E, K, N)
     fp8tune-mlp         gate, up, activation and down as one operation, ``fp8_moe_mlp``; not for gpt-oss either
 
-    ...-once            weights are quantized once for all micro-batches of a step: fp8tune-once, fp8tune-auto-once
-
-:func:`register` adds one with other options. See :mod:`.forward` for what is computed, :mod:`.held` for weights once.
+:func:`use_fp8_experts` sets one and returns the modules that multiply in FP8. :func:`weights_once` quantizes weights
+once for all micro-batches of a step. :func:`register` adds an implementation with other options.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.transformers_experts.forward import Options
-from fp8tune_kernels.transformers_experts.registry import hold_weights, register
+from fp8tune_kernels.transformers_experts.registry import fp8_modules, register, use_fp8_experts, weights_once
+from fp8tune_kernels.transformers_experts.trainer import weights_once_per_step
 
-__all__ = ["Options", "hold_weights", "quantize_after_all_gather", "register"]
+__all__ = [
+    "Options",
+    "fp8_modules",
+    "quantize_after_all_gather",
+    "register",
+    "use_fp8_experts",
+    "weights_once",
+    "weights_once_per_step",
+]
 
 for _name, _options in {
     "fp8tune": Options(),
@@ -30,4 +36,3 @@ for _name, _options in {
     "fp8tune-mlp": Options(is_one_operation=True),
 }.items():
     register(_name, _options)
-    register(f"{_name}-once", replace(_options, weights_once=True))

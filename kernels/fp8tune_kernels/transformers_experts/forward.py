@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.transformers_experts.held import weights_of
 from fp8tune_kernels.transformers_experts.mlp import multiply_mlp
+from fp8tune_kernels.transformers_experts.once import weights_of
 
 __all__ = ["Options", "experts_forward"]
 
@@ -38,8 +38,6 @@ class Options:
     keep_fp8: tuple[str, ...] = ()
     is_one_operation: bool = False
     """By ``fp8_moe_mlp``, which has the folded recipe alone; the three options above have no effect."""
-    weights_once: bool = False
-    """Quantize weights when they have changed, not at each use."""
 
 
 def experts_forward(
@@ -55,17 +53,17 @@ def experts_forward(
     rows = _permute(hidden_states, order, place, top_k)
     if options.is_one_operation:
         row_weights = _unpermute(top_k_weights.reshape(-1), place, order)
-        out = multiply_mlp(module, rows, offs, row_weights, weights_once=options.weights_once)
-        return _unpermute(out, order, place).view(T, top_k, -1).sum(1).to(hidden_states.dtype)
+        out = multiply_mlp(module, rows, offs, row_weights)
+        return _unpermute(out, order, place).view(T, top_k, out.shape[1]).sum(1).to(hidden_states.dtype)
     h = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offs, options)
     h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
     out = _unpermute(_linear(module, "down_proj", h, offs, options), order, place)
     # as a batched product, which writes no rows: 0.8 to 3.3 times as long with its gradients on an H100
-    return (out.view(T, top_k, -1) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+    return (out.view(T, top_k, out.shape[1]) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
 
 
 def _linear(module: Any, name: str, rows: Tensor, offs: Tensor, options: Options) -> Tensor:
-    B_t = weights_of(module, name, options.recipe, options.weights_once)
+    B_t = weights_of(module, name, options.recipe)
     if isinstance(B_t, Tensor) and not module.is_transposed:
         B_t = B_t.transpose(1, 2)
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
@@ -85,7 +83,7 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (place,) = ctx.saved_tensors
-        return grad[place].view(-1, ctx.top_k, grad.shape[1]).sum(1), None, None, None
+        return grad[place].view(len(grad) // ctx.top_k, ctx.top_k, grad.shape[1]).sum(1), None, None, None
 
 
 class _Unpermute(torch.autograd.Function):

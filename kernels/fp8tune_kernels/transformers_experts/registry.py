@@ -1,22 +1,25 @@
-"""The place of our experts among those of transformers."""
+"""Registration of our experts with transformers, and the modules of a model that they multiply."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from fp8tune_kernels.transformers_experts.forward import Options, experts_forward
-from fp8tune_kernels.transformers_experts.held import fresh_weights
+from fp8tune_kernels.transformers_experts.once import Block, weights_of
 
 try:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 except ImportError as error:
     raise ImportError("no transformers with experts implementations: pip install 'fp8tune[transformers]'") from error
 
-__all__ = ["hold_weights", "register"]
+__all__ = ["fp8_modules", "register", "use_fp8_experts", "weights_once"]
 
 
 def register(name: str, options: Options) -> None:
@@ -24,25 +27,82 @@ def register(name: str, options: Options) -> None:
     ALL_EXPERTS_FUNCTIONS.register(name, functools.partial(experts_forward, options=options))
 
 
-def hold_weights(model: nn.Module) -> int:
-    """Quantize now the weights of all experts whose implementation has weights once; how many there are.
+def use_fp8_experts(model: Any, implementation: str = "fp8tune") -> list[str]:
+    """Set the experts implementation of a transformers model; return the names of the modules that multiply in FP8.
 
-    For ``torch.compile``, beforehand, in the autocast region that the model runs in. In eager mode each use does it.
+    Warns where none does: transformers accepts an implementation for models without its experts interface, such as
+    Llama 4, and changes nothing. Raises what ``set_experts_implementation`` raises.
     """
-    found = 0
-    for module, options in _modules(model):
+    model.set_experts_implementation(implementation)
+    names = fp8_modules(model)
+    if not names:
+        warnings.warn(
+            f"no module of {type(model).__name__} has experts that {implementation!r} multiplies: nothing changed",
+            stacklevel=2,
+        )
+    return names
+
+
+def fp8_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules of a model whose experts implementation is one of ours."""
+    return list(_experts(model))
+
+
+@contextlib.contextmanager
+def weights_once(model: nn.Module, *, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Quantize expert weights once for all calls of a model inside this block, and check that they do not change.
+
+    ``model``: a model of transformers whose experts implementation is one of ours, or a module around it.
+    ``dtype``: quantize all weights at entry, from this dtype, which is that of autocast where the model is called.
+    None quantizes each weight at its first use; for a model that ``torch.compile`` returned, at entry, in the autocast
+    region of the entry.
+
+    The FP8 values live until the block ends, 2 bytes for each weight. At the end sampled elements of every weight are
+    compared with those that were quantized. An exception inside the block passes through, without that check.
+
+    Warns if no module multiplies in FP8. Raises RuntimeError at entry inside another block of the same model, under
+    FSDP and under ZeRO stage 3; at the end, and at a use where it is known, if a weight has changed.
+    """
+    experts = _experts(model)
+    if not experts:
+        warnings.warn(
+            f"no module of {type(model).__name__} multiplies in FP8: weights_once has no effect", stacklevel=3
+        )  # a frame is contextlib's
+    block = Block({path: module for path, (module, _) in experts.items()})
+    try:
+        if dtype is not None or _is_compiled(model):
+            _quantize_all(experts, dtype)
+        yield
+        block.check()
+    finally:
+        block.free()
+
+
+def _quantize_all(experts: dict[str, tuple[Any, Options]], dtype: torch.dtype | None) -> None:
+    for module, options in experts.values():
         for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
-            fresh_weights(module, name, "folded" if options.is_one_operation else options.recipe)
-            found += 1
-    return found
+            w = getattr(module, name)
+            is_cast = dtype not in (None, w.dtype)
+            with torch.autocast(w.device.type, dtype) if is_cast else contextlib.nullcontext():
+                weights_of(module, name, "folded" if options.is_one_operation else options.recipe)
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[Any, Options]]:
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def _experts(model: nn.Module) -> dict[str, tuple[Any, Options]]:
+    """Return the modules of experts that ours multiply, by path."""
+    experts = {}
     module: Any
-    for module in model.modules():
+    for path, module in model.named_modules():
         if not hasattr(module, "is_transposed") or not hasattr(module, "config"):
             continue
         forward = ALL_EXPERTS_FUNCTIONS.get(module.config._experts_implementation, None)
         options = forward.keywords.get("options") if isinstance(forward, functools.partial) else None
-        if isinstance(options, Options) and options.weights_once:
-            yield module, options
+        if isinstance(options, Options):
+            experts[path] = module, options
+    return experts
