@@ -166,8 +166,8 @@ def decide_finals(
 ) -> Decision:
     """Return the pick, by the bands that the sweep went by. Raises ValueError for no finals.
 
-    Below the floor a tick of the timer is over 0.25 % of a time. Only what is proven by more than a tick then replaces
-    the config that a launch uses today: the incumbent, else the default.
+    Below the floor a tick of the timer is over 0.25 % of a time, and widens every bound. Only what is proven by more
+    than a tick then replaces the config that a launch uses today: the incumbent, else the default.
     """
     floor_us, plan = max(run.floor_us for run in _runs(times)), plan_of(times)
     values = process_values(_blocks(times))
@@ -178,14 +178,17 @@ def decide_finals(
         return decision
     pairs, tick = pairs_of(times, default=default, axes=axes), math.log1p(TICK_SHARE * floor_us / decision.time_us)
     place = {config: number for number, config in enumerate(pairs.configs)}
-    losses = np.delete(pairs.lower[:, place[decision.config]], place[decision.config])
-    if decision.verdict is PickVerdict.CERTIFIED and losses.min() > tick:
-        return decision
+    pick = place[decision.config]
     today = next((config for config in (incumbent, default) if config in place), decision.config)
-    if pairs.lower[place[today], place[decision.config]] > tick:
-        is_certified = decision.verdict is PickVerdict.CERTIFIED  # against today's config, but not against a near one
-        return replace(decision, verdict=PickVerdict.NEAR_TIE) if is_certified else decision
-    return unproven(today, PickVerdict.UNRESOLVABLE, times_us, decision.processes).kept_as(Kept.TOO_SHORT)
+    if decision.config != today and pairs.lower[place[today], pick] <= tick:
+        return unproven(today, PickVerdict.UNRESOLVABLE, times_us, decision.processes).kept_as(Kept.TOO_SHORT)
+    loss = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
+    if loss < -tick:
+        return decision
+    if loss + tick > math.log1p(plan.keep_band):
+        return replace(decision, verdict=PickVerdict.UNRESOLVABLE, contested=False)  # more processes do not help
+    is_certified = decision.verdict is PickVerdict.CERTIFIED  # by less than a tick
+    return replace(decision, verdict=PickVerdict.NEAR_TIE) if is_certified else decision
 
 
 def plan_of(times: FinalsTimes) -> MeasuringPlan:

@@ -52,11 +52,11 @@ def test_the_bands_are_those_the_sweep_went_by():
     assert decided(times, incumbent=SLOW).config == SLOW
 
 
-def below_the_floor(tick_us: float, **times_us: float) -> Decision:
-    """Decide between configs whose times are far below the floor of this tick, or just above it."""
+def below_the_floor(tick_us: float, incumbent: NamedInts | None = None, **times_us: float) -> Decision:
+    """Decide between configs whose times are below the floor of this tick."""
     coarse = replace(FIRST, floor_us=tick_us / TICK_SHARE)
     configs = {"default": DEFAULT, "fast": FAST, "slow": SLOW}
-    return decided({configs[name]: timed(time_us, coarse) for name, time_us in times_us.items()})
+    return decided({configs[name]: timed(time_us, coarse) for name, time_us in times_us.items()}, incumbent)
 
 
 def test_a_difference_of_a_tick_is_no_proof_below_the_floor():
@@ -73,10 +73,19 @@ def test_proof_beats_the_floor():
     assert (decision.config, decision.verdict) == (DEFAULT, PickVerdict.CERTIFIED)
 
 
-def test_what_is_proven_against_today_s_config_alone_is_picked_as_tied():
-    decision = below_the_floor(0.1, default=9.25, fast=7.65, slow=7.67)
-    assert decision.config in (FAST, SLOW)
-    assert decision.verdict is PickVerdict.NEAR_TIE
+def test_a_tick_widens_the_bounds_of_a_tie():
+    """The same 0.3 % are a tie by a fine timer, and cannot be told by a coarse one; today's config is replaced."""
+    for tick_us, verdict in ((0.05, PickVerdict.NEAR_TIE), (0.2, PickVerdict.UNRESOLVABLE)):
+        decision = below_the_floor(tick_us, default=9.25, fast=7.65, slow=7.67)
+        assert (decision.config, decision.verdict) == (FAST, verdict)
+        assert not decision.contested
+
+
+def test_what_was_picked_below_the_floor_stays_with_its_verdict():
+    """A table made of a pick does not make the same evidence say less."""
+    for incumbent in (None, FAST):
+        decision = below_the_floor(0.05, incumbent, default=9.25, fast=7.65, slow=7.67)
+        assert (decision.config, decision.verdict) == (FAST, PickVerdict.NEAR_TIE)
 
 
 def test_the_noise_floor_is_what_the_duplicate_is_off_by():
