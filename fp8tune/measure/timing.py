@@ -118,7 +118,8 @@ def block(launch: Callable[[], object], too_slow_us: float | None = None, stream
         timed = queue.time(SLOW_LAUNCHES)
     else:
         rep_ms = max(MIN_REP_MS, 5 * fastest_us / 1e3)
-        warmup, repeats = (max(1, int(1e3 * ms / timed.gpu_us)) for ms in (WARMUP_MS, rep_ms))
+        each_us = max(timed.gpu_us, timed.host_us)  # a slow host gets fewer launches, not more time
+        warmup, repeats = (max(1, int(1e3 * ms / each_us)) for ms in (WARMUP_MS, rep_ms))
         timed = queue.time(repeats, warmup)
     return Samples(timed.samples_us, tick(timed.samples_us), queue.is_gated)
 
@@ -129,7 +130,7 @@ class _Timed:
 
     samples_us: tuple[float, ...]
     gpu_us: float
-    """Per launch with flush and events: what ``do_bench`` derives the number of launches from."""
+    """Per launch with flush and events."""
     host_us: float
     """Per launch to queue them."""
 
@@ -207,7 +208,9 @@ class _Queue:
                     start.record()
                     self._launch()
                     end.record()
-                    ran_dry = ran_dry or (lead > 0 and start.query())
+                    ran_dry = lead > 0 and start.query()
+                    if ran_dry:
+                        break
                     if number == lead:
                         stream.open_gate()
             finally:

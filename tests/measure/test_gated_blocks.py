@@ -125,7 +125,7 @@ def test_the_gpu_does_not_wait_for_the_whole_queue() -> None:
     launches = 120  # 2 ms of warm-up, 10 ms of a block: 100 us each
     assert block_us(5.0) < 1.1 * 100 * launches
     assert block_us(15.0) < 1.2 * 100 * launches
-    assert block_us(50.0) < 1.4 * 4 * 50 * launches
+    assert block_us(50.0) < 1.6 * 100 * launches
 
 
 def test_what_a_launch_raises_opens_the_gate() -> None:
@@ -166,7 +166,7 @@ def test_on_a_gpu_a_slow_host_does_not_change_a_time(size_mib: int) -> None:
     fast, slow = block(copy), block(slowly)
     assert fast.is_gated
     assert slow.is_gated
-    assert block_value(slow.samples_us) == pytest.approx(block_value(fast.samples_us), rel=0.05)
+    assert block_value(slow.samples_us) == pytest.approx(block_value(fast.samples_us), rel=0.05, abs=0.6)
 
 
 @pytest.mark.gpu
