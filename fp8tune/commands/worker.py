@@ -46,7 +46,7 @@ def worker(
     config is right on a problem.
     """
     if timer is None:
-        from fp8tune.measure.worker import start_server
+        from fp8tune.fork_server import start_server
 
         start_server()  # it imports torch for the processes to come, which takes longer than all else here
     from fp8tune.fleet import worker as working
