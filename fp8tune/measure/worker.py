@@ -33,6 +33,7 @@ from fp8tune.stopping import TOLD, kept_from_signals
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
 def usable_cores() -> int:
     """Cores this process may run on: ``taskset``, a container or a batch system may leave it fewer than there are."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS

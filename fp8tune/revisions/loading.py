@@ -54,7 +54,7 @@ def load_spec(reference: str) -> KernelSpec:
         return _asked(_declared(named.kernel), named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
-    module = _module(module_text)
+    module = imported_module(module_text)
     spec: Any = module
     for name in attribute.split("."):
         spec = getattr(spec, name, None)
@@ -167,14 +167,17 @@ def _tuple_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
 
 def _reference_function(text: str) -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
-    function = getattr(_module(where), name, None)
+    function = getattr(imported_module(where), name, None)
     if not callable(function):
         raise UsageError(f"--reference {text}: {where} has no function {name}")
     return cast(Callable[..., Any], function)
 
 
-def _module(text: str) -> ModuleType:
-    """Import a module or a ``path.py``, unless it is code of this package in a child process first."""
+def imported_module(text: str) -> ModuleType:
+    """Import a module or a ``path.py`` that the user names: in a child process first if it is foreign code.
+
+    Raises UsageError if that is not possible.
+    """
     path = Path(text)
     if text.endswith(".py") and not path.is_file():
         raise UsageError(f"cannot import kernel file {text!r}: no such file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from toy_recording import FOLDER, floats, written
 from fp8tune.autotuned import sizes
 from fp8tune.autotuned.spec import RecordedSpec, build
 from fp8tune.autotuned.tensors import Case
+from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError
 from fp8tune.plan import problems as plan
 from fp8tune.recording import Grid, Kernel, Launch, Scalar, Tensor
@@ -379,3 +381,13 @@ def test_constants_that_are_blocks_by_name_stay_when_sizes_do_not() -> None:
     values = {one.name: one.value for one in made.arguments if isinstance(one, Scalar)}
     assert (values["BD"], values["BLOCK_N"]) == (128, 128)
     assert values["D"] == made.arguments[0].shape[1] < 128  # type: ignore[union-attr]
+
+
+def test_a_dtype_that_data_names_imports_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches come out of databases too: dtypes are those of torch and of triton.language."""
+    (tmp_path / "dtype_canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="none of torch"):
+        decoded({"dtype": "dtype_canary.float32"})
+    assert str(decoded({"dtype": "torch.float32"})) == "torch.float32"
+    assert str(decoded({"dtype": "tl.float32"})) == "fp32"
