@@ -51,6 +51,8 @@ class Status(StrEnum):
     """It took its worker process down; not tried again until ``--retry-failed``."""
     TIMEOUT = "timeout"
     """It did not end in time; not tried again until ``--retry-failed``."""
+    UNTIMED = "untimed"
+    """Right by the kernel's check, but its inputs are nothing that a GPU may be timed on."""
     PRUNED = "pruned"
     """Not tried, for the hardware reason that its kernel declares."""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toy_recording import FOLDER, floats, written
 
 from fp8tune.autotuned import sizes
-from fp8tune.autotuned.spec import RecordedSpec, build
+from fp8tune.autotuned.spec import RecordedSpec, build, repeatable
 from fp8tune.autotuned.tensors import Case
 from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError
@@ -326,7 +326,7 @@ def test_integers_that_were_never_read_are_no_zeros(is_loaded: bool | None) -> N
         spec_of(kernel)
     known = toy_recording.copies("hooked", 64)
     (notice,) = spec_of(replace(kernel, launches=(*kernel.launches, *known.launches))).notices
-    assert notice.startswith("1 of its launches are left out")
+    assert notice.startswith("1 of 2 launches left out")
 
 
 @pytest.mark.parametrize(
@@ -391,3 +391,49 @@ def test_a_dtype_that_data_names_imports_no_module(tmp_path: Path, monkeypatch: 
         decoded({"dtype": "dtype_canary.float32"})
     assert str(decoded({"dtype": "torch.float32"})) == "torch.float32"
     assert str(decoded({"dtype": "tl.float32"})) == "fp32"
+
+
+def _with_table(**given: Any) -> Launch:
+    """A launch that reads 64-bit integers from ``table``."""
+    (launch,) = toy_recording.copies("plain").launches
+    described = {"dtype": "int64", "mean": None, "deviation": None, "least": 0.0, "most": 5.0, "storage": 2}
+    table = floats("table", 3, **{**described, **given})
+    return replace(launch, arguments=(*launch.arguments, table))
+
+
+ADDRESS = float(0x7F12_3456_7000)
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"),
+    [
+        (replace(_with_table(), addresses=("table",)), "table holds addresses"),
+        (replace(_with_table(most=ADDRESS), addresses=()), ""),
+        (replace(_with_table(), addresses=()), ""),
+        (_with_table(), ""),
+        (_with_table(most=ADDRESS), "table may hold addresses"),
+        (_with_table(most=ADDRESS, is_loaded=False), ""),
+        (_with_table(most=ADDRESS, dtype="uint64"), "table may hold addresses"),
+        (_with_table(most=float(2**62)), ""),
+    ],
+)
+def test_a_launch_with_addresses_of_the_recorded_process_is_not_repeated(launch: Launch, reason: str) -> None:
+    """As the compiled code tells; where it is not known, any 64-bit integer where memory may lie is taken for one."""
+    (other,) = toy_recording.copies("plain", 512).launches
+    alone = replace(toy_recording.copies("plain"), launches=(launch,))
+    both = replace(alone, launches=(launch, other))
+    if not reason:
+        assert repeatable(both) == (both, ())
+        return
+    with pytest.raises(UsageError, match=f"cannot be swept: 1 of 1 launches left out: {reason}"):
+        repeatable(alone)
+    left, (notice,) = repeatable(both)
+    assert left.launches == (other,)
+    assert notice.startswith(f"1 of 2 launches left out: {reason}")
+    assert len(notice) < 200
+
+
+def test_an_address_as_a_number_is_one_too() -> None:
+    (launch,) = toy_recording.copies("plain", extra=(Scalar("to", int(ADDRESS)),)).launches
+    with pytest.raises(UsageError, match="to may hold addresses"):
+        repeatable(replace(toy_recording.copies("plain"), launches=(launch,)))

@@ -266,3 +266,63 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
     assert running.wait(60) == code
     (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
+
+
+POINTERS = """
+import torch, triton, triton.language as tl
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+
+
+@triton.autotune(CONFIGS, key=[])
+@triton.jit
+def double_all(at_ptr, sizes_ptr, BLOCK: tl.constexpr):
+    data = tl.load(at_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    size = tl.load(sizes_ptr + tl.program_id(0))
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(data + at, 2 * tl.load(data + at, mask=at < size), mask=at < size)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def fill(to, n, x_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(tl.cast(to, tl.pointer_type(tl.float32)) + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def add_seed(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + (seed % 7), mask=at < n)
+
+
+def run():
+    parts = [torch.ones(size) for size in (300, 70)]
+    at = torch.tensor([part.data_ptr() for part in parts])
+    double_all[(2,)](at, torch.tensor([300, 70], dtype=torch.int32))
+    x, y = torch.rand(256), torch.empty(256)
+    grid = lambda meta: (triton.cdiv(256, meta["BLOCK"]),)
+    fill[grid](y.data_ptr(), 256, x)
+    add_seed[grid](x, y, 256, 2**46 + 1)
+"""
+
+
+def test_addresses_of_the_recorded_process_are_never_swept(tmp_path: Path) -> None:
+    """Kernels that cast integers of a tensor, or a number, to pointers are named; the other kernels are swept."""
+    (tmp_path / "pointers.py").write_text(POINTERS)
+    done = record(tmp_path, program=(PYTHON, "-c", "import pointers; pointers.run()"))
+    assert done.recording is not None
+    found = {kernel.name: kernel.launches[0].addresses for kernel in done.recording.kernels}
+    assert found == {"pointers:double_all": ("at_ptr",), "pointers:fill": ("to",), "pointers:add_seed": ()}
+    options = ("--recording", "run.json", "--timer", "simulated:1", "--quick", "--db", "rows.db")
+    swept = fp8tune("sweep", *options, cwd=tmp_path)
+    assert swept.returncode == 0
+    for kernel, name in (("double_all", "at_ptr"), ("fill", "to")):
+        (line,) = [line for line in swept.stderr.splitlines() if line.startswith(f"pointers:{kernel} ")]
+        assert f"{name} holds addresses of the recorded process" in line
+        alone = fp8tune("sweep", "--kernel", f"pointers:{kernel}", *options, cwd=tmp_path)
+        assert (alone.returncode, alone.stdout) == (2, "")
+        assert name in alone.stderr
+    assert "pointers:add_seed" in swept.stdout
