@@ -176,6 +176,9 @@ class Kernel:
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
     """As declared, in their order; then those that a launch had beside them."""
+    made: tuple[Config, ...] = ()
+    """What ``early_config_prune`` returns for the launches, where it returns configs that are not declared. Found when
+    a recording is swept; empty in its file."""
     tuning_s: float = 0.0
     """Seconds that run-time tuning took, over all keys of all processes."""
     launches: tuple[Launch, ...] = ()

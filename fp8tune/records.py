@@ -57,6 +57,13 @@ class Status(StrEnum):
     """Not tried, for the hardware reason that its kernel declares."""
 
 
+def shortfall(status: Status) -> str:
+    """Say what a problem lacks whose configs ended so, none of them ``ok``."""
+    if status is Status.UNTIMED:
+        return "no config can be timed"
+    return "every config is pruned" if status is Status.PRUNED else "no config is right"
+
+
 @dataclass(frozen=True)
 class Device:
     """A GPU (or its stand-in) with the software that drove it. Two rows may be compared only where these agree."""

@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fp8tune.autotuned.encoding import (
+    Unrecordable,
+    attribute_of,
+    chain,
+    config_of,
+    encoded,
+    function_name,
+    python_function,
+)
 from fp8tune.autotuned.ir import Usage, addresses_in, argument_names, usage_of
 from fp8tune.errors import one_line
 from fp8tune.record import times
 from fp8tune.record.grids import grid_of
 from fp8tune.record.signatures import NO_PARAMETERS, Signatures, WarmsUp
 from fp8tune.record.tensors import described, is_descriptor, is_tensor, with_values
-from fp8tune.record.values import Unrecordable, attribute_of, chain, config_of, encoded, function_name, python_function
 from fp8tune.recording import Argument, Config, Kernel, Launch, Scalar
 
 WITH_VALUES = 256

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_recording import FOLDER, floats, written
 
-from fp8tune.autotuned import sizes
+from fp8tune.autotuned import configs, sizes
 from fp8tune.autotuned.spec import RecordedSpec, build, repeatable
 from fp8tune.autotuned.tensors import Case
 from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError
 from fp8tune.plan import problems as plan
-from fp8tune.recording import Grid, Kernel, Launch, Scalar, Tensor
+from fp8tune.recording import Config, Grid, Kernel, Launch, Scalar, Tensor
 from fp8tune.records import NamedInts
 
 
@@ -437,3 +437,38 @@ def test_an_address_as_a_number_is_one_too() -> None:
     (launch,) = toy_recording.copies("plain", extra=(Scalar("to", int(ADDRESS)),)).launches
     with pytest.raises(UsageError, match="to may hold addresses"):
         repeatable(replace(toy_recording.copies("plain"), launches=(launch,)))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(2, 40),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3fn"]),
+    zeros=st.sampled_from([0.0, 0.9, 0.9375, 0.9999]),
+)
+def test_data_that_varied_is_drawn_so_that_it_varies(seed: int, size: int, dtype: str, zeros: float) -> None:
+    """Nearly all zeros in a small tensor would be zeros alone, on which no kernel is timed."""
+    sparse = floats("x", size, dtype=dtype, least=0.0, most=1.0, mean=1 - zeros, deviation=0.1, zeros=zeros)
+    (launch,) = toy_recording.copies("plain", size).launches
+    case = Case(replace(launch, arguments=(sparse,)), "cpu", frozenset(), frozenset())
+    tensor = case.inputs(seed)[0].float()
+    assert tensor.unique().numel() > 1
+    assert tensor.min() >= 0
+    assert tensor.max() <= 1
+
+
+def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> None:
+    """Rows of two recordings are of one kernel: which values its early_config_prune adds depends on the launches."""
+    declared = (Config({"B": 8, "MODE": "a"}), Config({"B": 16, "MODE": "b"}))
+    made = [Config({"B": b, "MODE": mode, "EVEN": even}) for b in (8, 24) for mode in "cab" for even in (True, False)]
+    for order in (made, made[::-1], made[3:]):
+        kernel = Kernel("kernel", configs=declared, made=tuple(order))
+        for config in order:
+            row = configs.encoded(kernel, config)
+            assert row == configs.encoded(replace(kernel, made=tuple(made)), config)
+            assert configs.decoded(kernel, row) == config
+            assert type(configs.decoded(kernel, row).kwargs["EVEN"]) is bool
+            assert row["EVEN"] == int(config.kwargs["EVEN"])
+            assert row["B"] == config.kwargs["B"]
+        rows = [configs.encoded(kernel, Config({"B": 8, "MODE": mode, "EVEN": True})) for mode in "ab"]
+        assert [row["MODE"] for row in rows] == [0, 1]
+        assert set(configs.axes(kernel)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}
