@@ -115,7 +115,7 @@ class Launcher:
 
         Triton times whatever the function returns. Raises UsageError where it raises, or returns what rows cannot hold.
         """
-        prune = getattr(self.autotuner, "early_config_prune", None)
+        prune: Any = getattr(self.autotuner, "early_config_prune", None)
         kept: list[Any] = []
         is_made = False
         for launch in self.kernel.launches if prune is not None else ():
