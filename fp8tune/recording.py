@@ -176,7 +176,7 @@ class Kernel:
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
     """As declared, in their order; then those that a launch had beside them."""
-    made: tuple[Config, ...] = ()
+    pruner_configs: tuple[Config, ...] = ()
     """What ``early_config_prune`` returns for the launches, where it returns configs that are not declared. Found when
     a recording is swept; empty in its file."""
     tuning_s: float = 0.0

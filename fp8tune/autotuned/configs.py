@@ -21,20 +21,20 @@ def encoded(kernel: Kernel, config: Config) -> NamedInts:
     """A declared config, or one with other integers, as rows hold it. Raises ValueError for a value nobody declared."""
     named = _named(kernel.configs)
     values = [(name, _encoded(kernel, named.get(name), value)) for name, value in config.kwargs.items()]
-    options = [(option, getattr(config, option) or 0) for option in _options((*kernel.configs, *kernel.made))]
+    options = [(option, getattr(config, option) or 0) for option in _options((*kernel.configs, *kernel.pruner_configs))]
     return NamedInts([*values, *options])
 
 
 def swept(kernel: Kernel) -> tuple[Config, ...]:
     """The configs of a sweep: as declared, or what the kernel makes of those."""
-    return kernel.made or kernel.configs
+    return kernel.pruner_configs or kernel.configs
 
 
 def _encoded(kernel: Kernel, declared: list[str] | None, value: Value) -> Value:
     """The number of a value whose name has these declared values; None: integers alone."""
-    if declared is not None and not (kernel.made and json.dumps(value, sort_keys=True) not in declared):
+    if declared is not None and not (kernel.pruner_configs and json.dumps(value, sort_keys=True) not in declared):
         return _number(declared, value)
-    return value if type(value) is int or not kernel.made else number(value)
+    return value if type(value) is int or not kernel.pruner_configs else number(value)
 
 
 def decoded(kernel: Kernel, config: NamedInts) -> Config:
@@ -46,7 +46,7 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
         if name in CONFIG_OPTIONS:
             options[name] = stored or None if name == "maxnreg" else stored
             continue
-        made = [one.kwargs[name] for one in kernel.made if name in one.kwargs]
+        made = [one.kwargs[name] for one in kernel.pruner_configs if name in one.kwargs]
         if name in named and 0 <= stored < len(named[name]):
             kwargs[name] = json.loads(named[name][stored])
         elif alike := [value for value in made if _encoded(kernel, named.get(name), value) == stored]:
@@ -55,7 +55,7 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
             kwargs[name] = stored
         else:
             raise ValueError(f"{name}={stored} stands for no declared value of {kernel.name}")
-    own = (*kernel.made, *kernel.configs)
+    own = (*kernel.pruner_configs, *kernel.configs)
     declared = next((one for one in own if dict(one.kwargs) == kwargs), None)
     has_pre_hook = declared.has_pre_hook if declared else any(one.has_pre_hook for one in own)
     return Config(kwargs, **options, has_pre_hook=has_pre_hook)

@@ -26,7 +26,7 @@ SMALL = 2**20
 ADDRESSES = range(2**32, 2**57)
 """Where memory lies. Asked only of launches whose code nobody could read: the default seed of torch is in it too."""
 
-MADE = (
+PRUNER_NOTICE = (
     "its early_config_prune makes configs, which are swept instead of the declared ones, and not checked on odd sizes: "
     "they are made for the sizes of a launch"
 )
@@ -120,10 +120,10 @@ def build(
     kernel, left_out = repeatable(kernel)
     kernel = kernel if kernel.is_autotuned and kernel.configs else as_autotuned(kernel)
     launcher = Launcher(kernel, function, check == "exact-inputs")
-    kernel = launcher.with_made_configs()
+    kernel = launcher.with_pruner_configs()
     found = problems.problems(kernel)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
-    if kernel.made:
+    if kernel.pruner_configs:
         only_recorded_sizes = True
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(kernel, launch) for launch in found.values()}
     untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
@@ -159,7 +159,7 @@ def build(
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
         unlisted=work.unlisted,
-        notices=tuple(filter(None, (*left_out, launcher.unused, MADE if kernel.made else ""))),
+        notices=tuple(filter(None, (*left_out, launcher.unused, PRUNER_NOTICE if kernel.pruner_configs else ""))),
     )
 
 

@@ -461,10 +461,10 @@ def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> 
     declared = (Config({"B": 8, "MODE": "a"}), Config({"B": 16, "MODE": "b"}))
     made = [Config({"B": b, "MODE": mode, "EVEN": even}) for b in (8, 24) for mode in "cab" for even in (True, False)]
     for order in (made, made[::-1], made[3:]):
-        kernel = Kernel("kernel", configs=declared, made=tuple(order))
+        kernel = Kernel("kernel", configs=declared, pruner_configs=tuple(order))
         for config in order:
             row = configs.encoded(kernel, config)
-            assert row == configs.encoded(replace(kernel, made=tuple(made)), config)
+            assert row == configs.encoded(replace(kernel, pruner_configs=tuple(made)), config)
             assert configs.decoded(kernel, row) == config
             assert type(configs.decoded(kernel, row).kwargs["EVEN"]) is bool
             assert row["EVEN"] == int(config.kwargs["EVEN"])

@@ -65,7 +65,7 @@ def shrink(given: Given, within: float) -> Shrunk:
     kernel = given.recorded
     if kernel is None or not kernel.is_autotuned:
         raise UsageError(f"{given.kernel} was not recorded as an autotuned kernel: there is no configs=[...] to shrink")
-    if kernel.made:
+    if kernel.pruner_configs:
         raise UsageError(
             f"{given.kernel} launches configs that its early_config_prune makes, not those of its list: export it "
             "--for python, and use fp8tune.pin"
