@@ -170,7 +170,7 @@ class _Pinned(dict[Key, Any]):
 
     def _is_allowed(self, config: Any) -> bool:
         prune = self._autotuner.early_config_prune
-        return not prune or bool(prune([config], self._autotuner.nargs, **self._launching.kwargs))
+        return not prune or config in prune([config], self._autotuner.nargs, **self._launching.kwargs)
 
 
 def _autotuner(kernel: Any) -> Any:

@@ -19,8 +19,8 @@ from fp8tune.errors import UsageError, one_line
 
 R = TypeVar("R")
 
-FORMAT = 1
-"""Version of the file: a reader refuses a newer one."""
+FORMAT = 2
+"""Version of the file: a reader refuses a newer one. Since 2 launches say which of their arguments hold addresses."""
 
 Value = Any
 """A scalar as JSON holds it: an int, float, bool, text or None as it is; ``{"dtype": "torch.float8_e4m3fn"}``,
@@ -138,6 +138,9 @@ class Launch:
     """The autotuner's list at this launch, where the program had set another one (None: that of the kernel)."""
     in_graph: bool = False
     """Whether it was only seen while a CUDA graph was captured: replays are not counted."""
+    addresses: tuple[str, ...] | None = None
+    """The arguments whose integers the compiled code uses as pointers (None: not known): they are of a process that has
+    ended, so the launch cannot be repeated."""
 
     @property
     def id(self) -> str:
@@ -173,6 +176,9 @@ class Kernel:
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
     """As declared, in their order; then those that a launch had beside them."""
+    pruner_configs: tuple[Config, ...] = ()
+    """What ``early_config_prune`` returns for the launches, where it returns configs that are not declared. Found when
+    a recording is swept; empty in its file."""
     tuning_s: float = 0.0
     """Seconds that run-time tuning took, over all keys of all processes."""
     launches: tuple[Launch, ...] = ()

@@ -51,8 +51,17 @@ class Status(StrEnum):
     """It took its worker process down; not tried again until ``--retry-failed``."""
     TIMEOUT = "timeout"
     """It did not end in time; not tried again until ``--retry-failed``."""
+    UNTIMED = "untimed"
+    """Right by the kernel's check, but its inputs are nothing that a GPU may be timed on."""
     PRUNED = "pruned"
     """Not tried, for the hardware reason that its kernel declares."""
+
+
+def shortfall(status: Status) -> str:
+    """Say what a problem lacks whose configs ended so, none of them ``ok``."""
+    if status is Status.UNTIMED:
+        return "no config can be timed"
+    return "every config is pruned" if status is Status.PRUNED else "no config is right"
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
     """With a stand-in for ``srun``, which runs what follows its options."""
     executable(tmp_path / "srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
     executable(tmp_path / "fp8tune", f'exec {shlex.quote(sys.executable)} -m fp8tune "$@"')
-    few = ("--quick", "--kernel", f"{PLANTED / 'untouched.py'}:SPEC", "--grid", "num_warps=4", "--shapes", "tiny")
+    kernel = f"{PLANTED / 'untouched.py'}:SPEC"
+    few = ("--quick", "--kernel", kernel, "--grid", "num_warps=4", "--shapes", "tiny")
     database, script = tmp_path / "results.db", DOCS / "examples" / "worker_array.sbatch"
     assert fp8tune("sweep", "--on", "queue", *few, "--timer", "simulated:1", "--db", database)[0] == 0
     path = f"{tmp_path}:{os.environ['PATH']}"
@@ -85,7 +86,7 @@ def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
             "PATH": path,
             "SLURM_ARRAY_TASK_ID": str(number),
             # too short to check a config first, for which each would import torch
-            "FP8TUNE_WORKER": f"--timer simulated:1,gpu={number} --time-budget 215",
+            "FP8TUNE_WORKER": f"--timer simulated:1,gpu={number} --time-budget 215 --kernel {kernel}",
         }
         return subprocess.run(["bash", script], env={**environment(), **given, **named}, capture_output=True, text=True)
 

@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.autotuned.ir import Usage, argument_names, usage_of
+from fp8tune.autotuned.ir import Usage, Use, argument_names, usage_of
 from fp8tune.autotuned.values import decoded
 from fp8tune.errors import MachineError
 from fp8tune.recording import Config, Kernel, Launch, Scalar, Tensor, as_json, from_json
 
 
 def usage(kernel: Kernel, launch: Launch) -> Usage:
-    """Tensor argument -> whether it is loaded, whether it is stored; see :func:`usages`."""
+    """The use that a kernel makes of each argument of a launch; see :func:`usages`."""
     return usages([(kernel, launch)])[0]
 
 
@@ -54,7 +54,7 @@ def usages(launches: Sequence[tuple[Kernel, Launch]]) -> list[Usage]:
     except (ValueError, IndexError):
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]
         raise MachineError(f"kernels cannot be compiled here: {said}: install torch and triton") from None
-    return [{name: (bool(loaded), bool(stored)) for name, (loaded, stored) in one.items()} for one in answers]
+    return [{name: Use(*map(bool, use)) for name, use in one.items()} for one in answers]
 
 
 def _without_values(argument: Tensor | Scalar) -> Tensor | Scalar:

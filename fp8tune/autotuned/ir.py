@@ -1,8 +1,8 @@
-"""Which pointer arguments a kernel reads and writes, from its compiled code.
+"""Which pointer arguments a kernel reads and writes, and which arguments hold addresses, from its compiled code.
 
 :func:`usage_of` reads the text of Triton's first IR (TTIR). A value is followed from an argument through whatever takes
-it as an operand, loops, branches and calls. What a load returns is followed no further. An operation that is not known
-here counts as a load and a store of every pointer it takes.
+it as an operand, loops, branches and calls. What a load returns is followed no further, unless it becomes a pointer. An
+operation that is not known here counts as a load and a store of every pointer it takes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-Usage = Mapping[str, tuple[bool, bool]]
-"""Pointer argument -> whether it is loaded, whether it is stored. An atomic does both."""
+
+class Use(NamedTuple):
+    """What a kernel does with one argument."""
+
+    is_loaded: bool = False
+    is_stored: bool = False
+    """An atomic does both."""
+    is_address: bool = False
+    """Whether the argument is an integer, or holds values, that become pointers."""
+
+
+Usage = Mapping[str, Use]
+"""Name -> the use of each pointer argument and of each 64-bit integer, which may be an address."""
 
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _RESULTS = re.compile(r"((?:%[\w$.-]+(?::\d+)?(?:, )?)+) = ")
@@ -22,6 +34,12 @@ _BLOCK = re.compile(r"\^\w+")
 _LOCATION = re.compile(r'(#loc\d*) = loc\("([^"]*)"')
 _NAMED = re.compile(r'loc\((?:"([^"]*)"|(#loc\d*))')
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+_ADDRESSES = re.compile(r"int_to_ptr$|reinterpret_tensor_descriptor$")
+"""Operations that make a pointer of what a launch's arguments hold."""
+
+_IN_ASSEMBLY = re.compile(r'elementwise_inline_asm "[^"]*\[')
+"""Assembly that has a memory operand, whose address may be an integer."""
 
 _PURE = re.compile(
     r"arith\.|math\.|ub\.|scf\.|cf\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|func|"
@@ -42,17 +60,27 @@ def usage_of(ttir: str, parameters: Sequence[str] = ()) -> Usage:
         graph.read(line.strip())
     if graph.entry is None:
         raise ValueError("the text declares no tt.func: give the TTIR of a kernel")
-    found: dict[str, tuple[bool, bool]] = {}
-    loaded, stored = graph.sources(graph.loaded), graph.sources(graph.stored)
+    found: dict[str, Use] = {}
+    loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
     given = graph.entry.arguments
     names = parameters if len(parameters) == len(given) else [name for _, name, _ in given]
-    for name, (value, _, is_pointer) in zip(names, given, strict=True):
-        if is_pointer:
+    for name, (value, _, kind) in zip(names, given, strict=True):
+        is_pointer = kind.startswith(("!tt.ptr", "!tt.tensordesc"))
+        if is_pointer or kind.startswith("i64"):
             if parameters and name not in parameters:
                 raise ValueError(f"argument {name!r} of the code is no parameter of the kernel")
-            before = found.get(name, (False, False))
-            found[name] = (before[0] or value in loaded, before[1] or value in stored)
+            before = found.get(name, Use())
+            found[name] = Use(
+                before.is_loaded or (is_pointer and value in loaded),
+                before.is_stored or (is_pointer and value in stored),
+                before.is_address or value in addresses,
+            )
     return found
+
+
+def addresses_in(usage: Usage) -> tuple[str, ...] | None:
+    """The arguments that hold addresses; None if nothing is known of the kernel's code."""
+    return tuple(name for name, use in usage.items() if use.is_address) if usage else None
 
 
 def argument_names(signature: Mapping[str, str]) -> list[str]:
@@ -80,8 +108,8 @@ class _Region:
 
 @dataclass
 class _Function:
-    arguments: list[tuple[int, str, bool]] = field(default_factory=list)
-    """(value, name, whether it is a pointer)"""
+    arguments: list[tuple[int, str, str]] = field(default_factory=list)
+    """(value, name, the text of its type)"""
     returned: list[int] = field(default_factory=list)
 
 
@@ -93,6 +121,12 @@ class _Graph:
         self.derived: list[set[int]] = []
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
+        self.addresses: set[int] = set()
+        """What becomes a pointer, though it is none."""
+        self.based: set[int] = set()
+        """What a pointer became: an integer that is computed from one is no address out of the data."""
+        self.read_from: dict[int, list[int]] = {}
+        """Result of a load -> the pointer that it was loaded from."""
         self.entry: _Function | None = None
         self._functions: dict[str, _Function] = {}
         self._function = _Function()
@@ -106,6 +140,16 @@ class _Graph:
             if (value := left.pop()) not in found:
                 found.add(value)
                 left.extend(self.derived[value])
+        return found
+
+    def address_sources(self) -> set[int]:
+        """All that addresses are derived from: integers, and pointers to where the addresses are loaded from."""
+        found = set[int]()
+        for value in self.addresses:
+            sources = self.sources([value])
+            if not sources & self.based:
+                loads = [each for source in sources for each in self.read_from.get(source, ())]
+                found |= sources | self.sources(loads)
         return found
 
     def read(self, line: str) -> None:
@@ -165,7 +209,16 @@ class _Graph:
             return _Region(kind="scf.if", results=results)
         else:
             self._other(name, operands, results)
+            self._note_addresses(name, line, operands, results)
         return None
+
+    def _note_addresses(self, name: str, line: str, operands: list[int], results: list[int]) -> None:
+        if _ADDRESSES.search(name) or (" i64" in line and _IN_ASSEMBLY.search(line)):
+            self.addresses.update(operands)
+        elif name.endswith("ptr_to_int"):
+            self.based.update(results)
+        elif "load" in name:
+            self.read_from |= dict.fromkeys(results, operands[:1])
 
     def _other(self, name: str, operands: list[int], results: list[int]) -> None:
         """An operation that branches nowhere: what it does to memory, else what it computes."""
@@ -207,8 +260,7 @@ class _Graph:
             end = starts[index + 1].start() if index + 1 < len(starts) else len(header)
             text = header[start.end() : end]
             region.names[start[1]] = value
-            is_pointer = text.startswith(("!tt.ptr", "!tt.tensordesc"))
-            self._function.arguments[index] = (value, self._name(text, start[1]), is_pointer)
+            self._function.arguments[index] = (value, self._name(text, start[1]), text)
         self._regions.pop()
         if self.entry is None and " private " not in line:
             self.entry = self._function
@@ -223,7 +275,7 @@ class _Graph:
 
     def _grown_arguments(self, count: int) -> list[int]:
         arguments = self._function.arguments
-        arguments += [(self._new(), "", False) for _ in range(count - len(arguments))]
+        arguments += [(self._new(), "", "") for _ in range(count - len(arguments))]
         return [value for value, _, _ in arguments[:count]]
 
     def _of(self, symbol: str) -> _Function:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fp8tune.autotuned.configs import decoded
+from fp8tune.autotuned.encoding import Unrecordable, config_of
 from fp8tune.autotuned.problems import tensors_of
 from fp8tune.autotuned.tensors import Case
 from fp8tune.autotuned.values import decoded as value_of
+from fp8tune.errors import UsageError, in_spec
 from fp8tune.recording import CONFIG_OPTIONS, Config, Grid, Kernel, Launch
 from fp8tune.records import NamedInts
 
@@ -30,6 +33,8 @@ class Launcher:
             node = node.fn
         self.autotuner: Any = node if hasattr(node, "configs") else None
         self._fn = node.fn if self.autotuner is not None else node
+        self._pruner_configs: list[Any] = []
+        """Triton's configs of ``kernel.pruner_configs``, whose hooks are no texts."""
         self._chosen: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...]]] = {}
 
     @property
@@ -89,7 +94,7 @@ class Launcher:
 
     def unlisted(self, launch: Launch, config: NamedInts) -> str | None:
         """Why a declared config is none of a launch's."""
-        if launch.configs is None or decoded(self.kernel, config) in launch.configs:
+        if self.kernel.pruner_configs or launch.configs is None or decoded(self.kernel, config) in launch.configs:
             return None
         return UNLISTED
 
@@ -98,17 +103,43 @@ class Launcher:
         chosen = decoded(self.kernel, config)
         if grid_of(launch.grid, chosen) is None:
             return GRIDLESS
-        prune = getattr(self.autotuner, "early_config_prune", None)
-        if prune is None:
+        if getattr(self.autotuner, "early_config_prune", None) is None:
             return None
+        asked, declared = self.config(chosen), self._listed(launch)
+        if asked not in declared and not self.kernel.pruner_configs:
+            declared.append(asked)
+        return None if asked in self._kept(launch, declared, chosen) else "early_config_prune of the kernel"
+
+    def with_pruner_configs(self) -> Kernel:
+        """The kernel with the configs that its ``early_config_prune`` makes, if it returns any but the declared ones.
+
+        Triton times whatever the function returns. Raises UsageError where it raises, or returns what rows cannot hold.
+        """
+        prune: Any = getattr(self.autotuner, "early_config_prune", None)
+        kept: list[Any] = []
+        adds_configs = False
+        for launch in self.kernel.launches if prune is not None else ():
+            listed = self._listed(launch)
+            try:
+                returned = self._kept(launch, listed, config_of(listed[0]))
+                kept += [config for config in returned if config not in kept]
+                adds_configs |= any(config not in listed for config in returned)
+            except Exception as error:
+                raise in_spec(self.kernel.name, "early_config_prune", prune, error) from error
+        if adds_configs:
+            try:
+                self.kernel = replace(self.kernel, pruner_configs=tuple(map(config_of, kept)))
+            except Unrecordable as error:
+                raise UsageError(f"{self.kernel.name}: early_config_prune makes a config with {error}") from None
+            self._pruner_configs = kept
+        return self.kernel
+
+    def _kept(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
+        """What ``early_config_prune`` returns for a launch. ``config``: the one whose grid it gets."""
         case = self.case(launch, "meta")
         named = case.arguments(case.inputs(0), case.outputs())
-        asked, declared = self.config(chosen), self._listed(launch)
-        if asked not in declared:
-            declared.append(asked)
-        grid = grid_of(launch.grid, chosen)
-        kept = prune(declared, named, **{**named, **self._options(launch), "grid": grid, "warmup": False})
-        return None if asked in kept else "early_config_prune of the kernel"
+        given = {**named, **self._options(launch), "grid": grid_of(launch.grid, config), "warmup": False}
+        return list(self.autotuner.early_config_prune(listed, named, **given) or ())
 
     def _listed(self, launch: Launch) -> list[Any]:
         return list(self.autotuner.configs) if launch.configs is None else [self.config(one) for one in launch.configs]
@@ -121,7 +152,7 @@ class Launcher:
         options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "num_ctas": chosen.num_ctas}
         made = triton.Config(kwargs, **options, maxnreg=chosen.maxnreg)
         if chosen.has_pre_hook:
-            declared = [each for each in self.autotuner.configs if each.pre_hook is not None]
+            declared = [each for each in (*self._pruner_configs, *self.autotuner.configs) if each.pre_hook is not None]
             same = [each for each in declared if each.kwargs == kwargs]
             alike = [each for each in same if each.all_kwargs() == made.all_kwargs()]
             made.pre_hook = next(each.pre_hook for each in (*alike, *same, *declared))

@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,12 +16,20 @@ from fp8tune.autotuned.bare import as_autotuned
 from fp8tune.autotuned.launching import Launcher
 from fp8tune.autotuned.tensors import Case, Storage
 from fp8tune.errors import UsageError, one_line
-from fp8tune.recording import Kernel, Launch, Tensor, as_json
+from fp8tune.recording import Argument, Kernel, Launch, Tensor, as_json
 from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
 
 SMALL = 2**20
 """Elements of a problem that Triton's interpreter runs as it is, and of an edge."""
+
+ADDRESSES = range(2**32, 2**57)
+"""Where memory lies. Asked only of launches whose code nobody could read: the default seed of torch is in it too."""
+
+PRUNER_NOTICE = (
+    "its early_config_prune makes configs, which are swept instead of the declared ones, and not checked on odd sizes: "
+    "they are made for the sizes of a launch"
+)
 
 TOLERANCES = {
     "float64": 1e-7,
@@ -79,7 +88,7 @@ class RecordedSpec(KernelSpec):
         arguments = tuple(replace(a, values=None) if isinstance(a, Tensor) else a for a in launch.arguments)
         own = {
             "kernel": as_json(replace(self.kernel, launches=())),
-            "launch": as_json(replace(launch, arguments=arguments)),
+            "launch": as_json(replace(launch, arguments=arguments, addresses=None)),
         }
         return json.dumps(own)
 
@@ -108,18 +117,14 @@ def build(
 
     Raises UsageError for one that cannot be swept.
     """
-    if kernel.refusal:
-        raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
-    if not kernel.launches:
-        raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
-    unread = {launch.id: names for launch in kernel.launches if (names := _unread(launch))}
-    known = tuple(launch for launch in kernel.launches if launch.id not in unread)
-    if not known:
-        raise UsageError(f"{kernel.name} cannot be swept: {_unread_text(unread)}")
-    kernel = replace(kernel, launches=known)
+    kernel, left_out = repeatable(kernel)
     kernel = kernel if kernel.is_autotuned and kernel.configs else as_autotuned(kernel)
-    launcher, found = Launcher(kernel, function, check == "exact-inputs"), problems.problems(kernel)
-    grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in kernel.configs))
+    launcher = Launcher(kernel, function, check == "exact-inputs")
+    kernel = launcher.with_pruner_configs()
+    found = problems.problems(kernel)
+    grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
+    if kernel.pruner_configs:
+        only_recorded_sizes = True
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(kernel, launch) for launch in found.values()}
     untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
     work = _Work(kernel, launcher, found, grid, {id: made for id, made in odd.items() if isinstance(made, Launch)})
@@ -154,8 +159,31 @@ def build(
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
         unlisted=work.unlisted,
-        notices=tuple(filter(None, (_unread_text(unread), launcher.unused))),
+        notices=tuple(filter(None, (*left_out, launcher.unused, PRUNER_NOTICE if kernel.pruner_configs else ""))),
     )
+
+
+def repeatable(kernel: Kernel) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel with the launches that can be repeated, and why others are left out.
+
+    Raises UsageError if none can.
+    """
+    if kernel.refusal:
+        raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
+    if not kernel.launches:
+        raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
+    reasons: dict[str, str] = {}
+    for describe in (_address_reason, _unread_reason):
+        reasons |= {
+            launch.id: why for launch in kernel.launches if launch.id not in reasons and (why := describe(launch))
+        }
+    counts = Counter(reasons.values())
+    total = len(kernel.launches)
+    left_out = tuple(f"{count} of {total} launches left out: {reason}" for reason, count in counts.items())
+    known = tuple(launch for launch in kernel.launches if launch.id not in reasons)
+    if not known:
+        raise UsageError(f"{kernel.name} cannot be swept: {left_out[0]}")
+    return replace(kernel, launches=known), left_out
 
 
 def _module(function: Any) -> str:
@@ -339,8 +367,8 @@ def _widened(value: Any) -> Any:
     return value.double() if is_float else value
 
 
-def _unread(launch: Launch) -> str:
-    """The integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
+def _unread_reason(launch: Launch) -> str:
+    """Name the integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
     unknown = (
         tensor.name
         for tensor in problems.tensors_of(launch)
@@ -349,17 +377,26 @@ def _unread(launch: Launch) -> str:
         and (tensor.values, tensor.least) == (None, None)
         and tensor.is_loaded is not False
     )
-    return ", ".join(unknown)
-
-
-def _unread_text(unread: Mapping[str, str]) -> str:
-    if not unread:
-        return ""
-    names = ", ".join(dict.fromkeys(unread.values()))
-    return (
-        f"{len(unread)} of its launches are left out, whose integers in {names} were never read, as in the capture of "
-        "a CUDA graph: record a run without graphs"
+    names = ", ".join(unknown)
+    return names and (
+        f"integers in {names} were never read, as in the capture of a CUDA graph: record a run without graphs"
     )
+
+
+def _address_reason(launch: Launch) -> str:
+    """Name the arguments with addresses of the recorded process: today they are anything, or memory that is in use."""
+    if launch.addresses is not None:
+        names = ", ".join(launch.addresses)
+        return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
+    names = ", ".join(one.name for one in launch.arguments if _may_be_address(one))
+    return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
+
+
+def _may_be_address(argument: Argument) -> bool:
+    if isinstance(argument, Tensor):
+        is_wide = argument.dtype in ("int64", "uint64") and argument.is_loaded is not False
+        return is_wide and argument.most is not None and int(argument.most) in ADDRESSES
+    return type(argument.value) is int and argument.value in ADDRESSES
 
 
 def _tolerance(kernel: Kernel) -> Tolerance:

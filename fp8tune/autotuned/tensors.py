@@ -237,6 +237,8 @@ def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     made.clamp_(described.least, described.most)
     if described.zeros:
         made[torch.rand(made.shape, device=made.device, generator=generator) < described.zeros] = 0
+    if made.numel() > 1 and bool((made == made.view(-1)[0]).all()):  # few elements, or nearly all of them zeros
+        made.view(-1)[0] = described.least if made.view(-1)[0] == described.most else described.most
     return made
 
 

@@ -30,6 +30,8 @@ def decoded(value: Value) -> Any:
     if kind == "tuple":
         return decoded(text)
     where, _, name = text.rpartition(":" if kind == "function" else ".")
+    if kind != "function" and where not in ("torch", "tl"):  # a recording may come from elsewhere: import nothing else
+        raise UsageError(f"the recording has the dtype {text!r:.80}, which is none of torch or triton.language")
     try:
         module = importlib.import_module("triton.language" if where == "tl" else where)
         if where == "tl" and not hasattr(module, name):

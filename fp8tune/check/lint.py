@@ -24,11 +24,12 @@ from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Group, Schedule, measure
 from fp8tune.plan import problems, shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
-from fp8tune.records import Device, Evidence, NamedInts, Problem, Subject
+from fp8tune.records import Device, Evidence, NamedInts, Problem
 from fp8tune.revisions import git
 from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats import estimate
 from fp8tune.store.results import Store, Tally
+from fp8tune.sweep import session
 from fp8tune.sweep.loop import Event, sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
@@ -175,9 +176,8 @@ def run(store: Store, plan: LintPlan) -> Iterator[Event | Report]:
 
 
 def tallies(store: Store, plan: LintPlan) -> list[Tally]:
-    """What became of the configs of each problem and variation."""
-    kind = plan.sweep.backend.kind
-    return [store.tally(Subject(of.version, plan.device, kind, of.problem)) for of in plan.sweep.problems]
+    """What became of the configs of each problem and variation that was begun."""
+    return session.tallies(store, plan.sweep)
 
 
 def compared(keyed: Sequence[KeyedProblem], evidence: Sequence[Evidence]) -> list[VariationResult]:

@@ -27,6 +27,7 @@ def shared_out(plan: Plan, db: str, begun: float) -> None:
 def queue(plan: Plan, db: str) -> None:
     """Add the units, and say how to start workers."""
     from fp8tune.fleet import settling, units
+    from fp8tune.fleet.imports import Imports
     from fp8tune.render.fleet import added_lines
 
     with Store.open(db, create=True) as store:
@@ -36,7 +37,8 @@ def queue(plan: Plan, db: str) -> None:
         print(f"in the queue already: {counted(added.there, 'unit')} for {added.sweep.device}")
     else:
         print(f"queued for {added.sweep.device}: {counted(added.new, 'unit')} of {counted(added.problems, 'problem')}")
-    notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run fp8tune worker on each GPU")
+    worker = f"fp8tune worker{Imports().options_for(plan.options.kernels)}"
+    notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
     notice("fp8tune queue shows how far they are")
 
 
@@ -54,7 +56,8 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
     deadline = begun + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
     progress, display = None, RayProgress()
     with Store.open(db, create=True) as store:
-        fleet = RayFleet(db, store, plan.options.timer, deadline, plan.options.command, say=display.line)
+        options = plan.options
+        fleet = RayFleet(db, store, options.timer, deadline, options.command, kernels=options.kernels, say=display.line)
         try:
             with fleet:
                 added = units.add(store, plan)

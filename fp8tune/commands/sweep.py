@@ -30,7 +30,7 @@ def sweep(options: Options) -> None:
 
     Each result is stored as it comes. Run the same command again to continue a sweep that was stopped. Without a
     GPU the same command checks scaled-down shapes on Triton's interpreter and times nothing. Exit code 1: a problem
-    is left without any right config.
+    is left without any config that is right, and timed if there is a GPU.
     """
     from fp8tune.render import contracts
     from fp8tune.render.found import found_lines, next_lines, stopped_line

@@ -20,9 +20,9 @@ from fp8tune.compare.sides import WORKTREE, sides
 from fp8tune.compare.timing import AFTER, BEFORE, RowTimes, time_rounds
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import MachineError
+from fp8tune.fork_server import start_server
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.trees import Tree
-from fp8tune.measure.worker import start_server
 from fp8tune.plan import shapes
 from fp8tune.revisions import git, source
 

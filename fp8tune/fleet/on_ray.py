@@ -87,6 +87,8 @@ class RayFleet:
     clock: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = lambda _: None
     """Takes a line about a GPU that was lost or given up."""
+    kernels: tuple[str, ...] = ()
+    """Those of the sweep."""
     slots: list[Slot] = field(default_factory=list)
     ahead: CompileNodes | None = None
     """Nodes without a GPU that compile, once :meth:`compile_ahead` was called."""
@@ -213,6 +215,7 @@ class RayFleet:
             timer=None if self.timer is None else numbered(self.timer, slot.number),
             time_budget_s=self.deadline - self.clock(),
             command=self.command,
+            kernels=self.kernels,
             folder=folder(),
             environment={name: value for name, value in os.environ.items() if name.startswith("PG")},
         )

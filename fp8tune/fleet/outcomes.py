@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fp8tune.records import Problem, Status
+from fp8tune.records import Problem, Status, shortfall
 from fp8tune.sweep.events import TrialDone
 
 
@@ -20,7 +20,7 @@ class Outcomes:
     wrong: set[Problem] = field(default_factory=set)
     """With a config whose bytes were wrong."""
     failed: dict[Problem, Status] = field(default_factory=dict)
-    """How the first config of a problem failed, of those that did."""
+    """How the first config of a problem failed, of those that did; pruned where none was tried."""
 
     def take(self, trial: TrialDone) -> None:
         """Count one."""
@@ -28,8 +28,8 @@ class Outcomes:
         self.trials += not trial.from_database
         if status is Status.OK:
             self.right.add(problem)
-        elif status is not Status.PRUNED:
-            self.failed.setdefault(problem, status)
+        elif self.failed.get(problem, Status.PRUNED) is Status.PRUNED:
+            self.failed[problem] = status
         if status is Status.WRONG:
             self.wrong.add(problem)
 
@@ -44,4 +44,4 @@ class Outcomes:
             return ""
         problem, status = next(iter(without.items()))
         where = f"{len(without)} of {problems} problems, first {problem.shape}" if problems > 1 else str(problem.shape)
-        return f"no config is right on {where}: {status}"
+        return f"{shortfall(status)} on {where}: {status}"

@@ -34,6 +34,8 @@ class Task:
     timer: str | None = None
     time_budget_s: float = float("inf")
     command: str = ""
+    kernels: tuple[str, ...] = ()
+    """Those of the sweep, which its command line named, so that they may be imported."""
     folder: str = ""
     """The working directory of whoever began this."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -101,10 +103,12 @@ class RayWorker:
 
     def _work(self, task: Task) -> str:
         from fp8tune.fleet import events, worker
+        from fp8tune.fleet.imports import Imports
         from fp8tune.sweep.events import FinalsStarted, RoundStarted, TrialDone
 
+        imports = Imports.named(task.kernels)
         options = worker.WorkerOptions(
-            task.db, task.timer, True, task.time_budget_s, name=task.name, command=task.command
+            task.db, task.timer, True, task.time_budget_s, name=task.name, command=task.command, imports=imports
         )
         unit, trials, done, doing, gpu = "", 0, 0, "starting", ""
         with contextlib.closing(worker.work(options, sleep=self._sleep)) as working:

@@ -8,6 +8,7 @@ table is the same as if the first had never begun.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,11 @@ from typing import Any
 
 from fp8tune import __version__
 from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
+from fp8tune.fleet.imports import Imports
 from fp8tune.fleet.worth import worths
 from fp8tune.measure.checking import IN_A_ROW_BYTES
+from fp8tune.recording import from_json
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit
@@ -67,7 +70,16 @@ put into the kernels' texts. Shapes are kept by their rows: another host need no
 
 
 class OtherCodeError(UsageError):
-    """A unit is of other code than is installed here."""
+    """A worker leaves a unit to others: it is of other code than is installed here, or of code that it must not run."""
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A queued sweep's document, as far as every version of fp8tune understands it."""
+
+    version: str
+    options: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -173,8 +185,11 @@ def besides_s(*, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) 
 
 
 def has_finals(sweep: QueuedSweep) -> bool:
-    """Whether a queued sweep has finals: all but quick ones."""
-    return not json.loads(sweep.document).get("options", {}).get("quick", False)
+    """Return True for all sweeps but quick ones."""
+    try:
+        return not _document(sweep).options.get("quick", False)
+    except OtherCodeError:  # a worker refuses its units, and says why
+        return True
 
 
 def problem_key(of: ProblemPlan) -> str:
@@ -186,12 +201,14 @@ def problem_key(of: ProblemPlan) -> str:
 # On the worker's host
 
 
-def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "") -> Plan:
+def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", imports: Imports = Imports()) -> Plan:
     """The expanded plan of a queued sweep on this host's GPU, or on the simulated one of ``timer``.
 
-    Raises UsageError for a document that this version does not understand, or that names what is not here.
+    ``imports``: foreign code that this process may import. Raises UsageError for a document that this version does not
+    understand, that names what is not here, or what must not be imported.
     """
     options, rows = _read(sweep)
+    imports.check(options.kernels)
     short = planning.planned(replace(options, timer=timer, command=command, shapes=()))
     if short.backend.device.name != sweep.device:
         raise UsageError(
@@ -203,7 +220,8 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "") 
 def static_plan_of(sweep: QueuedSweep, arch: str) -> Plan:
     """The expanded plan of a queued sweep for the compiler alone, of problems whose code differs; needs no GPU.
 
-    Raises UsageError as :func:`plan_of` does.
+    The document must come from the command that queued the sweep, not from a database: its kernels are imported. Raises
+    UsageError as :func:`plan_of` does.
     """
     options, rows = _read(sweep)
     short = planning.planned(replace(options, arch=arch, static=True, shapes=()))
@@ -239,15 +257,32 @@ def of_unit(
 
 
 def _read(sweep: QueuedSweep) -> tuple[Options, tuple[NamedInts, ...]]:
-    said = json.loads(sweep.document)
-    known = {field.name: field for field in fields(Options) if field.name not in _LOCAL}
-    given: Mapping[str, Any] = said.get("options", {})
-    if said.get("version") != __version__ or not given.keys() <= known.keys():
+    document = _document(sweep)
+    known = {field.name for field in fields(Options) if field.name not in _LOCAL}
+    if document.version != __version__ or not document.options.keys() <= known:
         raise OtherCodeError(
-            f"the units were queued by fp8tune {said.get('version')}, and this is {__version__}: install the same one"
+            f"the units were queued by fp8tune {document.version}, and this is {__version__}: install the same one"
         )
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return Options(**values), tuple(map(NamedInts, said.get("rows", ())))
+    with _damaged(sweep):
+        options = from_json(json.loads(sweep.document)["options"], Options)
+        for name, size in (item for row in document.rows for item in row.items()):
+            if type(size) is not int or not 0 <= size < 2**63:
+                raise ValueError(f"the size {name}={size!r:.40}")
+    return options, tuple(map(NamedInts, document.rows))
+
+
+def _document(sweep: QueuedSweep) -> _Document:
+    with _damaged(sweep):
+        return from_json(json.loads(sweep.document), _Document)
+
+
+@contextlib.contextmanager
+def _damaged(sweep: QueuedSweep) -> Iterator[None]:
+    """Convert whatever a document of another form raises."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise OtherCodeError(f"queued sweep {sweep.key} is damaged: {one_line(error, 150)}: queue it again") from None
 
 
 def _anew(store: Store, sweep: QueuedSweep) -> QueuedSweep:

@@ -32,6 +32,7 @@ from fp8tune.fleet.events import (
     WorkerEvent,
     WorkerStarted,
 )
+from fp8tune.fleet.imports import Imports
 from fp8tune.fleet.lease import Heartbeat
 from fp8tune.fleet.outcomes import Outcomes
 from fp8tune.measure.backends.choice import backend_for
@@ -87,6 +88,8 @@ class WorkerOptions:
     lease_s: float = LEASE_S
     """After which its unit comes back if it dies."""
     command: str = ""
+    imports: Imports = field(default_factory=Imports)
+    """Foreign code that it may import. Units that need other code are left to other workers."""
 
 
 def work(
@@ -276,7 +279,8 @@ class _Worker:
         """Expanded once a worker. What this host lacks is no failure of the unit."""
         if sweep.key not in self.plans:
             try:
-                plan = units.plan_of(sweep, timer=self.options.timer, command=self.options.command)
+                of = self.options
+                plan = units.plan_of(sweep, timer=of.timer, command=of.command, imports=of.imports)
             except UsageError as lacking:
                 raise units.OtherCodeError(str(lacking)) from None
             self.plans[sweep.key] = plan, units.by_key(plan)

@@ -142,6 +142,8 @@ def checked_block(
                 tensors.passed.add(arm.config)
         if not times:
             return _wrong(_race(arm, tensors, torch_device))
+        if tensors.refusal:
+            return _wrong(_race(arm, tensors, torch_device)) or Outcome(Status.UNTIMED, reason=tensors.refusal)
         tensors.timed.poison()
         tensors.timed.prepare(arm.config)  # what no launch writes must not be poison afterwards
         # in later rounds nobody is given up: a stalled estimate once passed for a slow config in its third round
@@ -228,7 +230,7 @@ _outcomes_on_edges: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 
 def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str, with_edges: bool) -> Outcome | None:
     """What is wrong with a config, on its problem or on an edge; None where it is right everywhere."""
-    if failed := _wrong(tensors.refusal or tensors.check(config)):
+    if failed := _wrong(tensors.check(config)):
         return failed
     for index, edge in enumerate(edges_of(tensors.spec, tensors.problem) if with_edges else ()):
         if (reference, edge, config) not in _outcomes_on_edges:

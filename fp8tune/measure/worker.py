@@ -21,36 +21,18 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
 from fp8tune import alive
 from fp8tune.errors import Fp8tuneError, MachineError
+from fp8tune.fork_server import PRELOAD
 from fp8tune.measure import codegen
 from fp8tune.stopping import TOLD, kept_from_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-PRELOAD = [
-    "torch",
-    "triton",
-    "triton.language",
-    "triton.testing",
-    "torch.fx.experimental.symbolic_shapes",  # a second, where a tensor is made on "meta"
-    "fp8tune.measure.trial",
-    "fp8tune.measure.compiling",
-]
-"""Imported once, in the server. None of them touches a GPU at import."""
-
-
-def start_server() -> None:
-    """Start the server now, beside whatever this process does next: its imports take seconds."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with kept_from_signals():
-        forkserver.ensure_running()
 
 
 def usable_cores() -> int:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fp8tune.record.values import encoded
+from fp8tune.autotuned.encoding import encoded
 from fp8tune.recording import Grid, Value
 
 MOST_ENTRIES = 4096

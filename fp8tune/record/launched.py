@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.autotuned.ir import Usage, argument_names, usage_of
+from fp8tune.autotuned.encoding import (
+    Unrecordable,
+    attribute_of,
+    chain,
+    config_of,
+    encoded,
+    function_name,
+    python_function,
+)
+from fp8tune.autotuned.ir import Usage, addresses_in, argument_names, usage_of
 from fp8tune.errors import one_line
 from fp8tune.record import times
 from fp8tune.record.grids import grid_of
 from fp8tune.record.signatures import NO_PARAMETERS, Signatures, WarmsUp
 from fp8tune.record.tensors import described, is_descriptor, is_tensor, with_values
-from fp8tune.record.values import Unrecordable, attribute_of, chain, config_of, encoded, function_name, python_function
 from fp8tune.recording import Argument, Config, Kernel, Launch, Scalar
 
 WITH_VALUES = 256
@@ -279,12 +287,13 @@ class Launched:
         assert entry.launch is not None
         usage = self._usage(entry.compiled)
         arguments = tuple(
-            replace(one, is_loaded=usage[one.name][0], is_stored=usage[one.name][1])
+            replace(one, is_loaded=usage[one.name].is_loaded, is_stored=usage[one.name].is_stored)
             if not isinstance(one, Scalar) and one.name in usage
             else one
             for one in entry.launch.arguments
         )
-        return replace(entry.launch, arguments=arguments, count=entry.count, gpu_us=entry.samples.median_us())
+        launch = replace(entry.launch, arguments=arguments, count=entry.count, gpu_us=entry.samples.median_us())
+        return replace(launch, addresses=addresses_in(usage))
 
     def _usage(self, compiled: Any) -> Usage:
         if compiled is None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from fp8tune.autotuned.encoding import chain
 from fp8tune.record import process
 from fp8tune.record.launched import DECLARED, Launched, tuning_key
-from fp8tune.record.values import chain
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at

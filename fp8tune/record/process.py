@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fp8tune.autotuned.encoding import chain, function_name
 from fp8tune.record import times
 from fp8tune.record.launched import Launched
-from fp8tune.record.values import chain, function_name
 from fp8tune.recording import Recording, text_of
 
 FOLDER, PATTERNS = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT"

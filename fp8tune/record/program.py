@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune.autotuned import compiling
+from fp8tune.autotuned.ir import addresses_in
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.record import process
 from fp8tune.recording import Kernel, Launch, Recording, Scalar, merged, read
@@ -126,7 +127,8 @@ def _with_usage(kernels: list[Kernel]) -> list[Kernel]:
         for kernel in kernels
         if not kernel.refusal
         for launch in kernel.launches
-        if any(not isinstance(one, Scalar) and one.is_stored is None for one in launch.arguments)
+        if launch.addresses is None
+        or any(not isinstance(one, Scalar) and one.is_stored is None for one in launch.arguments)
     ]
     if not wanted:
         return kernels
@@ -137,14 +139,16 @@ def _with_usage(kernels: list[Kernel]) -> list[Kernel]:
     found = {(kernel.name, launch.id): usage for (kernel, launch), usage in zip(wanted, usages, strict=True)}
 
     def with_usage(kernel: Kernel, launch: Launch) -> Launch:
-        usage = found.get((kernel.name, launch.id), {})
+        usage = found.get((kernel.name, launch.id))
+        if usage is None:
+            return launch
         arguments = tuple(
             one
             if isinstance(one, Scalar) or one.name not in usage
-            else replace(one, is_loaded=usage[one.name][0], is_stored=usage[one.name][1])
+            else replace(one, is_loaded=usage[one.name].is_loaded, is_stored=usage[one.name].is_stored)
             for one in launch.arguments
         )
-        return replace(launch, arguments=arguments)
+        return replace(launch, arguments=arguments, addresses=launch.addresses or addresses_in(usage))
 
     return [
         replace(kernel, launches=tuple(with_usage(kernel, launch) for launch in kernel.launches)) for kernel in kernels

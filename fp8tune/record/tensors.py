@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fp8tune.record.values import Unrecordable, encoded
+from fp8tune.autotuned.encoding import Unrecordable, encoded
 from fp8tune.recording import Tensor
 
 MOST_VALUE_BYTES = 64 * 1024

@@ -93,6 +93,7 @@ STATUSES: Mapping[str, Term] = {
     "out_of_memory": Term("the GPU's memory was full", "sweep on an idle GPU"),
     "crashed": Term("its process died", "sweep it again with --again"),
     "timeout": Term("it took too long"),
+    "untimed": Term("right, but an input has one value throughout, on which a GPU is too fast", "give other inputs"),
     "pruned": Term("not tried, for the reason beside it"),
 }
 """How a config ended -> what it says."""

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from fp8tune.records import Outcome, Problem, Status
+from fp8tune.records import Outcome, Problem, Status, shortfall
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import kernel_name, layout_name
@@ -14,17 +14,21 @@ from fp8tune.store.results import Tally
 
 
 def failure_lines(tallies: Iterable[Tally], db: str | None = None) -> Iterator[str]:
-    """For each kernel that has failures: where no config is right, or else what share failed, the commonest reason,
-    and how to see more in the database ``db`` that has the rows."""
+    """For each kernel that has failures: where no config can be picked, or else what share failed; the commonest
+    reason; and how to see more in the database ``db`` that has the rows."""
     by_kernel: dict[str, list[Tally]] = {}
     for tally in tallies:
         by_kernel.setdefault(tally.subject.problem.kernel, []).append(tally)
     for kernel, mine in by_kernel.items():
+        without = [tally for tally in mine if not tally.has_right]
         failures = [outcome for tally in mine for outcome in tally.failures.values()]
+        failures = failures or [outcome for tally in without for outcome in tally.outcomes.values()]
         if failures:
             said = f"{len(failures)} of {sum(len(tally.outcomes) for tally in mine)} configs failed"
-            if without := [tally.subject.problem for tally in mine if not tally.has_right]:
-                said = f"no config is right on {len(without)} of {len(mine)} problems, first {_named(without[0])}"
+            if without:
+                first = without[0]
+                lacking = shortfall(next(iter((first.failures or first.outcomes).values())).status)
+                said = f"{lacking} on {len(without)} of {len(mine)} problems, first {_named(first.subject.problem)}"
             arch = mine[0].subject.device.arch
             if doubt := next(filter(None, map(_first_in_doubt, mine)), ""):
                 yield f"{kernel}: {doubt}"

@@ -26,6 +26,7 @@ from fp8tune import recording
 from fp8tune.autotuned.spec import RecordedSpec, build, is_kernel
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.recording import Kernel
+from fp8tune.revisions import first_import
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels import catalog
@@ -53,7 +54,7 @@ def load_spec(reference: str) -> KernelSpec:
         return _asked(_declared(named.kernel), named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
-    module = _module(module_text)
+    module = imported_module(module_text)
     spec: Any = module
     for name in attribute.split("."):
         spec = getattr(spec, name, None)
@@ -166,13 +167,38 @@ def _tuple_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
 
 def _reference_function(text: str) -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
-    function = getattr(_module(where), name, None)
+    function = getattr(imported_module(where), name, None)
     if not callable(function):
         raise UsageError(f"--reference {text}: {where} has no function {name}")
     return cast(Callable[..., Any], function)
 
 
-def _module(text: str) -> ModuleType:
+def imported_module(text: str) -> ModuleType:
+    """Import a module or a ``path.py`` that the user names: in a child process first if it is foreign code.
+
+    Raises UsageError if that is not possible.
+    """
+    path = Path(text)
+    if text.endswith(".py") and not path.is_file():
+        raise UsageError(f"cannot import kernel file {text!r}: no such file")
+    _try_import(text, _content(path) if text.endswith(".py") else "")
+    return _imported(text)
+
+
+@functools.cache  # once for each content of a file
+def _try_import(text: str, content: str) -> None:
+    if text in sys.modules or text.partition(".")[0] in ("fp8tune", "fp8tune_kernels"):
+        return
+    first_import.try_import(text, _imported)
+
+
+def _content(path: Path) -> str:
+    with contextlib.suppress(OSError):  # the import says why
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
+
+
+def _imported(text: str) -> ModuleType:
     if text.endswith(".py"):
         return _from_file(Path(text))
     with _importing(text, Path.cwd()):
@@ -188,8 +214,6 @@ def _declared(kernel: str) -> KernelSpec:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"cannot import kernel file {str(path)!r}: no such file")
     path = path.resolve()
     # a name of its own, the same in every process, since a file may be called like a module that is installed
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
@@ -209,6 +233,7 @@ def _from_file(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def _importing(what: str, folder: Path) -> Iterator[None]:
     """A kernel may import its neighbours and print. Whatever its module raises is one line."""
+    process = os.getpid()
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that no neighbour hides an installed module
     try:
@@ -216,6 +241,9 @@ def _importing(what: str, folder: Path) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import {what!r}: {one_line(error)}") from error
+    finally:
+        if os.getpid() != process:  # the module forked: its copy of this program would do everything a second time
+            os._exit(0)
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:

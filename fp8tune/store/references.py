@@ -43,7 +43,7 @@ def is_outdated(status: Status, reference: str, today: str) -> bool:
 
     A ``compile_error`` is whatever raised before a launch, the inputs or the reference among it.
     """
-    if status not in (Status.OK, Status.WRONG, Status.COMPILE_ERROR):
+    if status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
         return False
     return reference != today and (bool(reference) or status is Status.WRONG)
 

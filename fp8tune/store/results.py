@@ -115,8 +115,8 @@ class Tally:
 
     @property
     def has_right(self) -> bool:
-        """Whether at least one config is right, or none was tried."""
-        return not self.failures or Status.OK in self.counts
+        """Return True if a config is right, and timed where times are taken, or if none was tried or pruned."""
+        return Status.OK in self.counts or not self.outcomes
 
 
 class Store(Reading):

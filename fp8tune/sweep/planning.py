@@ -18,12 +18,13 @@ from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.errors import UsageError
+from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend, Worker
-from fp8tune.measure.worker import RemoteError, WorkerDied, start_server
+from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject

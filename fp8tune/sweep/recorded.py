@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from fp8tune import recording
-from fp8tune.autotuned.spec import RecordedSpec
+from fp8tune.autotuned.spec import RecordedSpec, repeatable
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import checking, kept
 from fp8tune.measure.compiling import one_line
@@ -35,9 +35,12 @@ def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
         options = replace(options, op=None, kernels=PASSES)
     kernels, refused = options.kernels, tuple[str, ...]()
     if options.recording is not None and kernels == tuple(KERNELS):
-        found = recording.read(Path(options.recording)).kernels
-        kernels = tuple(kernel.name for kernel in found if not kernel.refusal)
-        refused = tuple(f"{kernel.name} is not swept: {kernel.refusal}" for kernel in found if kernel.refusal)
+        kernels = ()
+        for kernel in recording.read(Path(options.recording)).kernels:
+            try:
+                kernels += (repeatable(kernel)[0].name,)
+            except UsageError as error:
+                refused += (str(error),)
         if not kernels:
             why = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {why}")

@@ -9,7 +9,7 @@ from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.candidates import Candidates, Winner
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
-from fp8tune.records import Kind, Problem, Row, Subject
+from fp8tune.records import Kind, Problem, Row, Status, Subject
 from fp8tune.store import database
 from fp8tune.store.results import Store, Tally
 from fp8tune.sweep import picks
@@ -68,7 +68,10 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
     backend = plan.backend
     pairs = [(of.version, of.problem) for of in plan.problems] or store.finished_sweep(plan.key, backend.device) or []
     subjects = [Subject(version, backend.device, backend.kind, problem) for version, problem in pairs]
-    return [tally for subject in subjects if (tally := store.tally(subject)).outcomes]
+    found = [tally for subject in subjects if (tally := store.tally(subject)).outcomes]
+    # pruned rows come first: where they are all that a time budget left room for, nothing is known of the problem
+    to_try = {of.problem for of in plan.problems if not all(of.configs.values())}
+    return [of for of in found if of.subject.problem not in to_try or set(of.counts) != {Status.PRUNED}]
 
 
 def winners(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Winner]:

@@ -66,3 +66,49 @@ def calls(a_ptr, b_ptr):
 def descriptors(source, target_ptr, M, N, BLOCK: tl.constexpr):
     target = tl.make_tensor_descriptor(target_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
     target.store([0, 0], source.load([0, 0]))
+
+
+@triton.jit
+def _cast(address):
+    return address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def table(at_ptr, sizes_ptr, out_ptr):
+    """Addresses in a tensor, cast in a function that it calls."""
+    data = _cast(tl.load(at_ptr + tl.program_id(0)))
+    for start in range(0, tl.load(sizes_ptr).to(tl.int32), 16):
+        tl.store(out_ptr + tl.arange(0, 16), tl.load(data + start + tl.arange(0, 16)))
+
+
+@triton.jit
+def nested(at_ptr, which_ptr):
+    """What chooses an address is none."""
+    place = tl.load(which_ptr + tl.program_id(0))
+    tl.store(tl.cast(tl.load(at_ptr + place) + 4, tl.pointer_type(tl.float32)), 1.0)
+
+
+@triton.jit
+def address(x_ptr, to):
+    tl.store(to.to(tl.pointer_type(tl.float32)), tl.load(x_ptr))
+
+
+@triton.jit
+def in_assembly(at_ptr):
+    tl.inline_asm_elementwise(
+        "{ st.global.b32 [$1], 1; mov.u32 $0, 0; }", "=r,l", [tl.load(at_ptr)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def aligned(x_ptr, offsets_ptr):
+    """A pointer that is computed as an integer is based on an argument's memory."""
+    at = (x_ptr.to(tl.int64) + tl.load(offsets_ptr)) & -16
+    tl.store(at.to(tl.pointer_type(tl.float32)), tl.load(x_ptr) + 1)
+
+
+@triton.jit
+def seeded(x_ptr, seed, counts_ptr):
+    """64-bit integers that become numbers."""
+    at = tl.arange(0, 16)
+    tl.store(x_ptr + tl.load(counts_ptr) + at, tl.rand(seed, at))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fp8tune.autotuned import compiling
-from fp8tune.autotuned.ir import Usage, usage_of
+from fp8tune.autotuned.ir import Usage, Use, usage_of
 from fp8tune.recording import Grid, Kernel, Launch, Scalar, Tensor
 
 MODULE = "compiled_kernels"
-READ, WRITTEN, BOTH, NEITHER = (True, False), (False, True), (True, True), (False, False)
+READ, WRITTEN, BOTH, NEITHER = Use(is_loaded=True), Use(is_stored=True), Use(True, True), Use()
+TABLE, NUMBER, ADDRESS = Use(is_loaded=True, is_address=True), Use(), Use(is_address=True)
+
+INTEGERS = ("at_ptr", "which_ptr", "offsets_ptr", "counts_ptr")
 
 EXPECTED = {
     "loop": {"a_ptr": READ, "b_ptr": WRITTEN, "c_ptr": WRITTEN},
@@ -19,6 +22,12 @@ EXPECTED = {
     "in_place": {"x_ptr": BOTH},
     "calls": {"a_ptr": READ, "b_ptr": WRITTEN},
     "descriptors": {"source": READ, "target_ptr": WRITTEN},
+    "table": {"at_ptr": TABLE, "sizes_ptr": READ, "out_ptr": WRITTEN},
+    "nested": {"at_ptr": TABLE, "which_ptr": READ},
+    "address": {"x_ptr": READ, "to": ADDRESS},
+    "in_assembly": {"at_ptr": TABLE},
+    "aligned": {"x_ptr": BOTH, "offsets_ptr": READ},
+    "seeded": {"x_ptr": WRITTEN, "seed": NUMBER, "counts_ptr": READ},
     "missing": {},
 }
 
@@ -26,8 +35,15 @@ EXPECTED = {
 def _launch(kernel: str) -> tuple[Kernel, Launch]:
     """A launch with a float32 matrix for each argument of the kernel, and the numbers it may take."""
     tensors = [
-        Tensor(name, "float32", (64, 64), (64, 1), descriptor=(16, 16) if name == "source" else None)
+        Tensor(
+            name,
+            "int64" if name in INTEGERS else "float32",
+            (64, 64),
+            (64, 1),
+            descriptor=(16, 16) if name == "source" else None,
+        )
         for name in EXPECTED[kernel]
+        if name not in ("to", "seed")
     ]
     numbers = {
         "loop": ["n", "BLOCK"],
@@ -36,7 +52,9 @@ def _launch(kernel: str) -> tuple[Kernel, Launch]:
         "in_place": ["n", "BLOCK"],
         "descriptors": ["M", "N", "BLOCK"],
     }.get(kernel, [])
-    arguments = (*tensors, *(Scalar(name, 16 if name == "BLOCK" else 64) for name in numbers))
+    numbers += [name for name in EXPECTED[kernel] if name in ("to", "seed")]
+    sizes = {"BLOCK": 16, "to": 2**46, "seed": 2**46}
+    arguments = (*tensors, *(Scalar(name, sizes.get(name, 64)) for name in numbers))
     parameters = tuple(one.name for one in arguments)
     return Kernel(f"{MODULE}:{kernel}", is_autotuned=False, parameters=parameters), Launch(arguments, Grid((), ()))
 

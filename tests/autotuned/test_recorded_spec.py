@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_recording import FOLDER, floats, written
 
-from fp8tune.autotuned import sizes
-from fp8tune.autotuned.spec import RecordedSpec, build
+from fp8tune.autotuned import configs, sizes
+from fp8tune.autotuned.spec import RecordedSpec, build, repeatable
 from fp8tune.autotuned.tensors import Case
+from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError
 from fp8tune.plan import problems as plan
-from fp8tune.recording import Grid, Kernel, Launch, Scalar, Tensor
+from fp8tune.recording import Config, Grid, Kernel, Launch, Scalar, Tensor
 from fp8tune.records import NamedInts
 
 
@@ -324,7 +326,7 @@ def test_integers_that_were_never_read_are_no_zeros(is_loaded: bool | None) -> N
         spec_of(kernel)
     known = toy_recording.copies("hooked", 64)
     (notice,) = spec_of(replace(kernel, launches=(*kernel.launches, *known.launches))).notices
-    assert notice.startswith("1 of its launches are left out")
+    assert notice.startswith("1 of 2 launches left out")
 
 
 @pytest.mark.parametrize(
@@ -379,3 +381,94 @@ def test_constants_that_are_blocks_by_name_stay_when_sizes_do_not() -> None:
     values = {one.name: one.value for one in made.arguments if isinstance(one, Scalar)}
     assert (values["BD"], values["BLOCK_N"]) == (128, 128)
     assert values["D"] == made.arguments[0].shape[1] < 128  # type: ignore[union-attr]
+
+
+def test_a_dtype_that_data_names_imports_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches come out of databases too: dtypes are those of torch and of triton.language."""
+    (tmp_path / "dtype_canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="none of torch"):
+        decoded({"dtype": "dtype_canary.float32"})
+    assert str(decoded({"dtype": "torch.float32"})) == "torch.float32"
+    assert str(decoded({"dtype": "tl.float32"})) == "fp32"
+
+
+def _with_table(**given: Any) -> Launch:
+    """A launch that reads 64-bit integers from ``table``."""
+    (launch,) = toy_recording.copies("plain").launches
+    described = {"dtype": "int64", "mean": None, "deviation": None, "least": 0.0, "most": 5.0, "storage": 2}
+    table = floats("table", 3, **{**described, **given})
+    return replace(launch, arguments=(*launch.arguments, table))
+
+
+ADDRESS = float(0x7F12_3456_7000)
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"),
+    [
+        (replace(_with_table(), addresses=("table",)), "table holds addresses"),
+        (replace(_with_table(most=ADDRESS), addresses=()), ""),
+        (replace(_with_table(), addresses=()), ""),
+        (_with_table(), ""),
+        (_with_table(most=ADDRESS), "table may hold addresses"),
+        (_with_table(most=ADDRESS, is_loaded=False), ""),
+        (_with_table(most=ADDRESS, dtype="uint64"), "table may hold addresses"),
+        (_with_table(most=float(2**62)), ""),
+    ],
+)
+def test_a_launch_with_addresses_of_the_recorded_process_is_not_repeated(launch: Launch, reason: str) -> None:
+    """As the compiled code tells; where it is not known, any 64-bit integer where memory may lie is taken for one."""
+    (other,) = toy_recording.copies("plain", 512).launches
+    alone = replace(toy_recording.copies("plain"), launches=(launch,))
+    both = replace(alone, launches=(launch, other))
+    if not reason:
+        assert repeatable(both) == (both, ())
+        return
+    with pytest.raises(UsageError, match=f"cannot be swept: 1 of 1 launches left out: {reason}"):
+        repeatable(alone)
+    left, (notice,) = repeatable(both)
+    assert left.launches == (other,)
+    assert notice.startswith(f"1 of 2 launches left out: {reason}")
+    assert len(notice) < 200
+
+
+def test_an_address_as_a_number_is_one_too() -> None:
+    (launch,) = toy_recording.copies("plain", extra=(Scalar("to", int(ADDRESS)),)).launches
+    with pytest.raises(UsageError, match="to may hold addresses"):
+        repeatable(replace(toy_recording.copies("plain"), launches=(launch,)))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(2, 40),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3fn"]),
+    zeros=st.sampled_from([0.0, 0.9, 0.9375, 0.9999]),
+)
+def test_data_that_varied_is_drawn_so_that_it_varies(seed: int, size: int, dtype: str, zeros: float) -> None:
+    """Nearly all zeros in a small tensor would be zeros alone, on which no kernel is timed."""
+    sparse = floats("x", size, dtype=dtype, least=0.0, most=1.0, mean=1 - zeros, deviation=0.1, zeros=zeros)
+    (launch,) = toy_recording.copies("plain", size).launches
+    case = Case(replace(launch, arguments=(sparse,)), "cpu", frozenset(), frozenset())
+    tensor = case.inputs(seed)[0].float()
+    assert tensor.unique().numel() > 1
+    assert tensor.min() >= 0
+    assert tensor.max() <= 1
+
+
+def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> None:
+    """Rows of two recordings are of one kernel: which values its early_config_prune adds depends on the launches."""
+    declared = (Config({"B": 8, "MODE": "a"}), Config({"B": 16, "MODE": "b"}))
+    made = [Config({"B": b, "MODE": mode, "EVEN": even}) for b in (8, 24) for mode in "cab" for even in (True, False)]
+    for order in (made, made[::-1], made[3:]):
+        kernel = Kernel("kernel", configs=declared, pruner_configs=tuple(order))
+        for config in order:
+            row = configs.encoded(kernel, config)
+            assert row == configs.encoded(replace(kernel, pruner_configs=tuple(made)), config)
+            assert configs.decoded(kernel, row) == config
+            assert type(configs.decoded(kernel, row).kwargs["EVEN"]) is bool
+            assert row["EVEN"] == int(config.kwargs["EVEN"])
+            assert row["B"] == config.kwargs["B"]
+        rows = [configs.encoded(kernel, Config({"B": 8, "MODE": mode, "EVEN": True})) for mode in "ab"]
+        assert [row["MODE"] for row in rows] == [0, 1]
+        assert set(configs.axes(kernel)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}

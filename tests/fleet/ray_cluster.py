@@ -92,7 +92,7 @@ def on_ray(db: str, of: Plan, acts: Sequence[tuple[float, Act]] = ()) -> FleetPr
     with Store.open(db, create=True) as store:
         with one_problem_a_unit():
             added = units.add(store, of)
-        with RayFleet(db, store, of.options.timer, WORKER_S, clock=lambda: 0.0) as fleet:
+        with RayFleet(db, store, of.options.timer, WORKER_S, clock=lambda: 0.0, kernels=of.options.kernels) as fleet:
             for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
                 share = progress.counts[UnitState.DONE] / len(progress.queue.units)
                 while waiting and share >= waiting[0][0]:

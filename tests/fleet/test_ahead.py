@@ -146,7 +146,9 @@ def queue(plan: Plan, folder: Path) -> Iterator[tuple[Callable[[Callable[[str], 
     with Store.open(db, create=True) as store:
         added = units.add(store, plan)
         yield (
-            lambda say: RayFleet(db, store, plan.options.timer, ray_cluster.WORKER_S, "", lambda: 0.0, say),
+            lambda say: RayFleet(
+                db, store, plan.options.timer, ray_cluster.WORKER_S, "", lambda: 0.0, say, kernels=plan.options.kernels
+            ),
             added.sweep,
         )
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -21,17 +22,19 @@ from forked import Forked
 from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
-from fp8tune import alive, cli
+from fp8tune import alive, cli, recording
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
 from fp8tune.fleet import on_ray, units, worker
 from fp8tune.fleet.events import UnitDone, UnitFailed, UnitReturned, WorkerEnded, WorkerEvent
+from fp8tune.fleet.imports import Imports
 from fp8tune.fleet.lease import STALLS_AFTER_S, Heartbeat
 from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure import worker as processes
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
+from fp8tune.recording import Kernel
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
@@ -176,6 +179,110 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
     with Store.open(db, writable=False) as store:
         (found,) = store.queue().units
         assert (found.state, found.attempts) == (UnitState.WAITING, 0)
+
+
+def rewritten(db: str, **changed: object) -> None:
+    """Change the document of the queued sweep, as whoever may write to the database can; options by their names."""
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        document = json.loads(connection.execute("select document from queued_sweeps").fetchone()[0])
+        whole = {name: changed.pop(name) for name in ("version", "options", "rows") if name in changed}
+        document["options"].update(changed)
+        connection.execute("update queued_sweeps set document = ?", (json.dumps({**document, **whole}),))
+
+
+def waiting_attempts(db: str) -> list[int]:
+    with Store.open(db, writable=False) as store:
+        return [of.attempts for of in store.queue().units if of.state is UnitState.WAITING]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "option"),
+    [
+        ("{folder}/payload.py:SPEC", "--kernel"),
+        ("payload:SPEC", "--kernel"),
+        ("payload.py:SPEC@{folder}/run.json", "--kernel"),
+        ("rowwise-2d?reference=payload:SPEC", "--reference"),
+        ("rowwise-2d?reference=payload.py:SPEC", "--reference"),
+        ("fp8tune_kernels.quantize.colwise:SPEC@{folder}/run.json", "--recording"),
+    ],
+)
+def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Path, kernel: str, option: str) -> None:
+    """Whoever may write to the database must not choose what a worker runs. Its units are left to other workers."""
+    (tmp_path / "payload.py").write_text("open('canary', 'w').write('ran')\nSPEC = print\n")
+    recorded = Kernel(f"{tmp_path / 'payload.py'}:SPEC", file=str(tmp_path / "payload.py"))
+    (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
+    queued(db, 1)
+    rewritten(db, kernels=[kernel.format(folder=tmp_path)])
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE, "--time-budget", WORKER_S, cwd=tmp_path)
+    assert not (tmp_path / "canary").exists()
+    assert done.returncode == 2
+    assert f" {option} " in done.stderr.splitlines()[-1]
+    assert waiting_attempts(db) == [0]
+
+
+def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
+    """A worker without the option leaves the units alone; one with it does them, however it names the file."""
+    path = PLANTED / "untouched.py"
+    options = ("--timer", DEVICE, "--quick", "--shapes", "llama4", "--db", db)
+    sweep = fp8tune("sweep", "--on", "queue", "--kernel", f"{path}:SPEC", *options)
+    assert f"fp8tune worker --kernel {path}:SPEC" in sweep.stderr
+    command = "worker", "--db", db, "--timer", DEVICE, "--time-budget", WORKER_S
+    assert fp8tune(*command).returncode == 2
+    assert set(waiting_attempts(db)) == {0}
+    done = fp8tune(*command, "--kernel", "untouched.py:SPEC", cwd=PLANTED)
+    assert done.returncode == 0
+    assert waiting_attempts(db) == []
+
+
+def test_kernels_of_a_recording_that_the_command_line_names_may_be_imported(tmp_path: Path) -> None:
+    """All kernels in the file may, under its absolute path, and no other text that the database adds to it."""
+    inside, outside = "inside.py:kernel", "outside.py:kernel"
+    run = tmp_path / "run.json"
+    recorded = Kernel(f"{tmp_path}/{inside}", file=str(tmp_path / "inside.py"))
+    run.write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
+    named = Imports.named(recordings=[str(run)])
+    assert named.options_for([f"{tmp_path}/{inside}@{run}?check=exact"]) == ""
+    assert named.options_for([f"{tmp_path}/{outside}@{run}"]) == f" --kernel {tmp_path}/{outside}"
+    assert named.options_for([f"{tmp_path}/{inside}@{run}?reference=os:system"]) == " --reference os:system"
+    assert named.options_for([f"{tmp_path}/{inside}"]) == f" --kernel {tmp_path}/{inside}"
+    whole = f"{tmp_path}/{inside}@{run}?reference=mine:right"
+    assert Imports.named([whole]).options_for([whole]) == ""
+    assert Imports().options_for(["rowwise-2d", "rowwise-2d?check=exact"]) == ""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kernels": 3},
+        {"kernels": [3]},
+        {"kernels": ["rowwise-2d?check=nonsense"]},
+        {"kernels": None},
+        {"seed": "zero"},
+        {"seed": 2**70},
+        {"grid": {"num_warps": 4}},
+        {"quick": "yes"},
+        {"quick": []},
+        {"trial_timeout_s": -1},
+        {"in_dtype": ["bfloat16"]},
+        {"routing": 7},
+        {"rows": 3},
+        {"rows": [3]},
+        {"rows": [{"M": "many"}]},
+        {"rows": [{"M": -1, "K": 128}]},
+        {"options": 3},
+        {"options": None},
+        {"version": {}},
+    ],
+)
+def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str, changed: dict[str, object]) -> None:
+    queued(db, 1)
+    rewritten(db, **changed)
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE, "--time-budget", WORKER_S)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fp8tune: ")
+    assert waiting_attempts(db) == [0]
+    assert fp8tune("queue", "--db", db).returncode == 0
 
 
 def test_units_are_built_anew_from_their_document_and_name_no_database(db: str) -> None:
@@ -324,12 +431,14 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
 
 
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
-    options = ("--kernel", f"{PLANTED / 'untouched.py'}:SPEC", "--shapes", "llama4", "--timer", DEVICE, "--db", db)
+    kernel = f"{PLANTED / 'untouched.py'}:SPEC"
+    options = ("--kernel", kernel, "--shapes", "llama4", "--timer", DEVICE, "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
 
     def work() -> None:
         os.environ["FP8TUNE_DB"] = db
         sys.argv = ["fp8tune", "worker", "--timer", DEVICE, "--format", "json", "--time-budget", str(WORKER_S)]
+        sys.argv += ["--kernel", kernel]
         cli.main()
 
     process = Forked(work)

@@ -185,6 +185,37 @@ def test_a_constant_input_is_refused_though_the_integers_are_not_constant(device
     assert "input 0 has one value throughout" in str(tensors("EXACT_INPUTS", device, inputs=inputs).refusal)
 
 
+@pytest.mark.parametrize("kind", ["EXACT", "EXACT_INPUTS"])
+@pytest.mark.parametrize("constant", [set(range(1000)), {0, 1}], ids=["every seed", "two seeds"])
+def test_what_cannot_be_timed_is_right_all_the_same(
+    device: str, monkeypatch: pytest.MonkeyPatch, kind: str, constant: set[int]
+) -> None:
+    """Other seeds are tried first. A right config is never called wrong for its inputs, and a wrong one still is."""
+
+    def inputs(problem: Problem, device: str) -> tuple[object, ...]:
+        x, *rest = load_spec(reference("EXACT")).inputs(problem, device)
+        return (torch.ones_like(x) if problem.seed in constant else x), *rest
+
+    built = tensors(kind, device, inputs=inputs)
+    monkeypatch.setattr(kept, "tensors", lambda *_: built)
+    seen: list[object] = []
+
+    def check(fault: int, clock: measure.Clock | None) -> Outcome:
+        arm = KernelArm(reference(kind), PROBLEM, config(fault))
+        return measure.checked_block(arm, device, 0, times=clock is not None, with_edges=False, clock=clock)
+
+    timed = check(0, launched(1, seen))
+    if len(constant) == 2:
+        assert timed.status is Status.OK
+        assert built.timed.inputs[0].unique().numel() > 100
+    else:
+        assert (timed.status, timed.time_us, seen) == (Status.UNTIMED, None, [])
+        assert "input 0 has one value throughout" in timed.reason
+    assert check(0, None).status is Status.OK  # where nothing is timed
+    assert check(DROPPED, launched(1, seen)).status is Status.WRONG
+    assert check(LATER, launched(6, seen)).status is (Status.WRONG if len(constant) == 2 else Status.UNTIMED)
+
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

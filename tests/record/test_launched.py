@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fp8tune.autotuned.encoding import Unrecordable, encoded
 from fp8tune.record import patches
 from fp8tune.record.grids import grid_of
 from fp8tune.record.launched import DECLARED, Launched
 from fp8tune.record.process import Process
 from fp8tune.record.signatures import Signatures, WarmsUp
 from fp8tune.record.tensors import described, with_values
-from fp8tune.record.values import Unrecordable, encoded
 
 
 def _signature(signatures: Signatures) -> Callable[..., Any]:

@@ -123,7 +123,7 @@ def test_a_damaged_file_is_a_recording_or_one_line(
         ("", "is not JSON"),
         ("[]", "is no recording"),
         ('{"kernels": []}', "is no recording"),
-        ('{"fp8tune_recording": 2}', "newer fp8tune"),
+        ('{"fp8tune_recording": 3}', "newer fp8tune"),
         ('{"fp8tune_recording": 1, "kernels": [{}]}', "is damaged"),
         (
             '{"fp8tune_recording": 1, "kernels": [{"name": "a", "launches": [{"arguments": [[]], "grid": {}}]}]}',

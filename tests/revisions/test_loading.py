@@ -8,6 +8,7 @@ from places import PLANTED
 
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts, Problem
+from fp8tune.revisions import first_import
 from fp8tune.revisions.loading import load_spec
 from fp8tune.store import columns, names
 
@@ -101,6 +102,54 @@ def test_a_reference_that_names_no_spec_is_one_line(folder, reference, complaint
 )
 def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
     refused(folder, code, match=complaint)
+
+
+@pytest.mark.parametrize("form", ["bad.py:SPEC", "bad:SPEC"])
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("import os; os._exit(0)", "exited with code 0"),
+        ("import os; os._exit(7)", "exited with code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("import time; time.sleep(600)", "was still importing after 1 s"),
+        ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", "still importing"),
+    ],
+)
+def test_a_module_that_ends_or_holds_up_its_process_is_an_error_of_one_line(folder, monkeypatch, form, code, failure):
+    """It would end this process, or hold it up, if this process were the first to import it."""
+    monkeypatch.setattr(first_import, "IMPORT_TIMEOUT_S", 1.0)
+    (folder / "bad.py").write_text(f"{code}\nSPEC = 3\n")
+    with pytest.raises(UsageError, match=failure) as caught:
+        load_spec(form)
+    assert "bad" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "bad" not in sys.modules
+
+
+def test_a_module_that_forks_goes_on_once(folder):
+    """The copy of this process that it makes ends with the import, here and in the child that imports it first."""
+    (folder / "forking.py").write_text(SPEC + "import os\nos.fork()\nSPEC = spec()\n")
+    code = "from fp8tune.revisions.loading import load_spec; print(load_spec('forking.py:SPEC').name, flush=True)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=folder, check=True
+    )
+    assert ran.stdout == "doubling\n"
+
+
+def test_a_file_is_tried_once_for_its_content(folder):
+    """What a file does while it is imported it does twice: in the child process, and here. A second spec costs none."""
+    log = folder / "log"
+    code = f"open({str(log)!r}, 'a').write('imported ')\nFIRST, SECOND = spec(), spec(name='tripling')\n"
+    (folder / "twice.py").write_text(SPEC + code)
+    assert load_spec("twice.py:FIRST").name == "doubling"
+    assert log.read_text().split() == ["imported"] * 2
+    assert load_spec("twice.py:SECOND").name == "tripling"
+    assert log.read_text().split() == ["imported"] * 3  # it is executed for each reference, as before
+    (folder / "twice.py").write_text("import os\nos._exit(0)\n")
+    load_spec.cache_clear()
+    with pytest.raises(UsageError, match="exited with code 0"):
+        load_spec("twice.py:FIRST")
 
 
 @pytest.mark.parametrize(

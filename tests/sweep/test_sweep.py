@@ -221,6 +221,22 @@ def test_time_budget_says_what_it_left_out(store: Store) -> None:
     assert last.left_out > 0
 
 
+def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
+    store: Store, one_shape: tuple[str, ...]
+) -> None:
+    """A time budget may end a round behind them. Where nothing is left to try, the same rows are one."""
+    plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=True))
+    (of, *_) = plan.problems
+    pruned, *tried = of.configs
+    begun = replace(of, configs={pruned: "planted", **dict.fromkeys(tried, "")})
+    ended = replace(of, configs={pruned: "planted"})
+    for _ in sweep.sweep(store, replace(plan, problems=(ended,))):
+        pass
+    assert session.tallies(store, replace(plan, problems=(begun,))) == []
+    (tally,) = session.tallies(store, replace(plan, problems=(ended,)))
+    assert not tally.has_right
+
+
 def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
     """The same events without planning, and only where nothing that makes other work has changed."""
     database = str(tmp_path / "results.db")

@@ -65,6 +65,11 @@ def shrink(given: Given, within: float) -> Shrunk:
     kernel = given.recorded
     if kernel is None or not kernel.is_autotuned:
         raise UsageError(f"{given.kernel} was not recorded as an autotuned kernel: there is no configs=[...] to shrink")
+    if kernel.pruner_configs:
+        raise UsageError(
+            f"{given.kernel} launches configs that its early_config_prune makes, not those of its list: export it "
+            "--for python, and use fp8tune.pin"
+        )
     tuned = tuple(one for one in given.tuned if not one.is_published)
     wrong = _wrong(tuned)
     # run-time tuning times every config of the list on every key, and would take a wrong one where it is the fastest

@@ -26,6 +26,7 @@ INVALIDITY = {
     Status.OUT_OF_MEMORY: "runtime",
     Status.CRASHED: "runtime",
     Status.TIMEOUT: "timeout",
+    Status.UNTIMED: "runtime",  # T4 has no word for it
     Status.PRUNED: "constraints",
 }
 """How a trial ended -> what T4 calls it."""

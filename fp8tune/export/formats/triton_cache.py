@@ -9,11 +9,9 @@ manager keeps what would be written. The key names no device: each has its folde
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -28,6 +26,7 @@ from fp8tune.export.formats.compromise import least_worst
 from fp8tune.export.given import File, Given, Tuned
 from fp8tune.recording import Config, Launch, Tensor, Value
 from fp8tune.records import NamedInts
+from fp8tune.revisions.loading import imported_module
 from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 
@@ -105,14 +104,13 @@ def _autotuner(given: Given) -> Any:
 def _imported(name: str) -> Any:
     """What ``module:attribute`` names; the module may lie in the current folder, and may print."""
     module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last, so that no neighbour hides an installed module
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            found: Any = importlib.import_module(module)
+        found: Any = imported_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:
+    except UsageError as error:
+        raise UsageError(f"{error}: export where the program runs") from error
+    except AttributeError as error:
         raise UsageError(f"cannot import {name}: {one_line(error)}: export where the program runs") from error
     return found
 
