@@ -32,6 +32,7 @@ def sweep(options: Options) -> None:
     GPU the same command checks scaled-down shapes on Triton's interpreter and times nothing. Exit code 1: a problem
     is left without any config that is right, and timed if there is a GPU.
     """
+    from fp8tune.measure.timing import UNGATED
     from fp8tune.render import contracts
     from fp8tune.render.found import found_lines, next_lines, stopped_line
     from fp8tune.render.progress import SweepProgress
@@ -71,16 +72,20 @@ def sweep(options: Options) -> None:
                     f"the time budget was over {over_s:.1f} s before the first trial: planning takes longer; give more"
                 )
             problems: dict[Problem, None] = {}
+            ungated = 0
             with Store.open(db, create=True) as store:
                 with progress:
                     for event in session.run(store, plan, begun=begun):
                         progress.show(event)
                         if (row := session.row_of(event)) is not None:
                             problems[row.problem] = None
+                            ungated += row.outcome.reason == UNGATED
                             if options.json:
                                 print_json_line(contracts.trial(row))
                 found = [] if options.json else session.candidates(store, plan.backend, problems)
                 tallies = session.tallies(store, plan)
+            if ungated:
+                notice(f"{ungated} blocks include the host's time: their launches wait for the GPU")
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note(stopped_line(progress.stored, progress.phase, database.label(db), command))
             raise

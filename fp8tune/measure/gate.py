@@ -22,7 +22,7 @@ POLLS = 400_000
 would otherwise never end."""
 
 
-@triton.jit(do_not_specialize=["polls"])
+@triton.jit(do_not_specialize=["polls"])  # type: ignore[untyped-decorator]
 def gate_kernel(is_open_ptr: tl.tensor, polls: tl.tensor) -> None:
     """Wait until the host sets the word, for at most so many polls."""
     polled = 0
