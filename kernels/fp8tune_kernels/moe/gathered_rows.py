@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_rows, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
@@ -36,7 +37,9 @@ from fp8tune_kernels.runtime.lookup import config_for, running_arch
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
-__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens"]
+__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
+
+_DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
@@ -250,7 +253,7 @@ def key(
 ) -> tuple[int, ...]:
     """Return the lookup key of inputs."""
     G, N, K = b.shape
-    return bucket(token_of_row.shape[0]), N, K, G, DTYPES.index(str(a.dtype).removeprefix("torch."))
+    return bucket(token_of_row.shape[0]), N, K, G, _DTYPE_FLAGS[a.dtype]
 
 
 def config_of(inputs: Inputs) -> Mapping[str, int]:
@@ -259,6 +262,17 @@ def config_of(inputs: Inputs) -> Mapping[str, int]:
     config = config_for(SPEC, key(*inputs), a.device)
     is_untuned = config == SPEC.default and a.dtype != torch.bfloat16 and running_arch(a.device) == "sm_90"
     return HOPPER if is_untuned else config
+
+
+def run_gathered_rows(*inputs: torch.Tensor | None) -> torch.Tensor:
+    """Multiply inputs that were checked, without a dispatcher; for operators that launch several kernels."""
+    a = inputs[0]
+    assert a is not None
+    if a.is_cpu and not interpreter.INTERPRETED:
+        return reference(*inputs)[0]  # type: ignore[arg-type]
+    result = outputs(*inputs)  # type: ignore[arg-type]
+    launch(config_of(inputs), inputs, result)
+    return result[0]
 
 
 def _arguments(
