@@ -142,7 +142,7 @@ def _run_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> T
 
 def reference(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Choose in plain torch."""
-    values, ids = logits.float().sort(1, descending=True, stable=True)
+    values, ids = logits.float().sort(dim=1, descending=True, stable=True)
     return ids[:, :top_k].int(), values[:, :top_k].softmax(1)
 
 
@@ -162,22 +162,22 @@ def _fake_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> 
     return weights.new_empty(ids.shape[0], experts)
 
 
-def _where_interpreted(run: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    return run if interpreter.INTERPRETED else plain
+def _on_cpu(run: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: (run if interpreter.INTERPRETED else plain)(*arguments)
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _ChooseExperts.apply
 _choose: Callable[..., tuple[Tensor, Tensor]] = define(
     "choose_experts(Tensor logits, int top_k) -> (Tensor, Tensor)",
     _run,
-    _where_interpreted(_run, reference),
+    _on_cpu(_run, reference),
     _fake,
     makes_codes=True,
 )
 _gradient: Callable[..., Tensor] = define(
     "choose_experts_gradient(Tensor grad, Tensor ids, Tensor weights, int experts) -> Tensor",
     _run_gradient,
-    _where_interpreted(_run_gradient, reference_gradient),
+    _on_cpu(_run_gradient, reference_gradient),
     _fake_gradient,
     makes_codes=True,
 )

@@ -226,9 +226,9 @@ class _Fp8Layer(torch.autograd.Function):
             return grads.returned(ctx)
         bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         q, scales, d_weights, d_bias = quantize_swiglu_gradient(
-            y, dh.pop(), offs, scales_13, scales_y, bias, row_weights, activation, layout, wanted.b13, float8_dtype
+            y, dh[0], offs, scales_13, scales_y, bias, row_weights, activation, layout, wanted.b13, float8_dtype
         )
-        del y
+        del y, dh
         if wanted.b13:
             grads.b13 = d_bias
         if wanted.weights:
@@ -299,7 +299,8 @@ class _Bf16Layer(torch.autograd.Function):
         )
         del y, w2, grad
         if wanted.w2:
-            grads.w2 = _added(d_w2.pop(), ctx.buffers[1])
+            grads.w2 = _added(d_w2[0], ctx.buffers[1])
+        del d_w2
         if wanted.b13:
             grads.b13 = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy
         if wanted.weights:
@@ -308,9 +309,9 @@ class _Bf16Layer(torch.autograd.Function):
             dy, x if wanted.w13 else None, w13 if wanted.x else None, offs, row_of, token_of_row
         )
         if wanted.w13:
-            grads.w13 = _added(of_tokens.pop(), ctx.buffers[0])
+            grads.w13 = _added(of_tokens[-1], ctx.buffers[0])
         if wanted.x:
-            grads.x = of_tokens.pop()
+            grads.x = of_tokens[0]
         return grads.returned(ctx)
 
 
