@@ -32,6 +32,7 @@ TRANSPOSING = (
 """Not ``rowwise transposed``: the default is a contiguous matrix's, and its tile is 16 columns wide."""
 
 NARROW = {
+    ("gfx942", "gather-sum", r"store_dwordx4"),
     ("gfx942", "swiglu-gradient", r"store_dwordx4"),
     ("gfx942", "swiglu-rowwise", r"load_dwordx4"),
     ("gfx942", "swiglu-rowwise", r"store_dwordx4"),

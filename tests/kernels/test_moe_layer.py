@@ -239,7 +239,9 @@ def gradients_of_copied_rows(case: Given) -> tuple[torch.Tensor, ...]:
     q_dy, scales_dy, d_row_weights, _ = swiglu_gradient.reference(
         q_y, dh, offs, scales_13, scales_y, None, row_weights, "swiglu", "halves", False, FP8
     )
-    (rows,) = grouped_rows.reference(q_dy, q_13.view(torch.uint8).contiguous().view(FP8), offs, scales_dy, torch.ones(E, K))
+    (rows,) = grouped_rows.reference(
+        q_dy, q_13.view(torch.uint8).contiguous().view(FP8), offs, scales_dy, torch.ones(E, K)
+    )
     d_x = torch.zeros(len(x), K)
     for k in range(TOP_K):
         d_x += rows[row_of[:, k].long()].float()

@@ -161,9 +161,7 @@ def _forward(
         q_13, scales_13 = quantized(w13, dtype)
         new += [q_13, scales_13]
     y = run_gathered_rows(q_x, q_13.mT, offs, token_of_row, scales_x, scales_13)
-    q_h, scales_h, q_y, scales_y = _activated(
-        y, offs, None, b13, row_weights, activation, layout, keeps_y, dtype
-    )
+    q_h, scales_h, q_y, scales_y = _activated(y, offs, None, b13, row_weights, activation, layout, keeps_y, dtype)
     del y
     if q_2 is None or scales_2 is None:
         q_2, scales_2 = quantized(w2, dtype)

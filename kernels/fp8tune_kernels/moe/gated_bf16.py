@@ -1,13 +1,13 @@
 """The gated activation of a bfloat16 layer, and its gradient; the activation itself is made again for the gradient.
 
-    h[r, n]       = bfloat16( gated(gate[r, n], up[r, n]) * weights[r] )        see :mod:`fp8tune_kernels.quantize.gated`
-    d_gate, d_up  = bfloat16( gated_gradient(gate, up, dh * weights) )
-    d_weights[r]  = sum over n of dh[r, n] * gated(gate[r, n], up[r, n])
+h[r, n]       = bfloat16( gated(gate[r, n], up[r, n]) * weights[r] )        see :mod:`fp8tune_kernels.quantize.gated`
+d_gate, d_up  = bfloat16( gated_gradient(gate, up, dh * weights) )
+d_weights[r]  = sum over n of dh[r, n] * gated(gate[r, n], up[r, n])
 
-    y        (M, 2N), row-major, bfloat16: gate and up, in ``halves`` or ``interleaved``
-    dh       (M, N), row-major, bfloat16
-    weights  (M,), float32
-    offs     (G,), int32: rows from ``offs[-1]`` on are zeros
+y        (M, 2N), row-major, bfloat16: gate and up, in ``halves`` or ``interleaved``
+dh       (M, N), row-major, bfloat16
+weights  (M,), float32
+offs     (G,), int32: rows from ``offs[-1]`` on are zeros
 """
 
 from __future__ import annotations

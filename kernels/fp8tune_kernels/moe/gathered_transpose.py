@@ -86,9 +86,7 @@ def transpose_gathered_codes(
     return _operator(q, offs, token_of_row, shifts)
 
 
-def reference(
-    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None
-) -> Tensors:
+def reference(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
     """Copy and transpose in plain torch; read ``offs`` on the host."""
     rows = q.view(torch.uint8)[token_of_row.long()].view(q.dtype)
     return transposed_codes.reference(rows, offs, shifts)
@@ -165,9 +163,7 @@ def key(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: 
     return bucket(token_of_row.shape[0]), q.shape[1], offs.shape[0]
 
 
-def _arguments(
-    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None
-) -> Inputs:
+def _arguments(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
     transposed_codes.arguments(q, offs, None)
     check_offsets(offs, q.device, "q")
     check_rows("token_of_row", token_of_row, q)

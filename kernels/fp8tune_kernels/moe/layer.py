@@ -205,9 +205,7 @@ class _Fp8Layer(torch.autograd.Function):
         y = q_y
         if recompute != "none" and (wanted.w2 or q_y is None):
             source = (q_y, scales_y, q_x, scales_x, q_13, scales_13, w13, b13)
-            again = fp8_steps.activate_again(
-                offs, token_of_row, row_weights, *source, activation, layout, float8_dtype
-            )
+            again = fp8_steps.activate_again(offs, token_of_row, row_weights, *source, activation, layout, float8_dtype)
             q_h, scales_h = again[:2]
             y = q_y if q_y is not None else again[2]
             del source, again
