@@ -19,6 +19,7 @@ Router and order of rows included, forward and backward, gradients of input, rou
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -27,8 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from fp8tune_kernels import choose_experts, fp8_moe_mlp, moe_layer, quantize_weights
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
@@ -94,8 +95,9 @@ def random_layer(name: str, tokens: int, device: str) -> Layer:
 
     x, router = normal(tokens, hidden, std=0.2), normal(experts, hidden, std=0.02)
     w13, w2 = normal(experts, 2 * inner, hidden, std=0.02), normal(experts, hidden, inner, std=0.02)
-    leaves = (each.requires_grad_() for each in (x, router, w13, w2))
-    return Layer(*leaves, normal(tokens, hidden, std=0.2), top_k)
+    for leaf in (x, router, w13, w2):
+        leaf.requires_grad_()
+    return Layer(x, router, w13, w2, normal(tokens, hidden, std=0.2), top_k)
 
 
 # Contenders: layer and route -> output
@@ -136,20 +138,24 @@ class _Unpermute(torch.autograd.Function):
         return grad[order], None, None
 
 
+_permute: Callable[..., Tensor] = _Permute.apply
+_unpermute: Callable[..., Tensor] = _Unpermute.apply
+
+
 def ordered(layer: Layer, route: Route | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return rows, their groups' ends, weights, order and its inverse, by torch's operations."""
-    logits = F.linear(layer.x, layer.router)
+    logits = functional.linear(layer.x, layer.router)
     ids, weights = torch_route(logits, layer.top_k) if route is None else route(logits)
     experts, order = torch.sort(ids.reshape(-1), stable=True)
     number = torch.arange(layer.router.shape[0], device=ids.device, dtype=experts.dtype)
     offs = torch.searchsorted(experts, number, right=True, out_int32=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
-    return _Permute.apply(layer.x, order, place, layer.top_k), offs, weights, order, place
+    return _permute(layer.x, order, place, layer.top_k), offs, weights, order, place
 
 
 def _swiglu(y: Tensor) -> Tensor:
     gate, up = y.chunk(2, 1)
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 _compiled_swiglu = torch.compile(_swiglu, dynamic=True)
@@ -160,7 +166,7 @@ def grouped(rows: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     if rows.is_cuda:
         return torch._grouped_mm(rows, w.transpose(1, 2), offs=offs)
     starts = [0, *offs.tolist()]
-    parts = [rows[start:end] @ w[e].t() for e, (start, end) in enumerate(zip(starts, starts[1:], strict=False))]
+    parts = [rows[start:end] @ w[e].t() for e, (start, end) in enumerate(itertools.pairwise(starts))]
     return torch.cat(parts)
 
 
@@ -169,31 +175,33 @@ def torch_layer(layer: Layer, route: Route | None = None) -> Tensor:
     rows, offs, weights, order, place = ordered(layer, route)
     swiglu = _compiled_swiglu if rows.is_cuda else _swiglu
     out = grouped(swiglu(grouped(rows, layer.w13, offs)), layer.w2, offs)
-    out = _Unpermute.apply(out, order, place).view(-1, layer.top_k, out.shape[1])
+    out = _unpermute(out, order, place).view(-1, layer.top_k, out.shape[1])
     return (out * weights.to(out.dtype).unsqueeze(-1)).sum(1)
 
 
 def mlp_layer(layer: Layer, route: Route | None = None, once: tuple[Any, Any] | None = None) -> Tensor:
     """Run ``fp8_moe_mlp`` on rows that torch orders."""
     rows, offs, weights, order, place = ordered(layer, route)
-    row_weights = _Unpermute.apply(weights.reshape(-1), place, order)
-    out = fp8_moe_mlp(rows, *(once or (layer.w13, layer.w2)), offs, row_weights=row_weights)
-    return _Unpermute.apply(out, order, place).view(-1, layer.top_k, out.shape[1]).sum(1)
+    row_weights = _unpermute(weights.reshape(-1), place, order)
+    w13, w2 = once or (layer.w13, layer.w2)
+    out = fp8_moe_mlp(rows, w13, w2, offs, row_weights=row_weights)
+    return _unpermute(out, order, place).view(-1, layer.top_k, out.shape[1]).sum(1)
 
 
 def our_layer(
     layer: Layer, route: Route | None = None, once: tuple[Any, Any] | None = None, precision: str = "fp8"
 ) -> Tensor:
     """Run ``choose_experts`` and ``moe_layer``."""
-    logits = F.linear(layer.x, layer.router)
+    logits = functional.linear(layer.x, layer.router)
     ids, weights = choose_experts(logits, layer.top_k) if route is None else route(logits)
-    return moe_layer(layer.x, *(once or (layer.w13, layer.w2)), ids, weights, precision=precision)
+    w13, w2 = once or (layer.w13, layer.w2)
+    return moe_layer(layer.x, w13, w2, ids, weights, precision=precision)
 
 
 def sonic_layer() -> Callable[[Layer, Route | None], Tensor]:
     """Import SonicMoE and return its layer, which chooses its experts itself."""
-    from sonicmoe import moe_TC_softmax_topk_layer
-    from sonicmoe.enums import ActivationType
+    from sonicmoe import moe_TC_softmax_topk_layer  # type: ignore[import-not-found]
+    from sonicmoe.enums import ActivationType  # type: ignore[import-not-found]
 
     def call(layer: Layer, route: Route | None = None) -> Tensor:
         stream = torch.cuda.current_stream().cuda_stream
@@ -229,7 +237,7 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
 def gradients(layer: Layer, call: Callable[..., Tensor]) -> list[Tensor]:
     """Return the output and all gradients, with the experts that torch chooses."""
     with torch.no_grad():
-        ids, _ = torch_route(F.linear(layer.x, layer.router), layer.top_k)
+        ids, _ = torch_route(functional.linear(layer.x, layer.router), layer.top_k)
 
     def route(logits: Tensor) -> tuple[Tensor, Tensor]:
         return ids, logits.gather(1, ids).float().softmax(-1)
@@ -241,7 +249,7 @@ def gradients(layer: Layer, call: Callable[..., Tensor]) -> list[Tensor]:
 def cosines(mine: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
     """Return the cosine of each pair."""
     pairs = zip(mine, others, strict=True)
-    return [F.cosine_similarity(a.flatten().float(), b.flatten().float(), 0).item() for a, b in pairs]
+    return [functional.cosine_similarity(a.flatten().float(), b.flatten().float(), 0).item() for a, b in pairs]
 
 
 def measure(layer: Layer, result: Result, call: Callable[..., Tensor], milliseconds: int) -> None:
@@ -256,9 +264,7 @@ def measure(layer: Layer, result: Result, call: Callable[..., Tensor], milliseco
             leaf.grad = None
 
     def median_us(function: Callable[[], object]) -> float:
-        milliseconds_ = do_bench(
-            function, warmup=40, rep=milliseconds, return_mode="median", grad_to_none=layer.leaves
-        )
+        milliseconds_ = do_bench(function, warmup=40, rep=milliseconds, return_mode="median", grad_to_none=layer.leaves)
         return float(milliseconds_) * 1e3
 
     for _ in range(2):  # compiles
@@ -337,9 +343,7 @@ def table(results: Sequence[Result]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table per layer; return 1 if a contender failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.moe_layer", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.moe_layer", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", default=",".join(DEFAULT_LAYERS), help=f"of {', '.join(LAYERS)}; or all")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers, separated by commas")
     parser.add_argument("--sonic", action="store_true", help="time SonicMoE, which has to be installed")

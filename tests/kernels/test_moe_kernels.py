@@ -110,7 +110,8 @@ FAULTS = {
     "shifted-transpose-3d: another scale": ("(scale > 0) & (scale < least)", "(scale > 64) & (scale < least)"),
     "shifted-transpose-3d: a scale of 0": ("(scale > 0) & (scale < least)", "scale < least"),
     "shifted-transpose-3d: the first rows alone": (
-        "for first in range(0, N, BLOCK_SIZE):\n        scale = tl.load(scales + first + lanes, mask=first + lanes < N, other=1.0",
+        "for first in range(0, N, BLOCK_SIZE):\n        scale = tl.load(scales + first + lanes, mask="
+        "first + lanes < N, other=1.0",
         "for first in range(0, 1):\n        scale = tl.load(scales + first + lanes, mask=first + lanes < N, other=1.0",
     ),
     "shifted-transpose-3d: no shift": (

@@ -1,4 +1,4 @@
-"""``moe_layer`` and ``choose_experts``: near float64, the bytes of their steps, edge cases, memory, what they refuse."""
+"""``moe_layer`` and ``choose_experts``: near float64, the bytes of their steps, edge cases, memory, refusals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def exact(case: Given, activation: str = "swiglu", layout: str = "halves") -> li
     """The same in float64, expert by expert."""
     wide = [None if each is None else each.detach().double().requires_grad_() for each in case[:6]]
     x, w13, w2, b13, b2, weights = wide
-    assert x is not None and w13 is not None and w2 is not None and weights is not None
+    assert x is not None
+    assert w13 is not None
+    assert w2 is not None
+    assert weights is not None
     out = torch.zeros_like(x)
     for expert in range(E):
         for k in range(TOP_K):
@@ -517,7 +520,7 @@ def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPat
 
 
 SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
-"""Of bytes that bfloat16 holds in rows, 2K + 6N: 3N, 2N and nothing by row; K / TOP_K by token, and scales and order."""
+"""Of bytes that bfloat16 holds in rows, 2K + 6N: 3N, 2N and nothing by row; K / TOP_K by token; scales and order."""
 
 
 @in_plain_torch

@@ -1,4 +1,4 @@
-"""``gathered-transpose``: copy FP8 rows of tokens to where a GEMM that contracts over rows reads them, each row shifted.
+"""``gathered-transpose``: copy FP8 rows of tokens to where a GEMM that contracts over rows reads them, each shifted.
 
     out[place[g] + r - start[g], k] = q[token_of_row[r], k]                       for row r in group g; without shifts
     out[place[g] + r - start[g], k] = fp8(float32(q[token_of_row[r], k]) * shifts[r])

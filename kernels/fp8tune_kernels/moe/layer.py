@@ -399,10 +399,10 @@ def _check_operands(
             raise ValueError(f"{name} must have shape {shape} on {x.device}, got {tuple(w.shape)} on {w.device}")
     if ids.shape[0] != T or ids.device != x.device:
         raise ValueError(f"topk_ids must have {T} rows on {x.device}, got {ids.shape[0]} on {ids.device}")
-    for name, bias, shape in (("b13", b13, (E, C)), ("b2", b2, (E, K))):
-        if bias is not None and (bias.shape != shape or not bias.is_floating_point() or bias.device != x.device):
+    for name, bias, columns in (("b13", b13, C), ("b2", b2, K)):
+        if bias is not None and (bias.shape != (E, columns) or not bias.is_floating_point() or bias.device != x.device):
             layout = f"{bias.dtype} of shape {tuple(bias.shape)} on {bias.device}"
-            raise ValueError(f"{name} must be floating-point values {shape} on {x.device}, got {layout}")
+            raise ValueError(f"{name} must be floating-point values {(E, columns)} on {x.device}, got {layout}")
 
 
 def _check_buffer(name: str, buffer: Tensor | None, w: Tensor) -> None:

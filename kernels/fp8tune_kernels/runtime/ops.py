@@ -100,8 +100,8 @@ def register(
 
     ``prepare``: the operator's arguments -> the spec's inputs; raises ValueError for arguments the kernel cannot take.
     ``key``: the spec's inputs -> the values of ``spec.key``, from sizes alone.
-    ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups. ``rows_of``: the spec's
-    inputs -> how many rows ``offs`` cuts, where the first input does not have them.
+    ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups.
+    ``rows_of``: the spec's inputs -> how many rows ``offs`` cuts, where the first input does not have them.
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
     annotations = dict(wrapper.__annotations__)
