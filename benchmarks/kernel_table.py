@@ -37,6 +37,11 @@ WRITES = {
     "swiglu-gradient": ("the gradients of gate and up, one scale a row", "row-major → row-major"),
     "grouped-rows": ("GEMM of each group's rows and its expert", "row-major → row-major"),
     "grouped-contraction": ("GEMM over each group's rows", "column-major → row-major"),
+    "expert-sort": ("nothing: rows in the order of experts", "pairs of token and expert"),
+    "gathered-rows": ("`grouped-rows` on rows of tokens", "row-major → row-major"),
+    "gathered-transpose": ("`transposed-codes` on rows of tokens", "row-major → column-major"),
+    "gather-sum": ("nothing: rows, added up per token", "row-major → row-major"),
+    "shifted-transpose-3d": ("weights, from a scale a row to one an expert", "transposed in memory"),
 }
 """Kernel -> what it quantizes or multiplies, and how operands and results lie."""
 

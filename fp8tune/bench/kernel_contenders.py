@@ -40,6 +40,11 @@ WRAPPERS = {
     "transposed-codes-3d": "transpose_codes_3d",
     "swiglu-rowwise": "quantize_swiglu_rowwise",
     "swiglu-gradient": "quantize_swiglu_gradient",
+    "expert-sort": "sort_by_expert",
+    "gathered-rows": "multiply_gathered_rows",
+    "gathered-transpose": "transpose_gathered_codes",
+    "gather-sum": "sum_rows_of_tokens",
+    "shifted-transpose-3d": "transpose_codes_to_one_scale",
 }
 """The wrappers that take the inputs of a kernel as they are."""
 

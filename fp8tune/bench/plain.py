@@ -167,6 +167,21 @@ def _column_major(codes: Any) -> Any:
     return codes.mT.contiguous().mT
 
 
+def _gathered_rows(a: Any, b: Any, offs: Any, tokens: Any, scale_a: Any, scale_b: Any) -> Tensors:
+    return _grouped_rows(_gathered(a, tokens), b, offs, None if scale_a is None else scale_a.view(-1)[tokens], scale_b)
+
+
+def _gathered_transpose(q: Any, offs: Any, tokens: Any, shifts: Any) -> Tensors:
+    return _transposed_codes(_gathered(q, tokens), offs, shifts)
+
+
+def _gathered(rows: Any, tokens: Any) -> Any:
+    """Rows by number, as bytes: torch gathers no FP8."""
+    import torch
+
+    return rows[tokens] if rows.itemsize > 1 else rows.view(torch.uint8)[tokens].view(rows.dtype)
+
+
 _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
@@ -185,5 +200,7 @@ _EXPRESSIONS: dict[str, Callable[..., Tensors]] = {
     "transposed-codes-3d": _transposed_codes_3d,
     "grouped-rows": _grouped_rows,
     "grouped-contraction": _grouped_contraction,
+    "gathered-rows": _gathered_rows,
+    "gathered-transpose": _gathered_transpose,
 }
 """Kernels whose reference has a loop, copies into a layout step by step, or names E8M0."""

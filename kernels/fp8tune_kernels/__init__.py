@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_rows import multiply_rows
     from fp8tune_kernels.gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
     from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
+    from fp8tune_kernels.moe.choose_experts import choose_experts
+    from fp8tune_kernels.moe.expert_sort import sort_by_expert
+    from fp8tune_kernels.moe.gather_sum import sum_rows_of_tokens
+    from fp8tune_kernels.moe.gathered_rows import multiply_gathered_rows
+    from fp8tune_kernels.moe.gathered_transpose import transpose_gathered_codes
+    from fp8tune_kernels.moe.layer import moe_layer
+    from fp8tune_kernels.moe.shifted_transpose_3d import transpose_codes_to_one_scale
     from fp8tune_kernels.quantize.colwise import quantize_colwise
     from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
     from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
@@ -37,9 +44,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ComposedActivationWarning",
     "QuantizedWeights",
+    "choose_experts",
     "contract_rows",
     "fp8_grouped_mm",
     "fp8_moe_mlp",
+    "moe_layer",
+    "multiply_gathered_rows",
     "multiply_rows",
     "mxfp8_grouped_mm",
     "quantize_colwise",
@@ -59,22 +69,33 @@ __all__ = [
     "quantize_transpose_3d_atomic",
     "quantize_transpose_3d_reduction",
     "quantize_weights",
+    "sort_by_expert",
+    "sum_rows_of_tokens",
     "transpose_codes",
     "transpose_codes_3d",
+    "transpose_codes_to_one_scale",
+    "transpose_gathered_codes",
 ]
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
     "ComposedActivationWarning": "gemm.moe_mlp",
+    "choose_experts": "moe.choose_experts",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
     "fp8_moe_mlp": "gemm.moe_mlp",
+    "moe_layer": "moe.layer",
+    "multiply_gathered_rows": "moe.gathered_rows",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
     "QuantizedWeights": "gemm.quantized_weights",
     "quantize_weights": "gemm.quantized_weights",
+    "sort_by_expert": "moe.expert_sort",
+    "sum_rows_of_tokens": "moe.gather_sum",
     "transpose_codes": "quantize.transposed_codes",
     "transpose_codes_3d": "quantize.transposed_codes_3d",
+    "transpose_codes_to_one_scale": "moe.shifted_transpose_3d",
+    "transpose_gathered_codes": "moe.gathered_transpose",
 }
 
 

@@ -44,7 +44,10 @@ GATED = ("swiglu-rowwise", "swiglu-gradient")
 GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS)
+MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d")
+"""What a whole layer has beside those: they order rows by expert, and gather and sum them."""
+
+KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS, *MOE)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
 
 PASSES = ("grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient")
@@ -72,7 +75,7 @@ SPANS = {
 
 def module_name(kernel: str) -> str:
     """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
-    folder = "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS, *GATED) else "gemm"
+    folder = "moe" if kernel in MOE else "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS, *GATED) else "gemm"
     return f"fp8tune_kernels.{folder}.{kernel.replace('-', '_')}"
 
 

@@ -24,7 +24,7 @@ def inputs_of(kernel: str, routing: str, scale_mode: str, layout: str, **sizes: 
     spec = load_spec(kernel)
     own = SIZES if kernel in QUANTIZERS else SIZES_OF_GEMMS
     shape = NamedInts({dim: {**own, **sizes}[dim] for dim in next(spec.problems(own))})
-    in_dtype = "bfloat16" if kernel in QUANTIZERS else "float8_e4m3fn"
+    in_dtype = "float8_e4m3fn" if kernel not in QUANTIZERS and "float8_e4m3fn" in spec.in_dtypes else "bfloat16"
     problem = Problem(kernel, shape, routing if spec.routed else "none", layout, in_dtype, scale_mode=scale_mode)
     inputs = spec.inputs(problem, "cpu")
     with edges.exact_values(spec, problem, inputs):  # sums of random values hang on their order

@@ -38,8 +38,11 @@ class Large:
     """Whether parts are of rows that groups share out, so that a group ends elsewhere in each."""
 
 
-QUANTIZING = tuple(kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None)
-"""The grouped GEMMs have large tests of their own, in ``test_grouped_gemms.py``."""
+QUANTIZING = tuple(
+    kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None and kernel not in catalog.MOE
+)
+"""The grouped GEMMs and the kernels of a layer have large tests of their own, in ``test_grouped_gemms.py`` and
+``test_moe_layer.py``."""
 
 WEIGHTS = NamedInts(E=33, N=8192, K=8200)
 LARGE = {

@@ -37,7 +37,7 @@ from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
-__all__ = ["SPEC", "multiply_rows"]
+__all__ = ["SPEC", "multiply_rows", "zero_rows"]
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
@@ -102,11 +102,11 @@ def grouped_rows_kernel(
                 store_masked(out_ptr, N, rows, columns, end, N, result)
         else:
             store_masked(out_ptr, N, rows, columns, end, N, result)
-    _zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
+    zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
 
 
 @triton.jit
-def _zero_rows(
+def zero_rows(
     out_ptr: tl.tensor, first: tl.tensor, M: tl.tensor, N: tl.tensor, lanes_m: tl.tensor, lanes_n: tl.tensor
 ) -> None:
     """Rows of no group, from the first of them on, shared among the programs."""

@@ -330,7 +330,7 @@ def _bounds(ends: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
-    """All of :func:`reference`'s arguments. A shape may say more: see :mod:`.swiglu_rowwise`."""
+    """All of :func:`reference`'s arguments. A shape may say more: see :mod:`.swiglu_rowwise`; and ``bias_gradient``."""
     M, N, G = (problem.shape[dim] for dim in "MNG")
     x, x_scales = random_gate_and_up(problem, M, N, device)
     dh = random_matrix(replace(problem, in_dtype="bfloat16", seed=problem.seed + 1), M, N, device)
@@ -345,7 +345,7 @@ def inputs(problem: Problem, device: str) -> Inputs:
         bias if problem.shape.get("bias") else None,
         weights.view(M) if problem.shape.get("weights") else None,
         *options_of(problem),
-        False,
+        bool(problem.shape.get("bias_gradient")),
         dtype_named(problem.fp8_dtype),
     )
 
@@ -411,6 +411,30 @@ SPEC = KernelSpec(
     edges=declared(
         *gated_rows.EDGES,
         edge("interleaved, gpt-oss", routing="empty", M=277, N=80, G=4, layout=1, activation=1),
+        # sums have any order: here each has one term
+        edge("weights, a bias and one column", routing="empty", M=277, N=1, G=4, weights=1, bias=1),
+        edge(
+            "weights, a bias, its gradient and one column of a row a group",
+            routing="balanced",
+            M=5,
+            N=1,
+            G=5,
+            weights=1,
+            bias=1,
+            bias_gradient=1,
+        ),
+        edge(
+            "interleaved, gpt-oss, a bias and its gradient",
+            routing="balanced",
+            M=5,
+            N=80,
+            G=5,
+            layout=1,
+            activation=1,
+            bias=1,
+            bias_gradient=1,
+        ),
+        edge("weights that are NaN", "nan", routing="ragged", M=131, N=1, G=3, layout=1, weights=1),
     ),
     routed=True,
     layout_sizes={"N": 272},

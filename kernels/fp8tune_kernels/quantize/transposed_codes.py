@@ -42,7 +42,17 @@ from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
-__all__ = ["ALIGNMENT", "AXES", "SPEC", "Tile", "invalid", "random_codes", "transpose_codes", "transpose_tile"]
+__all__ = [
+    "ALIGNMENT",
+    "AXES",
+    "SPEC",
+    "Tile",
+    "invalid",
+    "random_codes",
+    "rows_at",
+    "transpose_codes",
+    "transpose_tile",
+]
 
 MULTIPLE = 16
 """Of K, and of the bytes where codes begin: rows are then read 16 bytes at a time."""
@@ -123,7 +133,7 @@ def transposed_codes_kernel(
     multiple of its size."""
     across = tl.cdiv(K, BLOCK_SIZE_K)
     place = tl.program_id(0) // across * BLOCK_SIZE_M
-    group, first, left = _rows_at(offs_ptr, G, place)
+    group, first, left = rows_at(offs_ptr, G, place)
     if group < G:
         transpose_tile(
             Tile(
@@ -144,7 +154,7 @@ def transposed_codes_kernel(
 
 
 @triton.jit
-def _rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Of a row of the transposed codes: its group, the row that it is a copy of, and how many rows are left there.
 
     One maximum finds the last group before it and where that ends: each further one takes a program's warps a barrier.

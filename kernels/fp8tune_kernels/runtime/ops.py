@@ -92,6 +92,7 @@ def register(
     key: Callable[..., tuple[int, ...]],
     *,
     group_dim: int = 0,
+    rows_of: Callable[[Inputs], int] | None = None,
 ) -> Callable[..., R]:
     """Define the operator of a kernel, of its public wrapper's name and parameters, and return it.
 
@@ -100,6 +101,7 @@ def register(
     ``prepare``: the operator's arguments -> the spec's inputs; raises ValueError for arguments the kernel cannot take.
     ``key``: the spec's inputs -> the values of ``spec.key``, from sizes alone.
     ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups.
+    ``rows_of``: the spec's inputs -> how many rows ``offs`` cuts, where the first input does not have them.
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
     annotations = dict(wrapper.__annotations__)
@@ -118,7 +120,7 @@ def register(
         inputs = prepare(*arguments)
         if spec.routed:
             offs = next(each for each in inputs if isinstance(each, torch.Tensor) and each.dtype == torch.int32)
-            check_ends(offs, inputs[0].shape[group_dim])
+            check_ends(offs, inputs[0].shape[group_dim] if rows_of is None else rows_of(inputs))
         with torch.no_grad():  # autograd would follow the reference, and stumbles over its views
             return launch(*arguments) if interpreter.INTERPRETED else given(spec.reference(*inputs))
 
@@ -130,7 +132,7 @@ def register(
     defaults = {
         name: f"={each.default}"
         for name, each in inspect.signature(wrapper).parameters.items()
-        if annotations[name] == "int"
+        if annotations[name] == "int" and each.default is not inspect.Parameter.empty
     }
     parameters = [f"{_TYPES[annotation]} {name}{defaults.get(name, '')}" for name, annotation in annotations.items()]
     returns = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"

@@ -1,0 +1,52 @@
+"""Expert weights that were quantized before, for both passes of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8tune_kernels.moe.fp8_steps import quantized, transposed, transposed_to_one_scale
+from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
+
+__all__ = ["ExpertWeights", "quantize_down", "quantize_gate_up"]
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Weights and their FP8 values, which :func:`~fp8tune_kernels.moe.layer.moe_layer` takes in place of weights.
+
+    They are those of the weights at the time of quantization: nothing notices when the weights change.
+    """
+
+    weights: Tensor
+    """(E, rows, columns), row-major. Gradients reach it."""
+    codes: Tensor
+    """FP8 values (E, columns, rows), a view."""
+    scales: Tensor
+    """One per row of each expert."""
+    transposed: Tensor
+    """FP8 values transposed in memory: (E, rows, columns), a view."""
+    transposed_scales: Tensor | None
+    """One per column, the same for a whole expert; None where the rows' scales are factors of a gradient."""
+
+
+def quantize_gate_up(w13: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
+    """Quantize the weights of gate and up, (E, 2N, K), for both passes."""
+    codes, scales = _quantized("w13", w13, float8_dtype)
+    with torch.no_grad():
+        return ExpertWeights(w13, codes, scales, transposed(codes), None)
+
+
+def quantize_down(w2: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
+    """Quantize the weights of down, (E, K, N), for both passes."""
+    codes, scales = _quantized("w2", w2, float8_dtype)
+    with torch.no_grad():
+        return ExpertWeights(w2, codes, scales, *transposed_to_one_scale(codes, scales))
+
+
+def _quantized(name: str, w: Tensor, float8_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    check_weights(name, w, as_stored=True)
+    with torch.no_grad():
+        return quantized(w.detach(), fp8_dtype_for(w.device, float8_dtype))

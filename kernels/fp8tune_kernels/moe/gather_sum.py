@@ -1,0 +1,224 @@
+"""``gather-sum``: add up the rows of each token, in float32 and in a fixed order.
+
+    out[t] = bfloat16( sum over k of rows[row_of[t, k]] + weights[t, k] * bias[ids[t, k]] )
+
+    rows     (M, K), row-major, bfloat16
+    row_of   (T, TOP_K), int32, T * TOP_K = M: see :mod:`.expert_sort`
+    bias     (E, K), row-major, bfloat16; or None, as are then
+    ids      (T, TOP_K), int32 or int64; an id of no expert here adds no bias
+    weights  (T, TOP_K), float32
+    out      (T, K), row-major, bfloat16
+
+It ends the forward pass, and the backward pass of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import interpreter
+from fp8tune_kernels.edges import declared, edge, past_half
+from fp8tune_kernels.inputs import random_matrix
+from fp8tune_kernels.moe.expert_sort import TOP_K
+from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "sum_rows_of_tokens"]
+
+interpreter.install()
+
+DEFAULT = NamedInts(BLOCK_SIZE_T=1, BLOCK_SIZE_K=1024, num_warps=4, num_stages=1)
+
+
+@triton.jit(do_not_specialize=["T", "E"])  # T changes every step and must not cause a recompilation
+def gather_sum_kernel(
+    rows_ptr: tl.tensor,  # (M, K), row-major
+    row_of_ptr: tl.tensor,  # (T, TOP_K)
+    bias_ptr: tl.tensor,  # (E, K), row-major, or None
+    ids_ptr: tl.tensor,  # (T, TOP_K), or None
+    weights_ptr: tl.tensor,  # (T, TOP_K), or None
+    out_ptr: tl.tensor,  # (T, K), row-major
+    T: tl.tensor,
+    K: tl.tensor,
+    E: tl.tensor,
+    TOP_K: tl.constexpr,
+    BLOCK_SIZE_T: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+) -> None:
+    """Sum the rows of BLOCK_SIZE_T tokens in BLOCK_SIZE_K columns."""
+    across = tl.cdiv(K, BLOCK_SIZE_K)
+    tokens = tl.program_id(0) // across * BLOCK_SIZE_T + tl.arange(0, BLOCK_SIZE_T)
+    columns = (tl.program_id(0) % across * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K))[None, :]
+    is_token = tokens < T
+    inside = is_token[:, None] & (columns < K)
+    total = tl.zeros((BLOCK_SIZE_T, BLOCK_SIZE_K), tl.float32)
+    for k in tl.static_range(TOP_K):
+        row = tl.load(row_of_ptr + tokens * TOP_K + k, mask=is_token, other=0).to(tl.int64)
+        total += tl.load(rows_ptr + row[:, None] * K + columns, mask=inside, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            expert = tl.load(ids_ptr + tokens * TOP_K + k, mask=is_token, other=-1).to(tl.int64)
+            weight = tl.load(weights_ptr + tokens * TOP_K + k, mask=is_token, other=0.0)
+            has_bias = inside & ((expert >= 0) & (expert < E))[:, None]
+            bias = tl.load(bias_ptr + expert[:, None] * K + columns, mask=has_bias, other=0.0).to(tl.float32)
+            total += tl.where(has_bias, weight[:, None] * bias, 0.0)
+    at = out_ptr + tokens.to(tl.int64)[:, None] * K + columns
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def sum_rows_of_tokens(
+    rows: torch.Tensor,
+    row_of: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``out`` as the module describes it.
+
+    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices.
+    """
+    return _operator(rows, row_of, bias, ids, weights)
+
+
+def reference(
+    rows: torch.Tensor,
+    row_of: torch.Tensor,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> Tensors:
+    """Sum in plain torch, in the same order."""
+    total = rows.new_zeros(row_of.shape[0], rows.shape[1], dtype=torch.float32)
+    for k in range(row_of.shape[1]):
+        total += rows[row_of[:, k].long()].float()
+        if bias is not None and ids is not None and weights is not None:
+            expert = ids[:, k].long()
+            is_here = (expert >= 0) & (expert < len(bias))
+            term = weights[:, k, None] * bias[expert.clamp(0, len(bias) - 1)].float()
+            total += torch.where(is_here[:, None], term, 0.0)
+    return (total.to(torch.bfloat16),)
+
+
+def inputs(problem: Problem, device: str) -> Inputs:
+    """Return ``(rows, row_of, bias, ids, weights)``; with ``bias`` in the shape, a bias of 5 experts."""
+    top_k = problem.shape.get("TOP_K", TOP_K)
+    tokens, K = -(-problem.shape["M"] // top_k), problem.shape["K"]
+    rows = random_matrix(problem, tokens * top_k, K, device)
+    has_bias, experts = bool(problem.shape.get("bias")), 5
+    if torch.device(device).type == "meta":
+        row_of = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
+        beside = (rows.new_empty(experts, K), torch.empty_like(row_of), rows.new_empty(tokens, top_k).float())
+        return rows, row_of, *(beside if has_bias else (None, None, None))
+    generator = torch.Generator(device).manual_seed(problem.seed)
+    row_of = torch.randperm(tokens * top_k, device=device, generator=generator).int().view(tokens, top_k)
+    if not has_bias:
+        return rows, row_of, None, None, None
+    bias = random_matrix(replace(problem, seed=problem.seed + 1), experts, K, device)
+    weights = random_matrix(replace(problem, seed=problem.seed + 2, in_dtype="float32"), tokens, top_k, device)
+    return rows, row_of, bias, row_of % (experts + 2) - 1, weights
+
+
+def outputs(rows: torch.Tensor, row_of: torch.Tensor, *beside: torch.Tensor | None) -> Tensors:
+    """Return uninitialized ``out``."""
+    return (rows.new_empty(row_of.shape[0], rows.shape[1], dtype=torch.bfloat16),)
+
+
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+    """Launch one program per tile of the output."""
+    rows, row_of, bias, ids, weights = inputs
+    (out,) = outputs
+    (T, K), experts = out.shape, 0 if bias is None else bias.shape[0]
+    if programs := -(-T // config["BLOCK_SIZE_T"]) * -(-K // config["BLOCK_SIZE_K"]):
+        tensors = (rows, row_of, bias, ids, weights, out)
+        launch_kernel(gather_sum_kernel, programs, tensors, (T, K, experts), (row_of.shape[1],), config)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """Yield the rows of the output, (M, N), and of the input gradient, (M, K)."""
+    yield NamedInts(M=row["M"], K=row["K"])
+    yield NamedInts(M=row["M"], K=row["N"])
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    if config == DEFAULT:
+        return None
+    tile = config["BLOCK_SIZE_T"] * config["BLOCK_SIZE_K"]
+    few = "too few for one 8-byte load of bfloat16"
+    return wrong_tile(config, tile, limits, least=4, too_few=few) or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Return the bytes of all rows, read once, and of the tokens, written once."""
+    top_k = shape.get("TOP_K", TOP_K)
+    tokens = -(-shape["M"] // top_k)
+    return 2 * tokens * (top_k + 1) * shape["K"]
+
+
+SPEC = KernelSpec(
+    name="gather-sum",
+    axes={
+        "BLOCK_SIZE_T": (1, 2, 4, 8),
+        "BLOCK_SIZE_K": (256, 512, 1024, 2048, 4096),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1,),
+    },
+    default=DEFAULT,
+    key=("M_bucket", "K"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    invalid=invalid,
+    interpreted={"M": 157, "K": 101},
+    bytes_moved=bytes_moved,
+    edges=declared(
+        edge("one token, huge values", "huge", M=3, K=48, TOP_K=3),
+        edge("a block and one more, infinity", "infinite", M=9, K=past_half("K", 16), TOP_K=1),
+        edge("a prime, NaN", "nan", M=268, K=272, TOP_K=4),
+        edge("one column, tiny values", "tiny", M=66, K=1, TOP_K=6),
+        edge("a block of columns and one more past an aligned address", offset=1, M=26, K=past_half("K"), TOP_K=2),
+        edge("a bias", "integers", M=131, K=272, TOP_K=5, bias=1),
+    ),
+)
+
+
+def _arguments(
+    rows: torch.Tensor,
+    row_of: torch.Tensor,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> Inputs:
+    if rows.dim() != 2 or rows.dtype != torch.bfloat16 or not rows.is_contiguous():
+        layout = f"{rows.dtype} of shape {tuple(rows.shape)}, strides {rows.stride()}"
+        raise ValueError(f"rows must be row-major (M, K) of torch.bfloat16, got {layout}")
+    check_rows("row_of", row_of, rows)
+    if row_of.dim() != 2 or row_of.numel() != len(rows):
+        raise ValueError(f"row_of must have shape (T, TOP_K) with {len(rows)} elements, got {tuple(row_of.shape)}")
+    if (bias is None) != (ids is None) or (bias is None) != (weights is None):
+        raise ValueError("bias, ids and weights must be given together")
+    if bias is not None and (bias.shape[1:] != rows.shape[1:] or bias.dtype != rows.dtype or not bias.is_contiguous()):
+        raise ValueError(f"bias must be row-major (E, {rows.shape[1]}) of {rows.dtype}, got {bias.dtype} {bias.shape}")
+    return rows, row_of, bias, ids, weights
+
+
+def check_rows(name: str, rows: torch.Tensor, beside: torch.Tensor) -> None:
+    """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens, on the device of another."""
+    if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != beside.device:
+        raise ValueError(f"{name} must be contiguous int32 on {beside.device}, got {rows.dtype} on {rows.device}")
+
+
+def key(rows: torch.Tensor, row_of: torch.Tensor, *beside: torch.Tensor | None) -> tuple[int, ...]:
+    """Return the lookup key of inputs."""
+    return bucket(rows.shape[0]), rows.shape[1]
+
+
+_operator = register(SPEC, sum_rows_of_tokens, _arguments, key)

@@ -1,0 +1,291 @@
+"""``gathered-rows``: a grouped GEMM that gathers its rows while it loads them.
+
+    out[r, n] = bfloat16( sum over k of a[token_of_row[r], k] * b[e, n, k] * (1 / scale_a[token_of_row[r]])
+                          * (1 / scale_b[e, n]) )                                        for row r in group e
+
+    a             (T, K), row-major: FP8 values, or bfloat16
+    b             (E, N, K), row-major, of a's dtype
+    offs          (E,), int32: the end row of each group, non-decreasing, at most M
+    token_of_row  (M,), int32: see :mod:`.expert_sort`
+    scale_a       (T,), float32: what FP8 values were multiplied by; None beside bfloat16
+    scale_b       (E, N), float32
+    out           (M, N), row-major, bfloat16; zeros in rows past ``offs[-1]``
+
+It is :mod:`fp8tune_kernels.gemm.grouped_rows` on rows that were never copied: pieces of ``a`` come by pointers
+(``cp.async``), those of ``b`` by tensor descriptors (TMA), in one pipelined loop. K and N are multiples of 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import interpreter
+from fp8tune_kernels.edges import at_most, declared, edge
+from fp8tune_kernels.gemm import grouped_configs, grouped_rows, grouped_tiles
+from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
+from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
+from fp8tune_kernels.inputs import offsets
+from fp8tune_kernels.moe.expert_sort import TOP_K
+from fp8tune_kernels.moe.gather_sum import check_rows
+from fp8tune_kernels.quantize.aligned_blocks import inverse_of
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.lookup import config_for, running_arch
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
+from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
+
+_DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
+def gathered_rows_kernel(
+    a_ptr: tl.tensor,  # (T, K), row-major
+    b_ptr: tl.tensor,  # (G, N, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    token_of_row_ptr: tl.tensor,  # (M,)
+    scale_a_ptr: tl.tensor,  # (T,); None without scales
+    scale_b_ptr: tl.tensor,  # (G, N)
+    out_ptr: tl.tensor,  # (M, N), row-major
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    GROUPS: tl.constexpr,
+    IS_EVEN: tl.constexpr,  # BLOCK_SIZE_K divides K
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    BAND: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    num_stages: tl.constexpr,
+) -> None:
+    """Compute tiles of BLOCK_SIZE_M rows of one group and BLOCK_SIZE_N columns, one after the other; GROUPS > G."""
+    if DESCRIPTORS:
+        b = tl.make_tensor_descriptor(b_ptr, [G * N, K], [K, 1], [BLOCK_SIZE_N, BLOCK_SIZE_K])
+        if DESCRIPTORS == 2:
+            out = tl.make_tensor_descriptor(out_ptr, [M, N], [N, 1], [BLOCK_SIZE_M, BLOCK_SIZE_N])
+    groups = extents(offs_ptr, M, G, GROUPS)
+    across = tl.cdiv(N, BLOCK_SIZE_N)
+    tiles = tl.where(groups.group < G, tl.cdiv(groups.end - groups.start, BLOCK_SIZE_M) * across, 0)
+    tiles_end = tl.cumsum(tiles, 0)
+    depth_steps = tl.cdiv(K, BLOCK_SIZE_K)
+    lanes_m, lanes_n, lanes_k = tl.arange(0, BLOCK_SIZE_M), tl.arange(0, BLOCK_SIZE_N), tl.arange(0, BLOCK_SIZE_K)
+    # flattened, the loads of the next tile are under way while this one is stored
+    for tile in tl.range(tl.program_id(0), tl.sum(tiles, 0), tl.num_programs(0), flatten=DESCRIPTORS == 1):
+        group = tl.sum((tiles_end <= tile).to(tl.int32), 0)
+        is_mine = groups.group == group
+        start, end = one_of(groups.start, is_mine), one_of(groups.end, is_mine)
+        down = tl.cdiv(end - start, BLOCK_SIZE_M)
+        row_tile, column_tile = in_bands(tile - one_of(tiles_end, is_mine) + down * across, down, across, BAND)
+        row, column = start + row_tile * BLOCK_SIZE_M, column_tile * BLOCK_SIZE_N
+        rows, columns = row + lanes_m, column + lanes_n
+        tokens = tl.load(token_of_row_ptr + rows, mask=rows < end, other=0)  # past the group: computed, not stored
+        a_rows = a_ptr + tokens.to(tl.int64)[:, None] * K + lanes_k[None, :]
+
+        total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+        for k in tl.range(0, depth_steps):
+            at = k * BLOCK_SIZE_K
+            if IS_EVEN:
+                a_piece = tl.load(a_rows + at)
+            else:  # what follows in memory may be NaN, and b's piece has zeros there
+                a_piece = tl.load(a_rows + at, mask=(at + lanes_k < K)[None, :], other=0.0)
+            if DESCRIPTORS:
+                b_piece = b.load([group * N + column, at])
+            else:
+                b_piece = piece(b_ptr + (group * N).to(tl.int64) * K, K, columns, at + lanes_k, N, K)
+            total = tl.dot(a_piece, b_piece.T, total)
+        if scale_a_ptr is not None:
+            scale_a = tl.load(scale_a_ptr + tokens)
+            scale_b = tl.load(scale_b_ptr + group * N + columns, mask=columns < N, other=1.0)
+            total = total * inverse_of(scale_a)[:, None] * inverse_of(scale_b)[None, :]
+        result = total.to(tl.bfloat16)
+        if DESCRIPTORS == 2:
+            if row + BLOCK_SIZE_M <= end:
+                out.store([row, column], result)
+            else:
+                store_masked(out_ptr, N, rows, columns, end, N, result)
+        else:
+            store_masked(out_ptr, N, rows, columns, end, N, result)
+    grouped_rows.zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
+
+
+def multiply_gathered_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    token_of_row: torch.Tensor,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``a[token_of_row[rows of e]] @ b[e].t()`` for every expert e: ``out`` as the module describes it.
+
+    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
+    at 16 bytes, and for scales beside bfloat16 or none beside FP8.
+    """
+    return _operator(a, b, offs, token_of_row, scale_a, scale_b)
+
+
+def reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    token_of_row: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> Tensors:
+    """Multiply copied rows in plain torch; read ``offs`` on the host."""
+    tokens = token_of_row.long()
+    rows = a[tokens] if a.dtype == torch.bfloat16 else a.view(torch.uint8)[tokens].view(a.dtype)
+    return grouped_rows.reference(rows, b, offs, None if scale_a is None else scale_a.view(-1)[tokens], scale_b)
+
+
+def inputs(problem: Problem, device: str) -> Inputs:
+    """Return ``(a, b, offs, token_of_row, scale_a, scale_b)``; a row's token is random, ascending in its group."""
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    T = -(-M // TOP_K)
+    a = random_operand(problem, T, K, device)
+    b = random_operand(problem, G * N, K, device, 1).view(G, N, K)
+    offs = offsets(problem, device)
+    return a, b, offs, random_tokens(offs, M, T, problem.seed), *random_scales(problem, (T, (G, N)), device)
+
+
+def random_tokens(offs: torch.Tensor, M: int, T: int, seed: int) -> torch.Tensor:
+    """Return the tokens of M rows, int32, ascending in each group as a stable sort leaves them."""
+    if offs.is_meta:
+        return offs.new_empty(M)
+    generator = torch.Generator(offs.device).manual_seed(seed + 5)
+    tokens = torch.randint(0, max(T, 1), (M,), device=offs.device, generator=generator)
+    rows = torch.arange(M, device=offs.device, dtype=torch.int32)
+    group = torch.searchsorted(offs, rows, right=True)
+    return (group * max(T, 1) + tokens).sort().values.sub_(group * max(T, 1)).int()
+
+
+def outputs(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *scales: torch.Tensor | None
+) -> Tensors:
+    """Return uninitialized ``out``."""
+    return (a.new_empty(token_of_row.shape[0], b.shape[1], dtype=torch.bfloat16),)
+
+
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+    """Launch PROGRAMS programs a multiprocessor."""
+    a, b, offs, token_of_row, scale_a, scale_b = inputs
+    M, (G, N, K) = token_of_row.shape[0], b.shape
+    if not M * N:
+        return
+    tensors = (a, b, offs, token_of_row, scale_a, scale_b, *outputs)
+    constants = (grouped_tiles.groups_constant(G), K % config["BLOCK_SIZE_K"] == 0)
+    programs, options = grouped_tiles.programs(config, a.device), grouped_tiles.kernel_options(config)
+    launch_kernel(gathered_rows_kernel, programs, tensors, (M, N, K, G), constants, options)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """Yield the GEMM gate-up and the gradient of the activation; nothing for sizes that the kernel refuses."""
+    N, K = row["N"], row["K"]
+    if are_multiples(N, K):
+        yield NamedInts(M=row["M"], N=N, K=K, G=row["E"])
+        yield NamedInts(M=row["M"], N=K, K=N, G=row["E"])
+
+
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None: that of grouped-rows."""
+    return grouped_rows.invalid(config, shape, limits)
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Return the bytes of each token, of the weights and of the output, once."""
+    M, N, K, G = (shape[dim] for dim in "MNKG")
+    return (-(-M // TOP_K) + G * N) * K * grouped_configs.element_size(shape) + 2 * M * N
+
+
+SPEC = KernelSpec(
+    name="gathered-rows",
+    axes=grouped_configs.AXES,
+    configs=grouped_configs.CONFIGS,
+    default=grouped_configs.DEFAULT,
+    key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    invalid=invalid,
+    interpreted={"M": 157, "N": 80, "K": 144, "G": 3},
+    bytes_moved=bytes_moved,
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
+        edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=128, G=3),
+        edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
+        edge("a row less than a tile", routing="balanced", M=510, N=48, K=256, G=2),
+        edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
+        edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=128, G=5),
+    ),
+    routed=True,
+    layout_sizes={"N": 272, "K": 384, "G": 8},  # of K a multiple of each block: the binary that is timed
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
+    check="exact-inputs",
+    flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
+)
+
+HOPPER = NamedInts(
+    BLOCK_SIZE_M=128,
+    BLOCK_SIZE_N=256,
+    BLOCK_SIZE_K=128,
+    BAND=8,
+    DESCRIPTORS=1,
+    PROGRAMS=1,
+    num_warps=8,
+    num_stages=3,
+)
+"""The best of 11 configs on an H200, at 131,072 rows of three models."""
+
+
+def key(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *scales: torch.Tensor | None
+) -> tuple[int, ...]:
+    """Return the lookup key of inputs."""
+    G, N, K = b.shape
+    return bucket(token_of_row.shape[0]), N, K, G, _DTYPE_FLAGS[a.dtype]
+
+
+def config_of(inputs: Inputs) -> Mapping[str, int]:
+    """Return the config to launch on the device of some inputs; HOPPER where the table of sm_90 has none."""
+    a = inputs[0]
+    config = config_for(SPEC, key(*inputs), a.device)
+    is_untuned = config == SPEC.default and a.dtype != torch.bfloat16 and running_arch(a.device) == "sm_90"
+    return HOPPER if is_untuned else config
+
+
+def run_gathered_rows(*inputs: torch.Tensor | None) -> torch.Tensor:
+    """Multiply inputs that were checked, without a dispatcher; for operators that launch several kernels."""
+    a = inputs[0]
+    assert a is not None
+    if a.is_cpu and not interpreter.INTERPRETED:
+        return reference(*inputs)[0]  # type: ignore[arg-type]
+    result = outputs(*inputs)  # type: ignore[arg-type]
+    launch(config_of(inputs), inputs, result)
+    return result[0]
+
+
+def _arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    token_of_row: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> Inputs:
+    check_operands(a, b, offs, scale_a, scale_b)
+    check_rows("token_of_row", token_of_row, a)
+    return a, b, offs, token_of_row, scale_a, scale_b
+
+
+_operator = register(SPEC, multiply_gathered_rows, _arguments, key, rows_of=lambda inputs: inputs[3].shape[0])

@@ -1,0 +1,175 @@
+"""``gathered-transpose``: copy FP8 rows of tokens to where a GEMM that contracts over rows reads them, each shifted.
+
+    out[place[g] + r - start[g], k] = q[token_of_row[r], k]                       for row r in group g; without shifts
+    out[place[g] + r - start[g], k] = fp8(float32(q[token_of_row[r], k]) * shifts[r])
+
+    q             (T, K), row-major, FP8, K a multiple of 16
+    offs          (G,), int32: the end row of each group, non-decreasing, at most M
+    token_of_row  (M,), int32: see :mod:`.expert_sort`
+    shifts        M contiguous values of float32, at most 1, or None: see :mod:`fp8tune_kernels.quantize.row_shifts`
+    out           (P, K), strides (1, P): see :mod:`fp8tune_kernels.quantize.transposed_codes`
+
+It is ``transposed-codes`` on rows that were never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels.edges import declared, edge
+from fp8tune_kernels.groups import padded_rows
+from fp8tune_kernels.inputs import offsets
+from fp8tune_kernels.moe.expert_sort import TOP_K
+from fp8tune_kernels.moe.gather_sum import check_rows
+from fp8tune_kernels.moe.gathered_rows import random_tokens
+from fp8tune_kernels.quantize import transposed_codes
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize
+from fp8tune_kernels.quantize.factors import check_scales, random_powers
+from fp8tune_kernels.quantize.tiles import stride_of_columns
+from fp8tune_kernels.quantize.transposed_codes import random_codes, rows_at
+from fp8tune_kernels.runtime.checks import check_offsets
+from fp8tune_kernels.runtime.launching import launch_kernel
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
+
+__all__ = ["SPEC", "transpose_gathered_codes"]
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
+def gathered_transpose_kernel(
+    q_ptr: tl.tensor,  # (T, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    token_of_row_ptr: tl.tensor,  # (M,)
+    shifts_ptr: tl.tensor,  # (M,), or None
+    out_ptr: tl.tensor,  # (P, K), strides (1, P)
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    FP8_MAX: tl.constexpr,
+    BLOCK_SIZE_M: tl.constexpr,  # divides 128, so that no tile has rows of two groups
+    BLOCK_SIZE_K: tl.constexpr,
+) -> None:
+    """Copy one tile; programs of the same rows are neighbours."""
+    across = tl.cdiv(K, BLOCK_SIZE_K)
+    place = tl.program_id(0) // across * BLOCK_SIZE_M
+    group, first, left = rows_at(offs_ptr, G, place)
+    if group < G:
+        rows = tl.arange(0, BLOCK_SIZE_M)
+        columns = tl.program_id(0) % across * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
+        exist = (columns < K)[None, :]
+        is_row = rows < left
+        tokens = tl.load(token_of_row_ptr + first + rows, mask=is_row, other=0).to(tl.int64)
+        dtype: tl.constexpr = q_ptr.dtype.element_ty
+        from_ptr = q_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+        codes = tl.load(from_ptr + tokens[:, None] * K + columns[None, :], mask=is_row[:, None] & exist, other=0)
+        if shifts_ptr is not None:
+            shift = tl.load(shifts_ptr + first + rows, mask=is_row, other=1.0)
+            shifted = quantize(codes.to(dtype, bitcast=True), shift[:, None], dtype, FP8_MAX)
+            codes = shifted.to(tl.uint8, bitcast=True)
+        # a multiple of 128: the compiler learns of 16 of it, for stores of 16 bytes
+        stride = stride_of_columns(M, G, 128).to(tl.int64) // 16 * 16
+        to_ptr = out_ptr.to(tl.pointer_type(tl.uint8), bitcast=True) + place
+        tl.store(to_ptr + rows[:, None] + columns[None, :] * stride, codes, mask=exist)  # zeros follow a group's rows
+
+
+def transpose_gathered_codes(
+    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``out`` as the module describes it.
+
+    Raises ValueError, before any launch, for what is not row-major FP8, and for other offs, tokens or shifts.
+    """
+    return _operator(q, offs, token_of_row, shifts)
+
+
+def reference(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
+    """Copy and transpose in plain torch; read ``offs`` on the host."""
+    rows = q.view(torch.uint8)[token_of_row.long()].view(q.dtype)
+    return transposed_codes.reference(rows, offs, shifts)
+
+
+def inputs(problem: Problem, device: str) -> Inputs:
+    """Return ``(q, offs, token_of_row, shifts)``."""
+    M, K = problem.shape["M"], problem.shape["K"]
+    T, offs = -(-M // TOP_K), offsets(problem, device)
+    shifts = random_powers(problem, (M,), device, -12, 0)
+    return random_codes(problem, T, K, device), offs, random_tokens(offs, M, T, problem.seed), shifts
+
+
+def outputs(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: torch.Tensor | None) -> Tensors:
+    """Return uninitialized ``out``."""
+    P = padded_rows(token_of_row.shape[0], offs.shape[0], transposed_codes.ALIGNMENT)
+    return (torch.empty_strided((P, q.shape[1]), (1, P), dtype=q.dtype, device=q.device),)
+
+
+def unwritten(inputs: Inputs, outputs: Tensors) -> None:
+    """Write zeros past the last group's multiple of 128."""
+    transposed_codes.unwritten(inputs, outputs)
+
+
+def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+    """Launch one program per tile."""
+    (q, offs, token_of_row, shifts), (out,) = inputs, outputs
+    P, K = out.shape
+    if programs := P // config["BLOCK_SIZE_M"] * -(-K // config["BLOCK_SIZE_K"]):
+        tensors, sizes = (q, offs, token_of_row, shifts, out), (token_of_row.shape[0], K, offs.shape[0])
+        launch_kernel(gathered_transpose_kernel, programs, tensors, sizes, (FP8_MAX[q.dtype],), config)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """Yield the tokens and the output's gradient; both have the hidden size."""
+    yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
+
+
+def bytes_moved(shape: Mapping[str, int]) -> int:
+    """Return the bytes of each token, read once, and of each row, written once."""
+    return (-(-shape["M"] // TOP_K) + shape["M"]) * shape["K"]
+
+
+SPEC = KernelSpec(
+    name="gathered-transpose",
+    axes=transposed_codes.AXES,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
+    key=("M_bucket", "K", "G"),
+    problems=problems,
+    inputs=inputs,
+    outputs=outputs,
+    launch=launch,
+    reference=reference,
+    unwritten=unwritten,
+    interpreted={"M": 157, "K": 112, "G": 3},
+    invalid=lambda config, shape, limits: transposed_codes.invalid(config, shape["K"], limits),
+    bytes_moved=bytes_moved,
+    edges=declared(
+        edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
+        edge("a block and one more", routing="balanced", M=513, K=144, G=1),
+        edge("rows of no group, NaN", "nan", routing="empty", M=277, K=48, G=4),
+        edge("a prime, infinity", "infinite", routing="ragged", M=67, K=48, G=3),
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, K=48, G=3),
+        edge("the fewest columns, tiny values", "tiny", routing="ragged", M=67, K=16, G=2),
+        edge("a block of columns and a few more", routing="ragged", M=131, K=144, G=2),
+    ),
+    routed=True,
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
+)
+
+
+def key(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
+    """Return the lookup key of inputs."""
+    return bucket(token_of_row.shape[0]), q.shape[1], offs.shape[0]
+
+
+def _arguments(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
+    transposed_codes.arguments(q, offs, None)
+    check_offsets(offs, q.device, "q")
+    check_rows("token_of_row", token_of_row, q)
+    if shifts is not None:
+        check_scales("shifts", shifts, token_of_row.shape[0], q.device)
+    return q, offs, token_of_row, shifts
+
+
+_operator = register(SPEC, transpose_gathered_codes, _arguments, key, rows_of=lambda inputs: inputs[2].shape[0])

@@ -1,0 +1,44 @@
+"""The benchmark of whole layers: all contenders agree, a failing one is named, and without a GPU nothing is timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import moe_layer
+
+pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
+
+
+def test_all_contenders_are_near_torchs_layer(device: str) -> None:
+    results = moe_layer.compare("tiny", 64, device, False, 5)
+    assert results[0].name == moe_layer.TORCH
+    for result in results:
+        assert result.error == ""
+        assert len(result.cosines) == 5
+        assert min(result.cosines) > (0.9999 if "bf16" in result.name else 0.98), result
+        assert (result.step_us is None) == (device == "cpu")
+
+
+def test_a_contender_that_fails_is_named_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("no such layer")
+
+    arguments = ["--layers", "tiny", "--tokens", "16", "--milliseconds", "5"]
+    assert moe_layer.main(arguments) == 0
+    monkeypatch.setattr(moe_layer, "fp8_moe_mlp", broken)
+    capsys.readouterr()
+    assert moe_layer.main(arguments) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("RuntimeError: no such layer") == 2  # with and without weights quantized once
+    assert "moe_layer, once" in printed
+
+
+def test_an_unknown_layer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        moe_layer.main(["--layers", "GPT-9"])
+    assert ended.value.code == 2
+    assert "--layers must be of" in capsys.readouterr().err

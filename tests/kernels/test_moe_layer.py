@@ -1,0 +1,633 @@
+"""``moe_layer`` and ``choose_experts``: near float64, the bytes of their steps, edge cases, memory, refusals."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from fp8tune_kernels import choose_experts, fp8_moe_mlp, moe_layer
+from fp8tune_kernels.gemm import grouped_contraction, grouped_rows
+from fp8tune_kernels.moe import expert_sort, fp8_steps, layer
+from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
+from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, row_shifts, swiglu_gradient, swiglu_rowwise
+from fp8tune_kernels.quantize import transposed_codes
+from fp8tune_kernels.quantize.arithmetic import reference_cast
+
+FP8 = torch.float8_e4m3fn
+T, K, N, E, TOP_K = 41, 64, 48, 5, 3
+NAMES = ("x", "w13", "w2", "b13", "b2", "weights")
+
+in_plain_torch = pytest.mark.usefixtures("quantizers_in_plain_torch")
+
+
+class Given(NamedTuple):
+    x: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    b13: torch.Tensor | None
+    b2: torch.Tensor | None
+    weights: torch.Tensor
+    ids: torch.Tensor
+    grad: torch.Tensor
+
+    def call(self, function: Callable[..., torch.Tensor] = moe_layer, **options: Any) -> torch.Tensor:
+        biases = {"b13": self.b13, "b2": self.b2}
+        return function(self.x, self.w13, self.w2, self.ids, self.weights, **biases, **options)
+
+
+def ids_of(routing: str, tokens: int, draw: torch.Generator) -> torch.Tensor:
+    """Experts of each token, (tokens, TOP_K)."""
+    ids = torch.stack([torch.randperm(E, generator=draw)[:TOP_K] for _ in range(tokens)]) if tokens else None
+    if ids is None:
+        return torch.zeros(0, TOP_K, dtype=torch.int64)
+    if routing == "experts without rows":
+        return torch.where(ids % 2 == 0, ids, 1)
+    if routing == "one expert":
+        return torch.full_like(ids, 3)
+    if routing == "duplicates":
+        ids[:, 1] = ids[:, 0]
+        ids[::3, 2] = ids[::3, 0]
+    if routing == "other devices":
+        ids[::2, 0], ids[::3, 1], ids[5] = E, -1, E + 7
+    if routing == "all on other devices":
+        ids += E
+    return ids
+
+
+ROUTINGS = ("random", "experts without rows", "one expert", "duplicates", "other devices", "all on other devices")
+
+
+def given(routing: str = "random", tokens: int = T, *, is_full: bool = False, seed: int = 0) -> Given:
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=draw) * std).bfloat16().requires_grad_()
+
+    x, w13, w2 = normal(tokens, K), normal(E, 2 * N, K, std=K**-0.5), normal(E, K, N, std=N**-0.5)
+    biases = (normal(E, 2 * N), normal(E, K)) if is_full else (None, None)
+    weights = torch.rand(tokens, TOP_K, generator=draw).requires_grad_()
+    ids = ids_of(routing, tokens, draw)
+    return Given(x, w13, w2, *biases, weights, ids, torch.randn(tokens, K, generator=draw).bfloat16())
+
+
+def results(case: Given, function: Callable[..., torch.Tensor] = moe_layer, **options: Any) -> list[torch.Tensor]:
+    """The output, and the gradients of all that have one."""
+    out = case.call(function, **options)
+    return [out.detach(), *torch.autograd.grad(out, [each for each in case[:6] if each is not None], case.grad)]
+
+
+def exact(case: Given, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
+    """The same in float64, expert by expert."""
+    wide = [None if each is None else each.detach().double().requires_grad_() for each in case[:6]]
+    x, w13, w2, b13, b2, weights = wide
+    assert x is not None
+    assert w13 is not None
+    assert w2 is not None
+    assert weights is not None
+    out = torch.zeros_like(x)
+    for expert in range(E):
+        for k in range(TOP_K):
+            tokens = (case.ids[:, k] == expert).nonzero().flatten()
+            y = x[tokens] @ w13[expert].t()
+            y = y if b13 is None else y + b13[expert]
+            gate, up = y.chunk(2, 1) if layout == "halves" else (y[:, 0::2], y[:, 1::2])
+            if activation == "gpt-oss":
+                gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+                h = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            else:
+                h = torch.nn.functional.silu(gate) * up
+            of_expert = h @ w2[expert].t()
+            of_expert = of_expert if b2 is None else of_expert + b2[expert]
+            out = out.index_add(0, tokens, of_expert * weights[tokens, k, None])
+    leaves = [each for each in wide if each is not None]
+    grads = torch.autograd.grad(out, leaves, case.grad.double(), allow_unused=True, materialize_grads=True)
+    return [out.detach(), *grads]
+
+
+def sqnr(result: torch.Tensor, right: torch.Tensor) -> float:
+    result, right = result.detach(), right.detach()
+    error = (result.double() - right).square().sum()
+    return float(10 * torch.log10(right.square().sum() / error)) if error else float("inf")
+
+
+def cosine(result: torch.Tensor, right: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(result.double().flatten(), right.double().flatten(), 0))
+
+
+def assert_same(mine: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    for one, other in zip(mine, others, strict=True):
+        assert torch.equal(one, other)
+
+
+# The layer near float64
+
+NEAR = {"fp8": 19.0, "bf16": 45.0}
+"""Signal to noise in dB; the gradient of routing weights is the worst, as it is a sum of few terms."""
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> None:
+    case = given(routing, is_full=True)
+    for result, right in zip(results(case, precision=precision), exact(case), strict=True):
+        assert sqnr(result, right) > NEAR[precision]
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize(
+    ("activation", "layout"),
+    [("swiglu", "halves"), ("swiglu", "interleaved"), ("gpt-oss", "interleaved"), ("gpt-oss", "halves")],
+)
+@pytest.mark.parametrize("recompute", layer.RECOMPUTE)
+def test_activations_and_biases_are_near_float64(precision: str, activation: str, layout: str, recompute: str) -> None:
+    case = given(is_full=True)
+    options = {"activation": activation, "layout": layout, "recompute": recompute, "precision": precision}
+    for result, right in zip(results(case, **options), exact(case, activation, layout), strict=True):
+        assert sqnr(result, right) > NEAR[precision], options
+
+
+@in_plain_torch
+def test_gradients_are_as_near_bf16s_as_those_of_the_mlp() -> None:
+    """Of rows that are ordered already, as today; both are about 0.9972."""
+    case = given(tokens=256)
+    bf16 = results(case, precision="bf16")
+    mine = [cosine(*pair) for pair in zip(results(case), bf16, strict=True)]
+    mlp = [cosine(*pair) for pair in zip(results(case, by_rows), bf16, strict=True)]
+    for name, one, other in zip(("out", "x", "w13", "w2"), mine, mlp, strict=False):
+        assert one > other - 2e-4, name
+        assert one > 0.996, name
+
+
+def by_rows(x: Any, w13: Any, w2: Any, ids: Any, weights: Any, **options: Any) -> torch.Tensor:
+    """The layer of ``fp8_moe_mlp`` and torch's indexing."""
+    offs, row_of, token_of_row, _ = expert_sort.reference(ids, weights, E)
+    row_weights = torch.zeros(len(token_of_row)).scatter(0, row_of.flatten().long(), weights.flatten())
+    rows = fp8_moe_mlp(x[token_of_row.long()], w13, w2, offs, row_weights=row_weights, **options)
+    return rows[row_of.long()].float().sum(1).bfloat16()
+
+
+# The bytes of its steps
+
+
+def exact_sums(case: Given) -> Given:
+    """Values whose GEMMs are exact in any order."""
+    draw = torch.Generator().manual_seed(7)
+
+    def halves(like: torch.Tensor) -> torch.Tensor:
+        return (torch.randint(-2, 3, like.shape, generator=draw) / 2).bfloat16().requires_grad_()
+
+    return case._replace(x=halves(case.x), w13=halves(case.w13), w2=halves(case.w2), grad=halves(case.grad).detach())
+
+
+@pytest.mark.parametrize("routing", ["random", "other devices"])
+def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> None:
+    """Kernels on the interpreter, against references on rows that are copied before they are cast."""
+    case = exact_sums(given(routing))
+    with torch.no_grad():
+        x, w13, w2, weights = case.x.detach(), case.w13.detach(), case.w2.detach(), case.weights.detach()
+        offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
+        tokens = token_of_row.long()
+        q_x, scales_x = rowwise_2d.reference(x[tokens], FP8, True)
+        q_13, scales_13 = colwise_3d.reference(w13.transpose(1, 2), FP8, True)
+        (y,) = grouped_rows.reference(q_x, q_13.mT, offs, scales_x, scales_13)
+        gated = y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
+        q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(*gated)
+        out, *_, of_y, of_scales = fp8_steps.forward(
+            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, None
+        )[:11]
+    last = int(offs[-1])
+    assert torch.equal(of_y[:last].view(torch.uint8), q_y[:last].view(torch.uint8))
+    assert torch.equal(of_scales[:last], scales_y[:last])
+    q_2, scales_2 = colwise_3d.reference(w2.transpose(1, 2), FP8, True)
+    (rows,) = grouped_rows.reference(q_h, q_2.mT, offs, scales_h, scales_2)
+    right = torch.stack([rows[row_of[:, k].long()].float() for k in range(TOP_K)]).sum(0)
+    assert cosine(out, right.bfloat16()) > 0.999999  # sums of activations are not exact
+
+
+@in_plain_torch
+@pytest.mark.parametrize("routing", ["random", "experts without rows", "other devices"])
+def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str) -> None:
+    case = given(routing)
+    with torch.no_grad():
+        right = gradients_of_copied_rows(case)
+    _, d_x, d_w13, d_w2, d_weights = results(case)
+    for mine, other in zip((d_x, d_w13, d_w2, d_weights), right, strict=True):
+        assert torch.equal(mine, other)
+
+
+def gradients_of_copied_rows(case: Given) -> tuple[torch.Tensor, ...]:
+    x, w13, w2, weights = (each.detach() for each in (case.x, case.w13, case.w2, case.weights))
+    offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
+    tokens = token_of_row.long()
+    q_x, scales_x = rowwise_2d.reference(x[tokens], FP8, True)
+    q_d, scales_d = rowwise_2d.reference(case.grad[tokens], FP8, True)
+    q_13, scales_13 = colwise_3d.reference(w13.transpose(1, 2), FP8, True)
+    q_2, scales_2 = colwise_3d.reference(w2.transpose(1, 2), FP8, True)
+    (y,) = grouped_rows.reference(q_x, q_13.mT, offs, scales_x, scales_13)
+    q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(
+        y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
+    )
+    # w2 at one scale an expert
+    least = scales_2.view(E, K).amin(1)
+    at_one_scale = reference_cast(q_2.mT, (least[:, None] / scales_2.view(E, K))[:, :, None], FP8)
+    transposed = at_one_scale.view(torch.uint8).mT.contiguous().view(FP8)
+    (dh,) = grouped_rows.reference(q_d, transposed, offs, scales_d, least[:, None].expand(E, N).contiguous())
+    q_dy, scales_dy, d_row_weights, _ = swiglu_gradient.reference(
+        q_y, dh, offs, scales_13, scales_y, None, row_weights, "swiglu", "halves", False, FP8
+    )
+    (rows,) = grouped_rows.reference(
+        q_dy, q_13.view(torch.uint8).contiguous().view(FP8), offs, scales_dy, torch.ones(E, K)
+    )
+    d_x = torch.zeros(len(x), K)
+    for k in range(TOP_K):
+        d_x += rows[row_of[:, k].long()].float()
+
+    def contracted(q: Any, of_q: Any, other: Any, of_other: Any, factors: torch.Tensor) -> torch.Tensor:
+        shifts, least = row_shifts.reference_shifts(of_q, of_other, offs)
+        (a,), (b,) = transposed_codes.reference(q, offs, shifts), transposed_codes.reference(other, offs, None)
+        scales = (least[:, None] / factors).flatten(), torch.ones(E * other.shape[1])
+        return grouped_contraction.reference(a, b, offs, *scales, transposed_codes.ALIGNMENT)[0]
+
+    d_w13 = contracted(q_dy, scales_dy, q_x, scales_x, scales_13.view(E, 2 * N))
+    d_w2 = contracted(q_d, scales_d, q_h, scales_h, torch.ones(E, K))
+    return d_x.bfloat16(), d_w13, d_w2, d_row_weights[row_of.long()]
+
+
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole layer on Triton's interpreter."""
+    case = given("other devices", is_full=True)
+    options = {"precision": precision, "activation": "gpt-oss", "layout": "interleaved"}
+    by_kernels = results(case, **options)
+    monkeypatch.setattr("fp8tune_kernels.interpreter.INTERPRETED", False)
+    for mine, right in zip(by_kernels, results(case, **options), strict=True):
+        assert cosine(mine, right) > 0.9999
+
+
+# Edge cases
+
+
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_no_tokens(is_full: bool, precision: str) -> None:
+    out, *grads = results(given(tokens=0, is_full=is_full), precision=precision)
+    assert out.shape == (0, K)
+    assert not any(grad.any() for grad in grads)
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+def test_experts_of_other_devices_add_nothing(precision: str) -> None:
+    case = given("other devices", is_full=True)
+    out, d_x, *_, d_weights = results(case, precision=precision)
+    is_elsewhere = (case.ids < 0) | (case.ids >= E)
+    assert not d_weights[is_elsewhere].any()
+    assert d_weights[~is_elsewhere].all()
+    assert is_elsewhere[5].all()
+    assert not out[5].any()
+    assert not d_x[5].any()
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+def test_devices_add_up_to_the_whole_layer(precision: str) -> None:
+    """Two devices with 2 and 3 experts: ids are counted from each device's first expert."""
+    case = given(is_full=True)
+    whole = case.call(precision=precision).float()
+    parts = []
+    for first, last in ((0, 2), (2, 5)):
+        w13, w2, b13, b2 = (each[first:last] for each in (case.w13, case.w2, case.b13, case.b2))
+        options = {"b13": b13, "b2": b2, "precision": precision}
+        parts.append(moe_layer(case.x, w13, w2, case.ids - first, case.weights, **options).float())
+    assert sqnr(parts[0] + parts[1], whole.double()) > 45
+
+
+@in_plain_torch
+def test_a_nan_stays_with_its_token_and_expert() -> None:
+    case = given()
+    x = case.x.detach().clone()
+    x[0, 0] = float("nan")
+    out, d_x, d_w13, d_w2, _ = results(case._replace(x=x.requires_grad_()))
+    chosen = torch.zeros(E, dtype=torch.bool).index_fill(0, case.ids[0], True)
+    assert out[0].isnan().all()
+    assert not out[1:].isnan().any()
+    assert not d_x[1:].isnan().any()
+    for grad in (d_w13, d_w2):
+        assert torch.equal(grad.isnan().flatten(1).any(1), chosen)
+
+
+@in_plain_torch
+def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
+    case = given("other devices", is_full=True)
+    rounded = case.weights.detach().bfloat16()
+    right = results(case._replace(weights=rounded.float().requires_grad_()))
+    mine = results(case._replace(ids=case.ids.int(), weights=rounded.requires_grad_()))
+    assert_same(mine[:-1], right[:-1])
+    assert torch.equal(mine[-1], right[-1].bfloat16())
+
+
+# Options
+
+
+@in_plain_torch
+@pytest.mark.parametrize("recompute", layer.RECOMPUTE)
+def test_weights_quantized_before_or_again_give_the_same_bytes(recompute: str) -> None:
+    case = given(is_full=True)
+    right = results(case, recompute=recompute)
+    assert_same(results(case, recompute=recompute, keep_weights=False), right)
+    before = quantize_gate_up(case.w13), quantize_down(case.w2)
+
+    def on_quantized(x: Any, _: Any, __: Any, *rest: Any, **options: Any) -> torch.Tensor:
+        return moe_layer(x, *before, *rest, **options)
+
+    assert_same(results(case, on_quantized, recompute=recompute), right)
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
+    case = given(is_full=True)
+    for recompute in layer.RECOMPUTE:
+        options = {"recompute": recompute, "precision": precision}
+        whole = dict(zip(NAMES, results(case, **options)[1:], strict=True))
+        for name in NAMES:
+            leaves = (each.detach().requires_grad_(n == name) for n, each in zip(NAMES, case[:6], strict=True))
+            alone = Given(*leaves, *case[6:])
+            [grad] = torch.autograd.grad(alone.call(**options), [getattr(alone, name)], case.grad)
+            assert torch.equal(grad, whole[name]), (name, options)
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.dtype) -> None:
+    case = given()
+    _, d_x, d_w13, d_w2, d_weights = results(case, precision=precision)
+    buffers = {f"grad_{name}": torch.ones_like(getattr(case, name), dtype=dtype) for name in ("w13", "w2")}
+    for number in (1, 2):
+        leaves = [each.detach().requires_grad_() for each in (case.x, case.w13, case.w2, case.weights)]
+        x, w13, w2, weights = leaves
+        moe_layer(x, w13, w2, case.ids, weights, precision=precision, **buffers).backward(case.grad)
+        assert w13.grad is None
+        assert w2.grad is None
+        assert torch.equal(x.grad, d_x)
+        assert torch.equal(weights.grad, d_weights)
+        for name, grad in (("w13", d_w13), ("w2", d_w2)):
+            right = torch.ones_like(grad, dtype=dtype)
+            for _ in range(number):
+                right += grad
+            assert torch.equal(buffers[f"grad_{name}"], right)
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("recompute", ["none", "gate-up"])
+def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
+    case = given("other devices", is_full=True)
+    torch._dynamo.reset()
+
+    def scaled(*arguments: Any, **options: Any) -> torch.Tensor:
+        return moe_layer(*arguments, **options) * 1
+
+    compiled = torch.compile(scaled, fullgraph=True, backend="aot_eager")
+    options = {"recompute": recompute, "precision": precision}
+    assert_same(results(case, compiled, **options), results(case, **options))
+
+
+@in_plain_torch
+def test_torch_compile_traces_the_router_and_another_number_of_tokens() -> None:
+    torch._dynamo.reset()
+    router = torch.randn(E, K, generator=torch.Generator().manual_seed(3)).bfloat16()
+
+    def routed(x: torch.Tensor, router: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+        return moe_layer(x, w13, w2, *choose_experts(x @ router.t(), TOP_K))
+
+    compiled = torch.compile(routed, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (T, 30):
+        case, leaf = given(tokens=tokens), router.detach().requires_grad_()
+        leaves = case.x, leaf, case.w13, case.w2
+        mine, right = (torch.autograd.grad(f(*leaves), leaves, case.grad) for f in (compiled, routed))
+        assert_same(list(mine), list(right))
+
+
+@in_plain_torch
+def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler asks them without data. All operators of a forward and a backward pass are checked as they run."""
+    checked = set()
+
+    def checks(name: str, operator: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
+            torch.library.opcheck(operator, plain, test_utils=("test_faketensor",))
+            checked.add(name)
+            return operator(*arguments)
+
+        return call
+
+    steps = [(module, name) for module in (layer.fp8_steps, layer.bf16_steps) for name in module.__all__]
+    steps = [step for step in steps if isinstance(getattr(*step), torch._ops.OpOverload)]
+    for module, name in steps:
+        monkeypatch.setattr(module, name, checks(f"{module.__name__}.{name}", getattr(module, name)))
+    case = given("other devices", is_full=True)
+    for precision in layer.PRECISIONS:
+        for recompute in layer.RECOMPUTE:
+            for keep_weights in (True, False):
+                results(case, precision=precision, recompute=recompute, keep_weights=keep_weights)
+    assert len(checked) == len(steps) == 10
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
+    case = given()
+
+    def recomputed(*arguments: Any, **options: Any) -> torch.Tensor:
+        return checkpoint(lambda *each: moe_layer(*each, **options), *arguments, use_reentrant=use_reentrant)
+
+    out = recomputed(case.x, case.w13, case.w2, case.ids, case.weights, precision=precision)
+    assert torch.equal(out, case.call(precision=precision))
+    out.backward(case.grad)
+    leaves = case.x, case.w13, case.w2, case.weights
+    assert_same([leaf.grad for leaf in leaves], results(case, precision=precision)[1:])
+
+
+@in_plain_torch
+def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
+    case = given(is_full=True)
+    out, leaves = case.call(), [each for each in case[:6] if each is not None]
+    first = torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
+    assert_same(list(first), list(torch.autograd.grad(out, leaves, case.grad)))
+
+
+@in_plain_torch
+@pytest.mark.parametrize("precision", layer.PRECISIONS)
+def test_autocast_casts_to_its_dtype(precision: str) -> None:
+    case = given()
+    wide = case._replace(**{name: getattr(case, name).detach().float().requires_grad_() for name in ("x", "w13", "w2")})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = wide.call(precision=precision)
+    right, *grads = results(case, precision=precision)
+    assert torch.equal(out, right)
+    for grad, other in zip(torch.autograd.grad(out, wide[:3], case.grad), grads[:3], strict=True):
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad, other.float())
+
+
+# Memory
+
+
+@in_plain_torch
+def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors that the forward pass saved, the largest are gone before the step that needs no more of them."""
+    case, made = given(), {}
+    forward, down, gate_up = fp8_steps.forward, fp8_steps.down_weight_gradient, fp8_steps.gate_up_weight_gradient
+    names = ("out", "offs", "row_of", "token_of_row", "row_weights", "q_x", "scales_x", "q_h", "scales_h", "q_y")
+    alive = {}
+
+    def noted_forward(*arguments: Any) -> list[torch.Tensor]:
+        result = forward(*arguments)
+        made.update({name: weakref.ref(tensor) for name, tensor in zip(names, result, strict=False)})
+        made.update({"q_13": weakref.ref(result[11]), "q_2": weakref.ref(result[13])})
+        return result
+
+    def noted(key: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            alive[key] = {name for name, tensor in made.items() if name.startswith("q_") and tensor() is not None}
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(fp8_steps, "forward", noted_forward)
+    monkeypatch.setattr(fp8_steps, "down_weight_gradient", noted("w2", down))
+    monkeypatch.setattr(layer, "quantize_swiglu_gradient", noted("y", layer.quantize_swiglu_gradient))
+    monkeypatch.setattr(fp8_steps, "input_gradient", noted("x", fp8_steps.input_gradient))
+    monkeypatch.setattr(fp8_steps, "gate_up_weight_gradient", noted("w13", gate_up))
+    case.call().backward(case.grad)
+    assert alive == {
+        "w2": {"q_x", "q_h", "q_y", "q_13"},
+        "y": {"q_x", "q_y", "q_13"},
+        "x": {"q_x", "q_13"},
+        "w13": {"q_x"},
+    }
+
+
+SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
+"""Of bytes that bfloat16 holds in rows, 2K + 6N: 3N, 2N and nothing by row; K / TOP_K by token; scales and order."""
+
+
+@in_plain_torch
+@pytest.mark.parametrize("recompute", layer.RECOMPUTE)
+def test_what_is_held_between_the_passes(recompute: str) -> None:
+    case = given(tokens=1024)
+    held: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    before = quantize_gate_up(case.w13), quantize_down(case.w2)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        moe_layer(case.x, *before, case.ids, case.weights, recompute=recompute)
+    of_weights = {each.data_ptr() for w in before for each in vars(w).values() if each is not None}
+    share = sum(size for at, size in held.items() if at not in of_weights) / (1024 * TOP_K * (2 * K + 6 * N))
+    assert share < SHARES[recompute]
+
+
+# The router
+
+
+@pytest.mark.parametrize("experts", [3, 5, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_experts_are_the_softmax_of_the_largest(experts: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(37, experts, generator=draw).to(dtype).requires_grad_()
+    ids, weights = choose_experts(logits, TOP_K)
+    grad = torch.randn(weights.shape, generator=draw)
+    values, right_ids = logits.double().sort(dim=1, descending=True, stable=True)
+    right = values[:, :TOP_K].softmax(1)
+    assert torch.equal(ids, right_ids[:, :TOP_K].int())
+    assert torch.allclose(weights.double(), right, atol=1e-6)
+    [mine], [other] = (torch.autograd.grad(w, logits, grad.to(w.dtype)) for w in (weights, right))
+    assert mine.dtype == dtype
+    assert torch.allclose(mine.double(), other.double(), atol=1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_equal_logits_choose_the_first_expert_and_none_twice() -> None:
+    ids, weights = choose_experts(torch.zeros(9, E), 4)
+    assert torch.equal(ids, torch.arange(4, dtype=torch.int32).expand(9, 4))
+    assert torch.equal(weights, torch.full((9, 4), 0.25))
+
+
+def test_no_tokens_choose_no_experts() -> None:
+    logits = torch.zeros(0, E, requires_grad=True)
+    ids, weights = choose_experts(logits, 2)
+    weights.sum().backward()
+    assert (ids.shape, weights.shape, logits.grad.shape) == ((0, 2), (0, 2), (0, E))
+
+
+@pytest.mark.parametrize(
+    ("logits", "top_k", "says"),
+    [
+        (torch.zeros(2, E), 0, "top_k must be from 1 to 5"),
+        (torch.zeros(2, E), 6, "top_k must be from 1 to 5"),
+        (torch.zeros(E), 1, "logits must be floating-point"),
+        (torch.zeros(2, E, dtype=torch.int32), 1, "logits must be floating-point"),
+        (torch.zeros(1, 4096), 1, "logits must have at most 2048 experts"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_refused(logits: torch.Tensor, top_k: int, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        choose_experts(logits, top_k)
+
+
+# Refusals
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"layout": "thirds"}, "layout must be 'halves' or 'interleaved', got 'thirds'"),
+    ({"recompute": "x"}, "recompute must be 'none' or 'h' or 'gate-up', got 'x'"),
+    ({"activation": "tanh"}, "activation must be 'swiglu' or 'gpt-oss', got 'tanh'"),
+    ({"precision": "auto"}, "precision must be 'fp8' or 'bf16', got 'auto'"),
+    ({"x": torch.zeros(T, K, dtype=torch.int8)}, "x is torch.int8, wanted"),
+    ({"w13": torch.zeros(E, 2 * N, K + 16)}, "w13 must have shape"),
+    ({"w13": torch.zeros(E, 2 * N + 2, K)}, "w13 must be .* multiples of 16"),
+    ({"w2": torch.zeros(E, N, K)}, "w2 must have shape"),
+    ({"topk_ids": torch.zeros(T, TOP_K)}, "topk_ids must be contiguous int32 or int64"),
+    ({"topk_ids": torch.zeros(T - 1, TOP_K, dtype=torch.int32), "topk_weights": torch.zeros(T - 1, TOP_K)}, "topk_ids"),
+    ({"topk_weights": torch.zeros(T, TOP_K + 1)}, "topk_weights must be"),
+    ({"b13": torch.zeros(E, N)}, "b13 must be floating-point values"),
+    ({"b2": torch.zeros(E, K, dtype=torch.int32)}, "b2 must be floating-point values"),
+    ({"grad_w13": torch.zeros(E, 2 * N, K, dtype=torch.float16)}, "grad_w13 must be contiguous bfloat16 or float32"),
+    ({"grad_w2": torch.zeros(E, N, K)}, "grad_w2 must be contiguous bfloat16 or float32"),
+    ({"float8_dtype": torch.float16}, "float8_dtype is torch.float16, wanted"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), REFUSED, ids=[" ".join(change) for change, _ in REFUSED])
+def test_what_it_cannot_do_is_refused_in_one_line(change: dict[str, Any], says: str) -> None:
+    case = given()
+    operands = {"x": case.x, "w13": case.w13, "w2": case.w2, "topk_ids": case.ids, "topk_weights": case.weights}
+    with pytest.raises(ValueError, match=says) as refusal:
+        moe_layer(**{**operands, **change})
+    assert "\n" not in str(refusal.value)
+
+
+def test_quantized_weights_are_refused_in_bfloat16() -> None:
+    case = given()
+    with pytest.raises(ValueError, match="precision must be 'fp8'"):
+        moe_layer(case.x, quantize_gate_up(case.w13), case.w2, case.ids, case.weights, precision="bf16")
+
+
+@in_plain_torch
+def test_it_has_no_second_derivative() -> None:
+    case = given()
+    [grad] = torch.autograd.grad(case.call(), case.x, case.grad, create_graph=True)
+    with pytest.raises(RuntimeError, match="moe_layer has no second derivative"):
+        grad.sum().backward()
