@@ -14,8 +14,14 @@ from fp8tune_kernels import choose_experts, fp8_moe_mlp, moe_layer
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows
 from fp8tune_kernels.moe import expert_sort, fp8_steps, layer
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
-from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, row_shifts, swiglu_gradient, swiglu_rowwise
-from fp8tune_kernels.quantize import transposed_codes
+from fp8tune_kernels.quantize import (
+    colwise_3d,
+    row_shifts,
+    rowwise_2d,
+    swiglu_gradient,
+    swiglu_rowwise,
+    transposed_codes,
+)
 from fp8tune_kernels.quantize.arithmetic import reference_cast
 
 FP8 = torch.float8_e4m3fn
