@@ -19,6 +19,7 @@ Router and order of rows included, forward and backward, gradients of input, rou
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 import sys
@@ -199,9 +200,15 @@ def our_layer(
 
 
 def sonic_layer() -> Callable[[Layer, Route | None], Tensor]:
-    """Import SonicMoE and return its layer, which chooses its experts itself."""
+    """Import SonicMoE and return its layer, which chooses its experts itself. Its GEMMs take their default configs."""
     from sonicmoe import moe_TC_softmax_topk_layer  # type: ignore[import-not-found]
     from sonicmoe.enums import ActivationType  # type: ignore[import-not-found]
+    from sonicmoe.functional import backward, forward  # type: ignore[import-not-found]
+
+    for module in (forward, backward):  # their own tuning takes minutes for each number of tokens
+        for name in ("gemm", "gemm_gated", "gemm_dgated", "gemm_act", "gemm_dact"):
+            if hasattr(module, name):
+                setattr(module, name, functools.partial(getattr(module, name), tuned=False))
 
     def call(layer: Layer, route: Route | None = None) -> Tensor:
         stream = torch.cuda.current_stream().cuda_stream
