@@ -225,7 +225,7 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
     with torch.no_grad():
         mlp_once = quantize_weights(layer.w13, recipe="folded"), quantize_weights(layer.w2, recipe="folded")
     once = quantize_gate_up(layer.w13), quantize_down(layer.w2)
-    found: dict[str, Callable[..., Tensor]] = {
+    functions: dict[str, Callable[..., Tensor]] = {
         TORCH: torch_layer,
         "fp8_moe_mlp": mlp_layer,
         "fp8_moe_mlp, once": lambda layer, route=None: mlp_layer(layer, route, mlp_once),
@@ -234,8 +234,8 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
         "moe_layer, bf16": lambda layer, route=None: our_layer(layer, route, precision="bf16"),
     }
     if with_sonic:
-        found["SonicMoE"] = sonic_layer()
-    return found
+        functions["SonicMoE"] = sonic_layer()
+    return functions
 
 
 # Measuring
@@ -319,10 +319,10 @@ def compare(name: str, tokens: int, device: str, with_sonic: bool, milliseconds:
         results.append(result)
         try:
             if key != "SonicMoE":
-                found = gradients(layer, call)
-                right = found if right is None else right
-                result.cosines = cosines(found, right)
-                del found
+                outputs = gradients(layer, call)
+                right = outputs if right is None else right
+                result.cosines = cosines(outputs, right)
+                del outputs
             if device == "cuda":
                 measure(layer, result, call, milliseconds)
         except Exception as error:
@@ -337,14 +337,14 @@ def table(results: Sequence[Result]) -> str:
         f"  {'':20s}{'step':>9s}{'x torch':>9s}{'forward':>9s}{'graph':>9s}{'host':>8s}{'peak':>8s}"
         "  cosines: out, x, router, w13, w2"
     ]
-    for each in results:
-        times = (each.step_us, each.forward_us, each.graph_us, each.host_us, each.peak_mib)
+    for result in results:
+        times = (result.step_us, result.forward_us, result.graph_us, result.host_us, result.peak_mib)
         step, forward, graph, host, peak = ("-" if value is None else f"{value:.0f}" for value in times)
-        ratio = "-" if base is None or each.step_us is None else f"{base / each.step_us:.2f}"
-        near = " ".join(f"{value:.5f}" for value in each.cosines)
-        lines.append(f"  {each.name:20s}{step:>9s}{ratio:>9s}{forward:>9s}{graph:>9s}{host:>8s}{peak:>8s}  {near}")
-        if each.error:
-            lines.append(f"      {each.error}")
+        ratio = "-" if base is None or result.step_us is None else f"{base / result.step_us:.2f}"
+        near = " ".join(f"{value:.5f}" for value in result.cosines)
+        lines.append(f"  {result.name:20s}{step:>9s}{ratio:>9s}{forward:>9s}{graph:>9s}{host:>8s}{peak:>8s}  {near}")
+        if result.error:
+            lines.append(f"      {result.error}")
     return "\n".join(lines)
 
 
