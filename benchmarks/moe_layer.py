@@ -19,6 +19,7 @@ Router and order of rows included, forward and backward, gradients of input, rou
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 import sys
@@ -199,9 +200,15 @@ def our_layer(
 
 
 def sonic_layer() -> Callable[[Layer, Route | None], Tensor]:
-    """Import SonicMoE and return its layer, which chooses its experts itself."""
+    """Import SonicMoE and return its layer, which chooses its experts itself. Its GEMMs take their default configs."""
     from sonicmoe import moe_TC_softmax_topk_layer  # type: ignore[import-not-found]
     from sonicmoe.enums import ActivationType  # type: ignore[import-not-found]
+    from sonicmoe.functional import backward, forward  # type: ignore[import-not-found]
+
+    for module in (forward, backward):  # their own tuning takes minutes for each number of tokens
+        for name in ("gemm", "gemm_gated", "gemm_dgated", "gemm_act", "gemm_dact"):
+            if hasattr(module, name):
+                setattr(module, name, functools.partial(getattr(module, name), tuned=False))
 
     def call(layer: Layer, route: Route | None = None) -> Tensor:
         stream = torch.cuda.current_stream().cuda_stream
@@ -218,7 +225,7 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
     with torch.no_grad():
         mlp_once = quantize_weights(layer.w13, recipe="folded"), quantize_weights(layer.w2, recipe="folded")
     once = quantize_gate_up(layer.w13), quantize_down(layer.w2)
-    found: dict[str, Callable[..., Tensor]] = {
+    functions: dict[str, Callable[..., Tensor]] = {
         TORCH: torch_layer,
         "fp8_moe_mlp": mlp_layer,
         "fp8_moe_mlp, once": lambda layer, route=None: mlp_layer(layer, route, mlp_once),
@@ -227,8 +234,8 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
         "moe_layer, bf16": lambda layer, route=None: our_layer(layer, route, precision="bf16"),
     }
     if with_sonic:
-        found["SonicMoE"] = sonic_layer()
-    return found
+        functions["SonicMoE"] = sonic_layer()
+    return functions
 
 
 # Measuring
@@ -312,10 +319,10 @@ def compare(name: str, tokens: int, device: str, with_sonic: bool, milliseconds:
         results.append(result)
         try:
             if key != "SonicMoE":
-                found = gradients(layer, call)
-                right = found if right is None else right
-                result.cosines = cosines(found, right)
-                del found
+                outputs = gradients(layer, call)
+                right = outputs if right is None else right
+                result.cosines = cosines(outputs, right)
+                del outputs
             if device == "cuda":
                 measure(layer, result, call, milliseconds)
         except Exception as error:
@@ -330,14 +337,14 @@ def table(results: Sequence[Result]) -> str:
         f"  {'':20s}{'step':>9s}{'x torch':>9s}{'forward':>9s}{'graph':>9s}{'host':>8s}{'peak':>8s}"
         "  cosines: out, x, router, w13, w2"
     ]
-    for each in results:
-        times = (each.step_us, each.forward_us, each.graph_us, each.host_us, each.peak_mib)
+    for result in results:
+        times = (result.step_us, result.forward_us, result.graph_us, result.host_us, result.peak_mib)
         step, forward, graph, host, peak = ("-" if value is None else f"{value:.0f}" for value in times)
-        ratio = "-" if base is None or each.step_us is None else f"{base / each.step_us:.2f}"
-        near = " ".join(f"{value:.5f}" for value in each.cosines)
-        lines.append(f"  {each.name:20s}{step:>9s}{ratio:>9s}{forward:>9s}{graph:>9s}{host:>8s}{peak:>8s}  {near}")
-        if each.error:
-            lines.append(f"      {each.error}")
+        ratio = "-" if base is None or result.step_us is None else f"{base / result.step_us:.2f}"
+        near = " ".join(f"{value:.5f}" for value in result.cosines)
+        lines.append(f"  {result.name:20s}{step:>9s}{ratio:>9s}{forward:>9s}{graph:>9s}{host:>8s}{peak:>8s}  {near}")
+        if result.error:
+            lines.append(f"      {result.error}")
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ NAMES = ("x", "w13", "w2", "b13", "b2", "weights")
 in_plain_torch = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 
-class Given(NamedTuple):
+class Case(NamedTuple):
     x: torch.Tensor
     w13: torch.Tensor
     w2: torch.Tensor
@@ -68,7 +68,7 @@ def ids_of(routing: str, tokens: int, draw: torch.Generator) -> torch.Tensor:
 ROUTINGS = ("random", "experts without rows", "one expert", "duplicates", "other devices", "all on other devices")
 
 
-def given(routing: str = "random", tokens: int = T, *, is_full: bool = False, seed: int = 0) -> Given:
+def random_case(routing: str = "random", tokens: int = T, *, is_full: bool = False, seed: int = 0) -> Case:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
@@ -78,18 +78,18 @@ def given(routing: str = "random", tokens: int = T, *, is_full: bool = False, se
     biases = (normal(E, 2 * N), normal(E, K)) if is_full else (None, None)
     weights = torch.rand(tokens, TOP_K, generator=draw).requires_grad_()
     ids = ids_of(routing, tokens, draw)
-    return Given(x, w13, w2, *biases, weights, ids, torch.randn(tokens, K, generator=draw).bfloat16())
+    return Case(x, w13, w2, *biases, weights, ids, torch.randn(tokens, K, generator=draw).bfloat16())
 
 
-def results(case: Given, function: Callable[..., torch.Tensor] = moe_layer, **options: Any) -> list[torch.Tensor]:
+def results(case: Case, function: Callable[..., torch.Tensor] = moe_layer, **options: Any) -> list[torch.Tensor]:
     """The output, and the gradients of all that have one."""
     out = case.call(function, **options)
-    return [out.detach(), *torch.autograd.grad(out, [each for each in case[:6] if each is not None], case.grad)]
+    return [out.detach(), *torch.autograd.grad(out, [tensor for tensor in case[:6] if tensor is not None], case.grad)]
 
 
-def exact(case: Given, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
+def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
     """The same in float64, expert by expert."""
-    wide = [None if each is None else each.detach().double().requires_grad_() for each in case[:6]]
+    wide = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in case[:6]]
     x, w13, w2, b13, b2, weights = wide
     assert x is not None
     assert w13 is not None
@@ -110,7 +110,7 @@ def exact(case: Given, activation: str = "swiglu", layout: str = "halves") -> li
             of_expert = h @ w2[expert].t()
             of_expert = of_expert if b2 is None else of_expert + b2[expert]
             out = out.index_add(0, tokens, of_expert * weights[tokens, k, None])
-    leaves = [each for each in wide if each is not None]
+    leaves = [tensor for tensor in wide if tensor is not None]
     grads = torch.autograd.grad(out, leaves, case.grad.double(), allow_unused=True, materialize_grads=True)
     return [out.detach(), *grads]
 
@@ -140,7 +140,7 @@ NEAR = {"fp8": 19.0, "bf16": 45.0}
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> None:
-    case = given(routing, is_full=True)
+    case = random_case(routing, is_full=True)
     for result, right in zip(results(case, precision=precision), exact(case), strict=True):
         assert sqnr(result, right) > NEAR[precision]
 
@@ -153,7 +153,7 @@ def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> No
 )
 @pytest.mark.parametrize("recompute", layer.RECOMPUTE)
 def test_activations_and_biases_are_near_float64(precision: str, activation: str, layout: str, recompute: str) -> None:
-    case = given(is_full=True)
+    case = random_case(is_full=True)
     options = {"activation": activation, "layout": layout, "recompute": recompute, "precision": precision}
     for result, right in zip(results(case, **options), exact(case, activation, layout), strict=True):
         assert sqnr(result, right) > NEAR[precision], options
@@ -162,7 +162,7 @@ def test_activations_and_biases_are_near_float64(precision: str, activation: str
 @in_plain_torch
 def test_gradients_are_as_near_bf16s_as_those_of_the_mlp() -> None:
     """Of rows that are ordered already, as today; both are about 0.9972."""
-    case = given(tokens=256)
+    case = random_case(tokens=256)
     bf16 = results(case, precision="bf16")
     mine = [cosine(*pair) for pair in zip(results(case), bf16, strict=True)]
     mlp = [cosine(*pair) for pair in zip(results(case, by_rows), bf16, strict=True)]
@@ -182,7 +182,7 @@ def by_rows(x: Any, w13: Any, w2: Any, ids: Any, weights: Any, **options: Any) -
 # The bytes of its steps
 
 
-def exact_sums(case: Given) -> Given:
+def exact_sums(case: Case) -> Case:
     """Values whose GEMMs are exact in any order."""
     draw = torch.Generator().manual_seed(7)
 
@@ -195,7 +195,7 @@ def exact_sums(case: Given) -> Given:
 @pytest.mark.parametrize("routing", ["random", "other devices"])
 def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> None:
     """Kernels on the interpreter, against references on rows that are copied before they are cast."""
-    case = exact_sums(given(routing))
+    case = exact_sums(random_case(routing))
     with torch.no_grad():
         x, w13, w2, weights = case.x.detach(), case.w13.detach(), case.w2.detach(), case.weights.detach()
         offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
@@ -220,7 +220,7 @@ def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> N
 @in_plain_torch
 @pytest.mark.parametrize("routing", ["random", "experts without rows", "other devices"])
 def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str) -> None:
-    case = given(routing)
+    case = random_case(routing)
     with torch.no_grad():
         right = gradients_of_copied_rows(case)
     _, d_x, d_w13, d_w2, d_weights = results(case)
@@ -228,8 +228,8 @@ def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str)
         assert torch.equal(mine, other)
 
 
-def gradients_of_copied_rows(case: Given) -> tuple[torch.Tensor, ...]:
-    x, w13, w2, weights = (each.detach() for each in (case.x, case.w13, case.w2, case.weights))
+def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
+    x, w13, w2, weights = (tensor.detach() for tensor in (case.x, case.w13, case.w2, case.weights))
     offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
     tokens = token_of_row.long()
     q_x, scales_x = rowwise_2d.reference(x[tokens], FP8, True)
@@ -269,7 +269,7 @@ def gradients_of_copied_rows(case: Given) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole layer on Triton's interpreter."""
-    case = given("other devices", is_full=True)
+    case = random_case("other devices", is_full=True)
     options = {"precision": precision, "activation": "gpt-oss", "layout": "interleaved"}
     by_kernels = results(case, **options)
     monkeypatch.setattr("fp8tune_kernels.interpreter.INTERPRETED", False)
@@ -283,7 +283,7 @@ def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 @pytest.mark.parametrize("is_full", [False, True])
 def test_no_tokens(is_full: bool, precision: str) -> None:
-    out, *grads = results(given(tokens=0, is_full=is_full), precision=precision)
+    out, *grads = results(random_case(tokens=0, is_full=is_full), precision=precision)
     assert out.shape == (0, K)
     assert not any(grad.any() for grad in grads)
 
@@ -291,7 +291,7 @@ def test_no_tokens(is_full: bool, precision: str) -> None:
 @in_plain_torch
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 def test_experts_of_other_devices_add_nothing(precision: str) -> None:
-    case = given("other devices", is_full=True)
+    case = random_case("other devices", is_full=True)
     out, d_x, *_, d_weights = results(case, precision=precision)
     is_elsewhere = (case.ids < 0) | (case.ids >= E)
     assert not d_weights[is_elsewhere].any()
@@ -305,11 +305,11 @@ def test_experts_of_other_devices_add_nothing(precision: str) -> None:
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 def test_devices_add_up_to_the_whole_layer(precision: str) -> None:
     """Two devices with 2 and 3 experts: ids are counted from each device's first expert."""
-    case = given(is_full=True)
+    case = random_case(is_full=True)
     whole = case.call(precision=precision).float()
     parts = []
     for first, last in ((0, 2), (2, 5)):
-        w13, w2, b13, b2 = (each[first:last] for each in (case.w13, case.w2, case.b13, case.b2))
+        w13, w2, b13, b2 = (tensor[first:last] for tensor in (case.w13, case.w2, case.b13, case.b2))
         options = {"b13": b13, "b2": b2, "precision": precision}
         parts.append(moe_layer(case.x, w13, w2, case.ids - first, case.weights, **options).float())
     assert sqnr(parts[0] + parts[1], whole.double()) > 45
@@ -317,7 +317,7 @@ def test_devices_add_up_to_the_whole_layer(precision: str) -> None:
 
 @in_plain_torch
 def test_a_nan_stays_with_its_token_and_expert() -> None:
-    case = given()
+    case = random_case()
     x = case.x.detach().clone()
     x[0, 0] = float("nan")
     out, d_x, d_w13, d_w2, _ = results(case._replace(x=x.requires_grad_()))
@@ -331,7 +331,7 @@ def test_a_nan_stays_with_its_token_and_expert() -> None:
 
 @in_plain_torch
 def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
-    case = given("other devices", is_full=True)
+    case = random_case("other devices", is_full=True)
     rounded = case.weights.detach().bfloat16()
     right = results(case._replace(weights=rounded.float().requires_grad_()))
     mine = results(case._replace(ids=case.ids.int(), weights=rounded.requires_grad_()))
@@ -345,7 +345,7 @@ def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
 @in_plain_torch
 @pytest.mark.parametrize("recompute", layer.RECOMPUTE)
 def test_weights_quantized_before_or_again_give_the_same_bytes(recompute: str) -> None:
-    case = given(is_full=True)
+    case = random_case(is_full=True)
     right = results(case, recompute=recompute)
     assert_same(results(case, recompute=recompute, keep_weights=False), right)
     before = quantize_gate_up(case.w13), quantize_down(case.w2)
@@ -359,13 +359,13 @@ def test_weights_quantized_before_or_again_give_the_same_bytes(recompute: str) -
 @in_plain_torch
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
-    case = given(is_full=True)
+    case = random_case(is_full=True)
     for recompute in layer.RECOMPUTE:
         options = {"recompute": recompute, "precision": precision}
         whole = dict(zip(NAMES, results(case, **options)[1:], strict=True))
         for name in NAMES:
-            leaves = (each.detach().requires_grad_(n == name) for n, each in zip(NAMES, case[:6], strict=True))
-            alone = Given(*leaves, *case[6:])
+            leaves = (tensor.detach().requires_grad_(n == name) for n, tensor in zip(NAMES, case[:6], strict=True))
+            alone = Case(*leaves, *case[6:])
             [grad] = torch.autograd.grad(alone.call(**options), [getattr(alone, name)], case.grad)
             assert torch.equal(grad, whole[name]), (name, options)
 
@@ -374,11 +374,11 @@ def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.dtype) -> None:
-    case = given()
+    case = random_case()
     _, d_x, d_w13, d_w2, d_weights = results(case, precision=precision)
     buffers = {f"grad_{name}": torch.ones_like(getattr(case, name), dtype=dtype) for name in ("w13", "w2")}
     for number in (1, 2):
-        leaves = [each.detach().requires_grad_() for each in (case.x, case.w13, case.w2, case.weights)]
+        leaves = [tensor.detach().requires_grad_() for tensor in (case.x, case.w13, case.w2, case.weights)]
         x, w13, w2, weights = leaves
         moe_layer(x, w13, w2, case.ids, weights, precision=precision, **buffers).backward(case.grad)
         assert w13.grad is None
@@ -396,7 +396,7 @@ def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 @pytest.mark.parametrize("recompute", ["none", "gate-up"])
 def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
-    case = given("other devices", is_full=True)
+    case = random_case("other devices", is_full=True)
     torch._dynamo.reset()
 
     def scaled(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -417,7 +417,7 @@ def test_torch_compile_traces_the_router_and_another_number_of_tokens() -> None:
 
     compiled = torch.compile(routed, fullgraph=True, backend="aot_eager", dynamic=True)
     for tokens in (T, 30):
-        case, leaf = given(tokens=tokens), router.detach().requires_grad_()
+        case, leaf = random_case(tokens=tokens), router.detach().requires_grad_()
         leaves = case.x, leaf, case.w13, case.w2
         mine, right = (torch.autograd.grad(f(*leaves), leaves, case.grad) for f in (compiled, routed))
         assert_same(list(mine), list(right))
@@ -430,7 +430,7 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
 
     def checks(name: str, operator: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
+            plain = [tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in arguments]
             torch.library.opcheck(operator, plain, test_utils=("test_faketensor",))
             checked.add(name)
             return operator(*arguments)
@@ -441,7 +441,7 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
     steps = [step for step in steps if isinstance(getattr(*step), torch._ops.OpOverload)]
     for module, name in steps:
         monkeypatch.setattr(module, name, checks(f"{module.__name__}.{name}", getattr(module, name)))
-    case = given("other devices", is_full=True)
+    case = random_case("other devices", is_full=True)
     for precision in layer.PRECISIONS:
         for recompute in layer.RECOMPUTE:
             for keep_weights in (True, False):
@@ -453,10 +453,10 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
-    case = given()
+    case = random_case()
 
     def recomputed(*arguments: Any, **options: Any) -> torch.Tensor:
-        return checkpoint(lambda *each: moe_layer(*each, **options), *arguments, use_reentrant=use_reentrant)
+        return checkpoint(lambda *tensor: moe_layer(*tensor, **options), *arguments, use_reentrant=use_reentrant)
 
     out = recomputed(case.x, case.w13, case.w2, case.ids, case.weights, precision=precision)
     assert torch.equal(out, case.call(precision=precision))
@@ -467,8 +467,8 @@ def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
 
 @in_plain_torch
 def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
-    case = given(is_full=True)
-    out, leaves = case.call(), [each for each in case[:6] if each is not None]
+    case = random_case(is_full=True)
+    out, leaves = case.call(), [tensor for tensor in case[:6] if tensor is not None]
     first = torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
     assert_same(list(first), list(torch.autograd.grad(out, leaves, case.grad)))
 
@@ -476,7 +476,7 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
 @in_plain_torch
 @pytest.mark.parametrize("precision", layer.PRECISIONS)
 def test_autocast_casts_to_its_dtype(precision: str) -> None:
-    case = given()
+    case = random_case()
     wide = case._replace(**{name: getattr(case, name).detach().float().requires_grad_() for name in ("x", "w13", "w2")})
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = wide.call(precision=precision)
@@ -493,7 +493,7 @@ def test_autocast_casts_to_its_dtype(precision: str) -> None:
 @in_plain_torch
 def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tensors that the forward pass saved, the largest are gone before the step that needs no more of them."""
-    case, made = given(), {}
+    case, made = random_case(), {}
     forward, down, gate_up = fp8_steps.forward, fp8_steps.down_weight_gradient, fp8_steps.gate_up_weight_gradient
     names = ("out", "offs", "row_of", "token_of_row", "row_weights", "q_x", "scales_x", "q_h", "scales_h", "q_y")
     alive = {}
@@ -532,7 +532,7 @@ SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
 @in_plain_torch
 @pytest.mark.parametrize("recompute", layer.RECOMPUTE)
 def test_what_is_held_between_the_passes(recompute: str) -> None:
-    case = given(tokens=1024)
+    case = random_case(tokens=1024)
     held: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -542,7 +542,7 @@ def test_what_is_held_between_the_passes(recompute: str) -> None:
     before = quantize_gate_up(case.w13), quantize_down(case.w2)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         moe_layer(case.x, *before, case.ids, case.weights, recompute=recompute)
-    of_weights = {each.data_ptr() for w in before for each in vars(w).values() if each is not None}
+    of_weights = {tensor.data_ptr() for w in before for tensor in vars(w).values() if tensor is not None}
     share = sum(size for at, size in held.items() if at not in of_weights) / (1024 * TOP_K * (2 * K + 6 * N))
     assert share < SHARES[recompute]
 
@@ -618,7 +618,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=[" ".join(change) for change, _ in REFUSED])
 def test_what_it_cannot_do_is_refused_in_one_line(change: dict[str, Any], says: str) -> None:
-    case = given()
+    case = random_case()
     operands = {"x": case.x, "w13": case.w13, "w2": case.w2, "topk_ids": case.ids, "topk_weights": case.weights}
     with pytest.raises(ValueError, match=says) as refusal:
         moe_layer(**{**operands, **change})
@@ -626,14 +626,24 @@ def test_what_it_cannot_do_is_refused_in_one_line(change: dict[str, Any], says: 
 
 
 def test_quantized_weights_are_refused_in_bfloat16() -> None:
-    case = given()
+    case = random_case()
     with pytest.raises(ValueError, match="precision must be 'fp8'"):
         moe_layer(case.x, quantize_gate_up(case.w13), case.w2, case.ids, case.weights, precision="bf16")
 
 
 @in_plain_torch
+def test_quantized_weights_decide_the_fp8_dtype() -> None:
+    case, dtype = random_case(), torch.float8_e4m3fnuz
+    before = quantize_gate_up(case.w13, dtype), quantize_down(case.w2, dtype)
+    operands = case.x, *before, case.ids, case.weights
+    assert torch.equal(moe_layer(*operands), case.call(float8_dtype=dtype))
+    with pytest.raises(ValueError, match="float8_dtype must be torch.float8_e4m3fnuz, to which w13 was quantized"):
+        moe_layer(*operands, float8_dtype=FP8)
+
+
+@in_plain_torch
 def test_it_has_no_second_derivative() -> None:
-    case = given()
+    case = random_case()
     [grad] = torch.autograd.grad(case.call(), case.x, case.grad, create_graph=True)
     with pytest.raises(RuntimeError, match="moe_layer has no second derivative"):
         grad.sum().backward()

@@ -38,7 +38,7 @@ class _Options(NamedTuple):
     float8_dtype: torch.dtype | None
 
 
-class _Wanted(NamedTuple):
+class _Needs(NamedTuple):
     """Operands that get gradients."""
 
     x: bool
@@ -97,6 +97,13 @@ def moe_layer(
     _check_choices(precision=(precision, PRECISIONS), recompute=(recompute, RECOMPUTE))
     plain_13, codes_13 = _unpacked(w13)
     plain_2, codes_2 = _unpacked(w2)
+    for name, codes in (("w13", codes_13[0]), ("w2", codes_2[0])):
+        if codes is not None:
+            if float8_dtype not in (None, codes.dtype):
+                raise ValueError(
+                    f"float8_dtype must be {codes.dtype}, to which {name} was quantized, got {float8_dtype}"
+                )
+            float8_dtype = codes.dtype
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
@@ -109,8 +116,8 @@ def moe_layer(
     options = _Options(activation, layout, recompute, keep_weights, float8_dtype)
     operands = (x, plain_13, plain_2, b13, b2, topk_weights)
     is_recorded = torch.is_grad_enabled()
-    wanted = _Wanted(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
-    beside = (topk_ids, grad_w13, grad_w2, options, wanted)
+    needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
+    beside = (topk_ids, grad_w13, grad_w2, options, needs)
     if precision == "fp8":
         return _apply_fp8(*operands, *beside, *codes_13, *codes_2)
     if codes_13[0] is not None or codes_2[0] is not None:
@@ -134,7 +141,7 @@ class _Fp8Layer(torch.autograd.Function):
         grad_w13: Tensor | None,
         grad_w2: Tensor | None,
         options: _Options,
-        wanted: _Wanted,
+        needs: _Needs,
         q_13: Tensor | None,
         scales_13: Tensor | None,
         transposed_13: Tensor | None,
@@ -145,8 +152,8 @@ class _Fp8Layer(torch.autograd.Function):
         scales_transposed_2: Tensor | None,
     ) -> Tensor:
         activation, layout, recompute, keeps_weights, float8_dtype = options
-        is_again = recompute == "gate-up" and (wanted.w2 or wanted.through_h)
-        keeps_y = recompute != "gate-up" and (wanted.through_h or (wanted.w2 and recompute == "h"))
+        repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
+        keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None
         operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
         result = fp8_steps.forward(*operands, activation, layout, keeps_y, float8_dtype)
@@ -155,34 +162,34 @@ class _Fp8Layer(torch.autograd.Function):
             q_13, scales_13 = result[11:13]
         if not has_2:
             q_2, scales_2 = result[-2:]
-        reads_13 = is_again or (wanted.x and transposed_13 is None)
-        reads_2 = wanted.through_h and transposed_2 is None
+        reads_13 = repeats_y or (needs.x and transposed_13 is None)
+        reads_2 = needs.through_h and transposed_2 is None
         ctx.save_for_backward(
             ids if b2 is not None else None,
             offs,
             row_of,
             token_of_row,
             row_weights,
-            q_x if is_again or wanted.w13 else None,
+            q_x if repeats_y or needs.w13 else None,
             scales_x,
             q_y if keeps_y else None,
             scales_y if keeps_y else None,
-            q_h if wanted.w2 and recompute == "none" else None,
+            q_h if needs.w2 and recompute == "none" else None,
             scales_h,
             q_13 if reads_13 and (keeps_weights or has_13) else None,
             scales_13,
-            transposed_13 if wanted.x else None,
+            transposed_13 if needs.x else None,
             q_2 if reads_2 and (keeps_weights or has_2) else None,
             scales_2,
-            transposed_2 if wanted.through_h else None,
-            scales_transposed_2 if wanted.through_h else None,
+            transposed_2 if needs.through_h else None,
+            scales_transposed_2 if needs.through_h else None,
             w13 if reads_13 and not (keeps_weights or has_13) else None,
             w2 if reads_2 and not (keeps_weights or has_2) else None,
             b13,
             b2,
             weights if b2 is not None else None,
         )
-        ctx.options, ctx.wanted, ctx.buffers = options, wanted, (grad_w13, grad_w2)
+        ctx.options, ctx.needs, ctx.buffers = options, needs, (grad_w13, grad_w2)
         ctx.dtypes = [None if operand is None else operand.dtype for operand in (x, w13, w2, b13, b2, weights)]
         return out
 
@@ -190,7 +197,7 @@ class _Fp8Layer(torch.autograd.Function):
     @differentiable_once("moe_layer")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         activation, layout, recompute, _, float8_dtype = ctx.options
-        wanted, grads = ctx.wanted, _Gradients()
+        needs, grads = ctx.needs, _Gradients()
         (
             ids, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_y, scales_y, q_h, scales_h,
             q_13, scales_13, transposed_13, q_2, scales_2, transposed_2, scales_transposed_2, w13, w2,
@@ -199,11 +206,11 @@ class _Fp8Layer(torch.autograd.Function):
         if not torch.compiler.is_compiling():  # or all live until this function returns: a third of the peak
             ctx.maybe_clear_saved_tensors()
         grad = grad.contiguous()
-        through_bias = _bias_gradients(grads, grad, ids, weights, b2, wanted)
-        if not (wanted.through_h or wanted.w2):
+        through_bias = _bias_gradients(grads, grad, ids, weights, b2, needs)
+        if not (needs.through_h or needs.w2):
             return grads.returned(ctx)
         y = q_y
-        if recompute != "none" and (wanted.w2 or q_y is None):
+        if recompute != "none" and (needs.w2 or q_y is None):
             source = (q_y, scales_y, q_x, scales_x, q_13, scales_13, w13, b13)
             again = fp8_steps.activate_again(offs, token_of_row, row_weights, *source, activation, layout, float8_dtype)
             q_h, scales_h = again[:2]
@@ -212,29 +219,29 @@ class _Fp8Layer(torch.autograd.Function):
         bias = b13 if q_y is None else None  # FP8 values of gate and up include it
         del q_y
         q, scales, *dh = fp8_steps.down_gradient(
-            grad, offs, token_of_row, q_2, scales_2, transposed_2, scales_transposed_2, w2, wanted.through_h,
+            grad, offs, token_of_row, q_2, scales_2, transposed_2, scales_transposed_2, w2, needs.through_h,
             float8_dtype,
         )  # fmt: skip
         del q_2, transposed_2, grad
-        if wanted.w2:
+        if needs.w2:
             grads.w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row)
             grads.w2 = _added(grads.w2, ctx.buffers[1])
         del q_h, q
-        if not wanted.through_h:
+        if not needs.through_h:
             return grads.returned(ctx)
         bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         q, scales, d_weights, d_bias = quantize_swiglu_gradient(
-            y, dh[0], offs, scales_13, scales_y, bias, row_weights, activation, layout, wanted.b13, float8_dtype
+            y, dh[0], offs, scales_13, scales_y, bias, row_weights, activation, layout, needs.b13, float8_dtype
         )
         del y, dh
-        if wanted.b13:
+        if needs.b13:
             grads.b13 = d_bias
-        if wanted.weights:
+        if needs.weights:
             grads.weights = _of_pairs(d_weights, row_of, through_bias)
-        if wanted.x:
+        if needs.x:
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
-        if wanted.w13:
+        if needs.w13:
             grads.w13 = fp8_steps.gate_up_weight_gradient(q, scales, scales_13, q_x, scales_x, offs, token_of_row)
             grads.w13 = _added(grads.w13, ctx.buffers[0])
         return grads.returned(ctx)
@@ -256,65 +263,67 @@ class _Bf16Layer(torch.autograd.Function):
         grad_w13: Tensor | None,
         grad_w2: Tensor | None,
         options: _Options,
-        wanted: _Wanted,
+        needs: _Needs,
     ) -> Tensor:
-        x_, w13_, w2_ = (operand.to(torch.bfloat16) for operand in (x, w13, w2))
-        result = bf16_steps.forward(x_, w13_, w2_, ids, weights, b13, b2, options.activation, options.layout)
+        x_bf16, w13_bf16, w2_bf16 = (operand.to(torch.bfloat16) for operand in (x, w13, w2))
+        result = bf16_steps.forward(
+            x_bf16, w13_bf16, w2_bf16, ids, weights, b13, b2, options.activation, options.layout
+        )
         out, *order, y = result
-        needs_y = wanted.through_h or wanted.w2
-        is_again = options.recompute == "gate-up" and needs_y
+        needs_y = needs.through_h or needs.w2
+        repeats_y = options.recompute == "gate-up" and needs_y
         ctx.save_for_backward(
             ids if b2 is not None else None,
             *order,
-            y if needs_y and not is_again else None,
-            x_ if wanted.w13 or is_again else None,
-            w13_ if wanted.x or is_again else None,
-            w2_ if needs_y else None,
-            b13 if is_again else None,
+            y if needs_y and not repeats_y else None,
+            x_bf16 if needs.w13 or repeats_y else None,
+            w13_bf16 if needs.x or repeats_y else None,
+            w2_bf16 if needs_y else None,
+            b13 if repeats_y else None,
             b2,
             weights if b2 is not None else None,
         )
-        ctx.options, ctx.wanted, ctx.buffers = options, wanted, (grad_w13, grad_w2)
+        ctx.options, ctx.needs, ctx.buffers = options, needs, (grad_w13, grad_w2)
         ctx.dtypes = [None if operand is None else operand.dtype for operand in (x, w13, w2, b13, b2, weights)]
         return out
 
     @staticmethod
     @differentiable_once("moe_layer")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted, grads = ctx.wanted, _Gradients()
+        needs, grads = ctx.needs, _Gradients()
         ids, offs, row_of, token_of_row, row_weights, y, x, w13, w2, b13, b2, weights = ctx.saved_tensors
         if not torch.compiler.is_compiling():
             ctx.maybe_clear_saved_tensors()
         grad = grad.contiguous()
-        through_bias = _bias_gradients(grads, grad, ids, weights, b2, wanted)
-        if not (wanted.through_h or wanted.w2):
+        through_bias = _bias_gradients(grads, grad, ids, weights, b2, needs)
+        if not (needs.through_h or needs.w2):
             return grads.returned(ctx)
         if y is None:
             y = bf16_steps.gate_up(x, w13, b13, offs, token_of_row)
         options = ctx.options.activation, ctx.options.layout
         dy, d_weights, *d_w2 = bf16_steps.activation_gradients(
-            grad, y, w2, offs, token_of_row, row_weights, *options, wanted.w2
+            grad, y, w2, offs, token_of_row, row_weights, *options, needs.w2
         )
         del y, w2, grad
-        if wanted.w2:
+        if needs.w2:
             grads.w2 = _added(d_w2[0], ctx.buffers[1])
         del d_w2
-        if wanted.b13:
+        if needs.b13:
             grads.b13 = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy
-        if wanted.weights:
+        if needs.weights:
             grads.weights = _of_pairs(d_weights, row_of, through_bias)
         of_tokens = bf16_steps.token_gradients(
-            dy, x if wanted.w13 else None, w13 if wanted.x else None, offs, row_of, token_of_row
+            dy, x if needs.w13 else None, w13 if needs.x else None, offs, row_of, token_of_row
         )
-        if wanted.w13:
+        if needs.w13:
             grads.w13 = _added(of_tokens[-1], ctx.buffers[0])
-        if wanted.x:
+        if needs.x:
             grads.x = of_tokens[0]
         return grads.returned(ctx)
 
 
 class _Gradients:
-    """Gradients of the operands; None where none is wanted, or where a buffer got it."""
+    """Gradients of the operands; None where it is not needed, or a buffer got it."""
 
     x: Tensor | None = None
     w13: Tensor | None = None
@@ -346,18 +355,18 @@ def _of_pairs(of_rows: Tensor, row_of: Tensor, through_bias: Tensor | None) -> T
 
 
 def _bias_gradients(
-    grads: _Gradients, grad: Tensor, ids: Tensor | None, weights: Tensor | None, b2: Tensor | None, wanted: _Wanted
+    grads: _Gradients, grad: Tensor, ids: Tensor | None, weights: Tensor | None, b2: Tensor | None, needs: _Needs
 ) -> Tensor | None:
     """Set the gradient of b2, and return what b2 adds to the gradient of the routing weights."""
     if b2 is None or ids is None or weights is None:
         return None
     experts = torch.arange(b2.shape[0], device=ids.device)
-    if wanted.b2:
+    if needs.b2:
         of_experts = weights.new_zeros(ids.shape[0], b2.shape[0], dtype=torch.float32)
         for k in range(ids.shape[1]):  # a scatter would add duplicates in any order
             of_experts = of_experts + torch.where(ids[:, k, None] == experts, weights[:, k, None].float(), 0.0)
         grads.b2 = of_experts.to(grad.dtype).t() @ grad
-    if not wanted.weights:
+    if not needs.weights:
         return None
     products = (grad @ b2.to(grad.dtype).t()).float().gather(1, ids.clamp(0, b2.shape[0] - 1).long())
     return products.masked_fill((ids < 0) | (ids >= b2.shape[0]), 0)
