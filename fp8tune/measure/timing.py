@@ -197,9 +197,9 @@ class _Queue:
             size = min(attempt.launches, count - len(samples_us))
             begun, events = stream.event(), [(stream.event(), stream.event()) for _ in range(size)]
             lead, ran_dry = math.ceil(attempt.lead * size), False
-            started = stream.clock()
             if lead:
                 stream.close_gate()
+            started = stream.clock()
             try:
                 begun.record()
                 for number, (start, end) in enumerate(events, 1):

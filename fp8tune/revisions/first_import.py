@@ -48,10 +48,10 @@ def try_import(name: str, load: Callable[[str], object]) -> None:
 
 def _start_method() -> str:
     """Return the cheapest start method that is safe: a copy of threads' locks or of a GPU context does not work."""
+    torch: Any = importlib.import_module("torch")  # beside the server, or so that a copy of this process has both
+    importlib.import_module("triton")
     if fork_server.is_running():
         return "forkserver"
-    torch: Any = importlib.import_module("torch")  # both here, which needs them anyway, so that the child need not
-    importlib.import_module("triton")
     if threading.active_count() == 1 and not torch.cuda.is_initialized():
         return "fork"
     fork_server.start_server()

@@ -196,9 +196,11 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         ThreadPoolExecutor(1) as beside,
         contextlib.closing(backend.worker()) as worker,  # it starts no process until it is asked
     ):
-        importing = beside.submit(_import_recorded, backend, worker, short.options.kernels)
+        runs_kernels = backend.kind in (Kind.MEASURED, Kind.INTERPRETER)
+        importing = beside.submit(_import_recorded, worker, short.options.kernels) if runs_kernels else None
         _check_taken(short.options)
-        importing.result()
+        if importing is not None:
+            importing.result()
         for given in short.options.kernels:
             reference, said = _settled(given, backend.kind, worker)
             references.append(reference)
@@ -219,13 +221,12 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
 
 
-def _import_recorded(backend: Backend, worker: Worker, references: Sequence[str]) -> None:
-    """In the worker that will check the edges of recorded kernels."""
-    if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
-        with contextlib.suppress(WorkerDied, RemoteError):  # it dies again when it is asked for more, which is said
-            for reference in references:
-                if KernelReference.parse(reference).recording:
-                    worker.run(recorded.import_kernel, reference)
+def _import_recorded(worker: Worker, references: Sequence[str]) -> None:
+    """Import recorded kernels in the worker that will check their edges."""
+    with contextlib.suppress(WorkerDied, RemoteError):  # it dies again when it is asked for more, which is said
+        for reference in references:
+            if KernelReference.parse(reference).recording:
+                worker.run(recorded.import_kernel, reference)
 
 
 def _check_taken(options: Options) -> None:
