@@ -637,7 +637,7 @@ def test_quantized_weights_decide_the_fp8_dtype() -> None:
     before = quantize_gate_up(case.w13, dtype), quantize_down(case.w2, dtype)
     operands = case.x, *before, case.ids, case.weights
     assert torch.equal(moe_layer(*operands), case.call(float8_dtype=dtype))
-    with pytest.raises(ValueError, match="float8_dtype must be torch.float8_e4m3fnuz, to which w13 was quantized"):
+    with pytest.raises(ValueError, match=r"float8_dtype must be .*fnuz, to which w13 was quantized"):
         moe_layer(*operands, float8_dtype=FP8)
 
 
