@@ -52,6 +52,8 @@ WINNER_FIELDS = [
     "runner_up",
     "runner_up_us",
     "why_not_runner_up",
+    "timing",
+    "codegen",
 ]
 
 

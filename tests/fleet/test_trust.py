@@ -35,7 +35,7 @@ from fp8tune.sweep.options import Options
 H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 MATE, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
 FEW = ("BLOCK_SIZE=16", "LEAD=0", "num_warps=2", "num_stages=1", "maxnreg=0")
-WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "host_enqueue_us": 9.0, COPY: 4160.0}
+WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_kernel_us": 9.0, COPY: 4160.0}
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ def test_a_gpu_is_remembered_by_its_id_and_driver_whatever_torch_there_is() -> N
 
 
 def test_a_gpu_without_a_calibration_takes_its_mates_and_never_their_speed() -> None:
-    noisier = {**WHOLE, "process_sd": 0.003, "host_enqueue_us": 11.0, COUNTED: 20.0}
+    noisier = {**WHOLE, "process_sd": 0.003, "empty_kernel_us": 11.0, COUNTED: 20.0}
     known = known_of(H200, {MATE: WHOLE, OTHER: noisier, H200: {COPY: 4000.0}})
     assert known.origin is Origin.MATES
     assert known.values == {
-        "process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, "host_enqueue_us": 10.0, COPY: 4000.0,
+        "process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_kernel_us": 10.0, COPY: 4000.0,
     }  # fmt: skip
     assert not known.is_whole
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
 from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog
@@ -65,14 +62,6 @@ LARGE = {
     "mxfp8-dim1-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "mxfp8-dim1-3d-via-2d": Large(WEIGHTS, axis=0, scales_axis=0),
 }
-
-
-@pytest.fixture
-def whole_gpu() -> Iterator[None]:
-    """One large test at a time, however many processes run tests."""
-    with FileLock(str(Path(tempfile.gettempdir()) / "fp8tune-large-tests.lock")):
-        yield
-        torch.cuda.empty_cache()
 
 
 def last_scale_mode(spec: KernelSpec) -> str:
