@@ -3,11 +3,11 @@
     out[r, n] = bfloat16( sum over k of a[token_of_row[r], k] * b[e, n, k] * (1 / scale_a[token_of_row[r]])
                           * (1 / scale_b[e, n]) )                                        for row r in group e
 
-    a             (T, K), row-major: FP8 values, or bfloat16
+    a             (T, K), row-major: FP8 values
     b             (E, N, K), row-major, of a's dtype
     offs          (E,), int32: the end row of each group, non-decreasing, at most M
     token_of_row  (M,), int32: see :mod:`.expert_sort`
-    scale_a       (T,), float32: what FP8 values were multiplied by; None beside bfloat16
+    scale_a       (T,), float32: what FP8 values were multiplied by
     scale_b       (E, N), float32
     out           (M, N), row-major, bfloat16; zeros in rows past ``offs[-1]``
 
@@ -23,7 +23,6 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
 from fp8tune_kernels.edges import at_most, declared, edge
 from fp8tune_kernels.gemm import grouped_configs, grouped_rows, grouped_tiles
 from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
@@ -32,9 +31,9 @@ from fp8tune_kernels.inputs import offsets
 from fp8tune_kernels.moe.expert_sort import TOP_K
 from fp8tune_kernels.moe.gather_sum import check_rows
 from fp8tune_kernels.quantize.aligned_blocks import inverse_of
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.lookup import config_for, running_arch
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
+from fp8tune_kernels.runtime.ops import Inputs, Tensors, register, run
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
@@ -125,7 +124,7 @@ def multiply_gathered_rows(
     """Return ``a[token_of_row[rows of e]] @ b[e].t()`` for every expert e: ``out`` as the module describes it.
 
     Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
-    at 16 bytes, and for scales beside bfloat16 or none beside FP8.
+    at 16 bytes, for another dtype than FP8, and for a scale that is missing.
     """
     return _operator(a, b, offs, token_of_row, scale_a, scale_b)
 
@@ -230,22 +229,10 @@ SPEC = KernelSpec(
     ),
     routed=True,
     layout_sizes={"N": 272, "K": 384, "G": 8},  # of K a multiple of each block: the binary that is timed
-    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
     check="exact-inputs",
     flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
 )
-
-HOPPER = NamedInts(
-    BLOCK_SIZE_M=128,
-    BLOCK_SIZE_N=256,
-    BLOCK_SIZE_K=128,
-    BAND=8,
-    DESCRIPTORS=1,
-    PROGRAMS=1,
-    num_warps=8,
-    num_stages=3,
-)
-"""The best of 11 configs on an H200, at 131,072 rows of three models."""
 
 
 def key(
@@ -256,23 +243,9 @@ def key(
     return bucket(token_of_row.shape[0]), N, K, G, _DTYPE_FLAGS[a.dtype]
 
 
-def config_of(inputs: Inputs) -> Mapping[str, int]:
-    """Return the config to launch on the device of some inputs; HOPPER where the table of sm_90 has none."""
-    a = inputs[0]
-    config = config_for(SPEC, key(*inputs), a.device)
-    is_untuned = config == SPEC.default and a.dtype != torch.bfloat16 and running_arch(a.device) == "sm_90"
-    return HOPPER if is_untuned else config
-
-
 def run_gathered_rows(*inputs: torch.Tensor | None) -> torch.Tensor:
     """Multiply inputs that were checked, without a dispatcher; for operators that launch several kernels."""
-    a = inputs[0]
-    assert a is not None
-    if a.is_cpu and not interpreter.INTERPRETED:
-        return reference(*inputs)[0]  # type: ignore[arg-type]
-    result = outputs(*inputs)  # type: ignore[arg-type]
-    launch(config_of(inputs), inputs, result)
-    return result[0]
+    return run(SPEC, key(*inputs), inputs)[0]  # type: ignore[arg-type]
 
 
 def _arguments(
@@ -285,6 +258,8 @@ def _arguments(
 ) -> Inputs:
     check_operands(a, b, offs, scale_a, scale_b)
     check_rows("token_of_row", token_of_row, a)
+    if a.dtype not in FP8_MAX:  # tiles of bfloat16 take twice the shared memory of those that were measured
+        raise ValueError(f"a must be FP8 values, got {a.dtype}")
     return a, b, offs, token_of_row, scale_a, scale_b
 
 
