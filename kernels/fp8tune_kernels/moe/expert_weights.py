@@ -26,8 +26,8 @@ class ExpertWeights:
     """FP8 values (E, columns, rows), a view."""
     scales: Tensor
     """One per row of each expert."""
-    transposed: Tensor
-    """FP8 values transposed in memory: (E, rows, columns), a view."""
+    transposed: Tensor | None
+    """FP8 values transposed in memory: (E, rows, columns), a view. None: each backward pass makes them."""
     transposed_scales: Tensor | None
     """One per column, the same for a whole expert; None where the rows' scales are factors of a gradient."""
 
