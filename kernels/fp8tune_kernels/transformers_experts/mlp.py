@@ -15,6 +15,9 @@ __all__ = ["Gate", "gate_of", "multiply_layer", "multiply_mlp"]
 
 SILU = (nn.SiLU, SiLUActivation)
 
+GPT_OSS = "transformers.models.gpt_oss.modeling_gpt_oss"
+"""Module whose gate clamps gate and up, which lie in turn."""
+
 
 class Gate(NamedTuple):
     """Arguments of ``moe_layer`` that describe the gate of a module."""
@@ -28,7 +31,10 @@ def gate_of(module: Any) -> Gate | None:
 
     Raises ValueError for a module without a gate, or with one of its own that is not known here.
     """
-    if not module.has_gate or type(module)._apply_gate.__module__ != "transformers.integrations.moe":
+    origin = type(module)._apply_gate.__module__
+    if origin == GPT_OSS and (module.alpha, module.limit) == (1.702, 7.0):
+        return Gate("gpt-oss", "interleaved")
+    if not module.has_gate or origin != "transformers.integrations.moe":
         name = type(module).__name__
         raise ValueError(f"{name} has no gate, or one of its own, that one operation does not know: use 'fp8tune'")
     return Gate("swiglu", "halves") if isinstance(module.act_fn, SILU) else None

@@ -95,7 +95,7 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
 
 
 def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
-    """Return a parameter as ``moe_layer`` takes it: as it lies, or quantized in a block or after an all-gather."""
+    """Return a parameter, (E, rows, columns), as ``moe_layer`` takes it: plain or quantized as :func:`weights_of`."""
     w: Tensor = getattr(module, name)
     if isinstance(w, GatheredWeights):
         gathered = _gathered(module, name, w)
@@ -108,6 +108,8 @@ def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
             gathered.weights.transpose(1, 2), codes, scales, transposed if name == "gate_up_proj" else None, None
         )
     quantized = _in_block(module, name, LAYER)
+    if module.is_transposed:
+        w = w.transpose(1, 2)
     if quantized is None:
         return w
     quantized.fingerprint.check_use()
@@ -145,19 +147,21 @@ def _quantized_in_block(module: Any, name: str, recipe: str) -> Quantized:
         raise RuntimeError(change_message([quantized.fingerprint.name]))
     if quantized is None or quantized.fingerprint.dtype != cast_dtype(w):  # another autocast region
         path = f"{held.path}.{name}".removeprefix(".")
-        quantized = _for_layer(w, name, path) if recipe == LAYER else _for_grouped_mm(module, w, recipe, path)
+        quantized = (_for_layer if recipe == LAYER else _for_grouped_mm)(module, name, recipe, path)
         held.quantized[name, recipe] = quantized
     return quantized
 
 
-def _for_grouped_mm(module: Any, w: Tensor, recipe: str, path: str) -> Quantized:
-    quantized = snapshot(w, None, recipe, "EKN" if module.is_transposed else "ENK", path)
+def _for_grouped_mm(module: Any, name: str, recipe: str, path: str) -> Quantized:
+    quantized = snapshot(getattr(module, name), None, recipe, "EKN" if module.is_transposed else "ENK", path)
     return Quantized(quantized.fingerprint, quantized)
 
 
-def _for_layer(w: Tensor, name: str, path: str) -> Quantized:
-    fingerprint = Fingerprint(as_stored(w), path)
+def _for_layer(module: Any, name: str, _: str, path: str) -> Quantized:
+    w = as_stored(getattr(module, name))
+    fingerprint = Fingerprint(w, path)
     quantize = quantize_gate_up if name == "gate_up_proj" else quantize_down
     with torch.inference_mode(False):  # autograd saves the values
-        result = quantize(w.detach().to(fingerprint.dtype))
+        plain = w.detach().to(fingerprint.dtype)
+        result = quantize(plain.transpose(1, 2) if module.is_transposed else plain)
     return Quantized(fingerprint, (result.codes, result.scales, result.transposed, result.transposed_scales))
