@@ -363,7 +363,9 @@ def transposed(case: Case) -> Case:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("options", [{}, {"keep_weights": False, "recompute": "gate-up"}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"keep_weights": False, "recompute": "gate-up"}, {"precision": "bf16"}], ids=str
+)
 def test_weights_that_lie_as_their_transpose_give_the_same_results(options: dict[str, Any]) -> None:
     case = random_case("other devices", is_full=True)
     mine, right = results(transposed(case), **options), results(case, **options)
@@ -387,7 +389,8 @@ def test_kernels_take_weights_that_lie_as_their_transpose(monkeypatch: pytest.Mo
 def test_weights_that_lie_as_their_transpose_are_quantized_before() -> None:
     case = transposed(random_case())
     before = quantize_gate_up(case.w13), quantize_down(case.w2)
-    assert_same(results(case, lambda x, _, __, *rest, **options: moe_layer(x, *before, *rest, **options)), results(case))
+    mine = results(case, lambda x, _, __, *rest, **options: moe_layer(x, *before, *rest, **options))
+    assert_same(mine, results(case))
 
 
 @in_plain_torch

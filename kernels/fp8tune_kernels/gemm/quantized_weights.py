@@ -154,8 +154,12 @@ class QuantizedWeights:
 
         Waits for the device.
         """
-        if self.fingerprint.changed().item():
+        if self.changed().item():
             raise RuntimeError(change_message([self.name]))
+
+    def changed(self) -> Tensor:
+        """Return a boolean on the device: sampled elements differ from when the weights were quantized."""
+        return self.fingerprint.changed()
 
     @_disable_dynamo
     def requantize(self) -> None:
@@ -192,7 +196,7 @@ class QuantizedWeights:
 
 
 def as_stored(w: Tensor) -> Tensor:
-    """Return the parameter that ``w`` is, or is the transposed view of; else ``w``. Raises ValueError for no weights."""
+    """Return the parameter that ``w`` is or views transposed, else ``w``. Raises ValueError for no weights."""
     if type(w).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise ValueError(f"w is a {type(w).__name__}, wanted a plain tensor: that of this rank, as to_local() gives it")
     is_stored = w.is_contiguous()

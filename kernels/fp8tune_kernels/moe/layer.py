@@ -80,7 +80,7 @@ def moe_layer(
 
     x             (T, K), row-major, bfloat16, float16 or float32
     w13, w2       (E, 2N, K) and (E, K, N), row-major, or ``.mT`` of row-major weights, whose gradients then lie in the
-                  same way; or what ``quantize_gate_up`` and ``quantize_down`` return
+                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return
     topk_ids      (T, top_k), int32 or int64, with or without repetitions; ids that are negative or past the last expert
                   belong to other devices: they add nothing, and the gradients of their weights are zeros
     topk_weights  (T, top_k), floating-point
@@ -93,6 +93,7 @@ def moe_layer(
     ``grad_w13``, ``grad_w2``: bfloat16 or float32 buffers with the weights' shapes and strides. The backward pass adds
     the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
+    Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
 
     Raises ValueError, before any launch, naming the argument.
     """
