@@ -156,7 +156,7 @@ class _Fp8Layer(torch.autograd.Function):
         transposed_2: Tensor | None,
         scales_transposed_2: Tensor | None,
     ) -> Tensor:
-        activation, layout, recompute, keeps_weights, float8_dtype, *_ = options
+        activation, layout, recompute, keeps_weights, float8_dtype = options[:5]
         repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
         keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None

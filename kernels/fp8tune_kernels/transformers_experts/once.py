@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 
 from fp8tune_kernels.gemm.fingerprint import Fingerprint, cast_dtype, change_message
 from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, as_stored, snapshot
+from fp8tune_kernels.gemm.quantized_weights import as_stored, snapshot
 from fp8tune_kernels.moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
 __all__ = ["Block", "layer_weights_of", "weights_of"]
@@ -30,8 +30,8 @@ class Quantized(NamedTuple):
     """FP8 values of a parameter, and the fingerprint of what they were made of."""
 
     fingerprint: Fingerprint
-    values: QuantizedWeights | tuple[Tensor | None, ...]
-    """For ``moe_layer`` the tensors of ExpertWeights."""
+    values: Any
+    """QuantizedWeights for ``fp8_grouped_mm``; for ``moe_layer`` a tuple of the tensors of ExpertWeights."""
 
 
 class Held:
@@ -90,7 +90,7 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
     w: Tensor = getattr(module, name)
     if isinstance(w, GatheredWeights):
         return _gathered(module, name, w)
-    quantized = _in_block(module, name, recipe)
+    quantized = _in_block(module, name, w, recipe)
     return w if quantized is None else quantized.values
 
 
@@ -107,7 +107,7 @@ def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
         return ExpertWeights(
             gathered.weights.transpose(1, 2), codes, scales, transposed if name == "gate_up_proj" else None, None
         )
-    quantized = _in_block(module, name, LAYER)
+    quantized = _in_block(module, name, w, LAYER)
     if module.is_transposed:
         w = w.transpose(1, 2)
     if quantized is None:
@@ -122,11 +122,10 @@ def _gathered(module: Any, name: str, w: GatheredWeights) -> Any:
     return multipliable(w)
 
 
-def _in_block(module: Any, name: str, recipe: str) -> Quantized | None:
+def _in_block(module: Any, name: str, w: Tensor, recipe: str) -> Quantized | None:
     """Return FP8 values of a parameter inside a block; None outside of one."""
-    held = getattr(module, ATTRIBUTE, None)
-    # a parametrization, such as LoRA's, computes weights at each use
-    if held is None or not isinstance(getattr(module, name), nn.Parameter):
+    held: Held | None = getattr(module, ATTRIBUTE, None)
+    if held is None or not isinstance(w, nn.Parameter):  # a parametrization, such as LoRA's, computes it at each use
         return None
     if not torch.compiler.is_compiling():
         return _quantized_in_block(module, name, recipe)
@@ -134,7 +133,7 @@ def _in_block(module: Any, name: str, recipe: str) -> Quantized | None:
     if quantized is None:
         hint = "give weights_once the compiled model, or a dtype: it then quantizes at entry"
         raise RuntimeError(f"{name} of {type(module).__name__} is not quantized, and a compiled model cannot: {hint}")
-    return quantized  # type: ignore[no-any-return]
+    return quantized
 
 
 @_disable_dynamo
