@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8tune_kernels import fp8_grouped_mm, fp8_moe_mlp
+from fp8tune_kernels import fp8_grouped_mm, fp8_moe_mlp, moe_layer
 
 Operation = Callable[[Tensor, list[Tensor]], Tensor]
 
@@ -30,11 +30,17 @@ def mlp(x: Tensor, weights: list[Tensor], **options: str) -> Tensor:
     return fp8_moe_mlp(x, weights[0], weights[1], OFFS.to(x.device), **options)  # type: ignore[arg-type]
 
 
+def layer(x: Tensor, weights: list[Tensor]) -> Tensor:
+    ids = torch.searchsorted(OFFS, torch.arange(len(x)), right=True)[:, None].to(x.device)
+    return moe_layer(x, weights[0], weights[1], ids, torch.ones(ids.shape, device=x.device))
+
+
 OPERATIONS = {
     "default": grouped,
     "folded": partial(grouped, recipe="folded"),
     "moe-mlp": mlp,
     "moe-mlp, gate-up": partial(mlp, recompute="gate-up"),
+    "moe-layer": layer,
 }
 
 
@@ -58,7 +64,7 @@ def gradients(operation: Operation, size: float, loss_scale: float, device: str,
         return (torch.randn(*shape, generator=generator) * factor).bfloat16()
 
     x, grad = normal(48, 64), normal(48, 64)
-    is_mlp = getattr(operation, "func", operation) is mlp
+    is_mlp = getattr(operation, "func", operation) in (mlp, layer)
     weights = [normal(2, 128 if is_mlp else 64, 64, factor=1 / 8), normal(2, 64, 64, factor=1 / 8)][: 1 + is_mlp]
     leaves = [leaf.to(device, dtype).requires_grad_() for leaf in (x, *weights)]
     function = in_float64 if dtype == torch.float64 else operation

@@ -19,6 +19,7 @@ import pytest
 import torch
 from command_line import environment
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
@@ -90,10 +91,15 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     assert max(exact["logits_error"], exact["gradient_error"]) < 0.01
 
 
-@pytest.mark.parametrize("implementation", ["fp8tune-folded", "fp8tune-mlp"])
-@pytest.mark.parametrize("name", ["qwen3-moe", "olmoe"])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        *((name, "fp8tune-folded") for name in ("qwen3-moe", "olmoe")),
+        *((name, "fp8tune-mlp") for name in ("qwen3-moe", "olmoe", "mixtral", "gpt-oss-20b")),
+    ],
+)
 @pytest.mark.filterwarnings("error::fp8tune_kernels.gemm.moe_mlp.ComposedActivationWarning")
-def test_by_the_folded_recipe_too(name: str, implementation: str) -> None:
+def test_by_the_folded_recipe_and_as_one_operation_too(name: str, implementation: str) -> None:
     model = small(name)
     found = transformers_steps().Differences(model, tokens()).of(implementation)
     assert is_near(found), found
@@ -112,15 +118,58 @@ def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
         experts().weights_once(model),
     ):
         step(model)
-    model.set_experts_implementation("fp8tune-mlp")
-    with pytest.raises(ValueError, match=r"^weights of GptOssExperts lie as .*use 'fp8tune'$"):
-        step(model)
 
 
 def test_a_gate_that_one_operation_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("olmoe", "fp8tune-mlp")
     monkeypatch.setattr(type(experts_of(model)[0]), "_apply_gate", lambda self, x: x.chunk(2, -1)[0])
     with pytest.raises(ValueError, match=r"^OlmoeExperts has no gate, or one of its own"):
+        step(model)
+    model = small("gpt-oss-20b", "fp8tune-mlp")
+    experts_of(model)[1].limit = 6.0
+    with pytest.raises(ValueError, match=r"^GptOssExperts has no gate, or one of its own"):
+        step(model)
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["olmoe", "gpt-oss-20b"])
+def test_one_operation_takes_tokens_as_they_are(name: str) -> None:
+    """No operator sorts or copies rows outside of the layer's own, and weights are not copied."""
+    model = small(name, "fp8tune-mlp")
+    hidden = torch.randn(24, 64, dtype=torch.bfloat16)
+    index, weights = torch.randint(8, (24, 4)), torch.rand(24, 4)
+    module = experts_of(model)[0]
+    with torch.no_grad(), Operators() as operators:
+        module(hidden, index, weights)
+    assert {each for each in operators.names if not each.startswith("fp8tune::")} <= {"aten::transpose.int"}
+
+
+@pytest.mark.parametrize("is_once", [False, True])
+@pytest.mark.filterwarnings("ignore::fp8tune_kernels.gemm.moe_mlp.ComposedActivationWarning")
+def test_an_activation_that_the_layer_lacks_is_composed(is_once: bool) -> None:
+    model = small("olmoe", "fp8tune-mlp")
+    for module in experts_of(model):
+        module.act_fn = nn.GELU()
+    with experts().weights_once(model) if is_once else contextlib.nullcontext():
+        found = step(model)
+    model.set_experts_implementation("eager")
+    right = step(model)
+    assert transformers_steps().error(found[1], right[1]) < LIMITS["gradient_error"]
+    model.set_experts_implementation("fp8tune-mlp")
+    for module in experts_of(model):
+        module.is_transposed = True
+    with pytest.raises(ValueError, match=r"^weights of OlmoeExperts lie as \(E, K, N\), .*use 'fp8tune'$"):
         step(model)
 
 
@@ -173,18 +222,28 @@ def test_a_planted_fault_is_not_near(name: str, fault: Callable[..., Tensor], pl
 # Modes
 
 
-@pytest.mark.parametrize(("name", "is_once"), [("mixtral", False), ("gpt-oss-20b", False), ("gpt-oss-20b", True)])
-def test_gradient_checkpointing_changes_nothing(name: str, is_once: bool) -> None:
-    model = small(name)
+@pytest.mark.parametrize(
+    ("name", "implementation", "is_once"),
+    [
+        ("mixtral", "fp8tune", False),
+        ("gpt-oss-20b", "fp8tune", False),
+        ("gpt-oss-20b", "fp8tune", True),
+        ("mixtral", "fp8tune-mlp", False),
+        ("gpt-oss-20b", "fp8tune-mlp", True),
+    ],
+)
+def test_gradient_checkpointing_changes_nothing(name: str, implementation: str, is_once: bool) -> None:
+    model = small(name, implementation)
     right = step(model)
     model.gradient_checkpointing_enable()
     with experts().weights_once(model) if is_once else contextlib.nullcontext():
         assert_same(step(model), right)
 
 
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
-def test_autocast_is_as_near(name: str) -> None:
-    model = small(name).float()
+def test_autocast_is_as_near(name: str, implementation: str) -> None:
+    model = small(name, implementation).float()
     with torch.autocast("cpu", torch.bfloat16):
         found = step(model)
         with experts().weights_once(model):
@@ -196,10 +255,11 @@ def test_autocast_is_as_near(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
 @pytest.mark.parametrize("name", ["gpt-oss-20b"])
-def test_torch_compile_traces_a_model_whole(name: str) -> None:
+def test_torch_compile_traces_a_model_whole(name: str, implementation: str) -> None:
     """Weights are quantized at entry, and no step traces it again."""
-    model = small(name)
+    model = small(name, implementation)
     del model.model.layers[1:]  # a second one is traced as the first is
     model.config.num_hidden_layers = 1
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -216,9 +276,10 @@ def test_torch_compile_traces_a_model_whole(name: str) -> None:
     torch._dynamo.reset()
 
 
-def test_a_compiled_model_says_that_nothing_is_quantized() -> None:
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
+def test_a_compiled_model_says_that_nothing_is_quantized(implementation: str) -> None:
     """Not where it cannot be seen that it is compiled."""
-    model = small("olmoe")
+    model = small("olmoe", implementation)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
     with (
         pytest.raises(Exception, match=r"give weights_once the compiled model, or a dtype"),
@@ -301,7 +362,7 @@ def test_trainer_under_deepspeed_is_refused(tmp_path: Path) -> None:
     ("name", "implementation"),
     [
         *(("olmoe", each) for each in ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")),
-        ("gpt-oss-20b", "fp8tune"),
+        *(("gpt-oss-20b", each) for each in ("fp8tune", "fp8tune-mlp")),
     ],
 )
 @pytest.mark.parametrize("is_once", [False, True])
@@ -358,20 +419,24 @@ def test_a_model_without_the_interface_warns() -> None:
     assert seen[0].filename == entered[0].filename == __file__
 
 
-def test_experts_of_other_ranks_add_nothing() -> None:
+@pytest.mark.parametrize("is_one_operation", [False, True])
+def test_experts_of_other_ranks_add_nothing(is_one_operation: bool) -> None:
     """An index past the last expert is what expert parallelism leaves of a token that goes elsewhere."""
     module = experts_of(small("gpt-oss-20b"))[0]
     hidden, index = torch.randn(24, 64, dtype=torch.bfloat16), torch.randint(8, (24, 4))
     weights = torch.rand(24, 4, dtype=torch.bfloat16)
     elsewhere = torch.rand(24, 4) < 0.4
-    options = experts().Options()
+    options = experts().Options(is_one_operation=is_one_operation)
     right = experts().forward.experts_forward(module, hidden, index, weights.masked_fill(elsewhere, 0), options=options)
     hidden.requires_grad_()
+    weights.requires_grad_()
     found = experts().forward.experts_forward(module, hidden, index.masked_fill(elsewhere, 8), weights, options=options)
     torch.testing.assert_close(found, right, rtol=2**-7, atol=0.01)
     found.sum().backward()
     assert not hidden.grad.isnan().any()
     assert not hidden.grad[elsewhere.all(1)].any()
+    assert not weights.grad[elsewhere].any()
+    assert weights.grad[~elsewhere].all()
 
 
 def test_sizes_that_are_no_multiples_are_refused() -> None:
@@ -411,11 +476,25 @@ def held_by(model: Any) -> list[Any]:
     return [value for module in experts_of(model) for name, value in vars(module).items() if "weights_once" in name]
 
 
+@pytest.fixture
+def layer_casts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the weights that are quantized for ``moe_layer`` outside of it."""
+    made: list[Any] = []
+    once = importlib.import_module("fp8tune_kernels.transformers_experts.once")
+    for name in ("quantize_gate_up", "quantize_down"):
+        original = getattr(once, name)
+        monkeypatch.setattr(once, name, lambda w, original=original: made.append(original(w)) or made[-1])
+    return made
+
+
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
-def test_weights_are_quantized_once_a_block(name: str, casts: list[QuantizedWeights]) -> None:
+def test_weights_are_quantized_once_a_block(
+    name: str, implementation: str, casts: list[QuantizedWeights], layer_casts: list[Any]
+) -> None:
     results = {}
     for is_once in (False, True):
-        model = small(name)
+        model = small(name, implementation)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         for batch in range(2):
             with experts().weights_once(model) if is_once else contextlib.nullcontext():
@@ -428,17 +507,34 @@ def test_weights_are_quantized_once_a_block(name: str, casts: list[QuantizedWeig
             optimizer.zero_grad()
         results[is_once] = [p.detach() for p in model.parameters()]
     assert all(map(torch.equal, *results.values()))
-    assert len(casts) == 2 * 4  # blocks, and two layers of two weights
+    assert len(casts + layer_casts) == 2 * 4  # blocks, and two layers of two weights
     assert not held_by(model)
 
 
-def test_fp8_values_end_with_their_block(casts: list[QuantizedWeights]) -> None:
-    model = small("olmoe")
+def test_a_backward_pass_inside_a_block_transposes_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fp8tune_kernels.moe import fp8_steps
+
+    model = small("gpt-oss-20b", "fp8tune-mlp")
+    right = step(model)
+    with experts().weights_once(model, dtype=torch.bfloat16):
+        for name in ("quantized", "transposed", "transposed_to_one_scale"):
+            monkeypatch.delattr(fp8_steps, name)
+        assert_same(step(model), right)
+
+
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
+def test_fp8_values_end_with_their_block(
+    implementation: str, casts: list[QuantizedWeights], layer_casts: list[Any]
+) -> None:
+    model = small("olmoe", implementation)
     with experts().weights_once(model):
         step(model)
         alive = [weakref.ref(tensor) for quantized in casts for tensor in quantized.codes]
+        alive += [weakref.ref(tensor) for w in layer_casts for tensor in (w.codes, w.scales, w.transposed)]
+        assert len(alive) in (16, 12)
         assert held_by(model)
     casts.clear()
+    layer_casts.clear()
     assert not held_by(model)
     assert not any(reference() is not None for reference in alive)
 
@@ -509,17 +605,19 @@ def step_around(model: Any, change: Callable[[Any], None], error: Exception | No
             raise error
 
 
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_within_a_block_raises_at_its_end(change: Callable[[Any], None]) -> None:
-    model = small("gpt-oss-20b")
+def test_a_change_within_a_block_raises_at_its_end(change: Callable[[Any], None], implementation: str) -> None:
+    model = small("gpt-oss-20b", implementation)
     with pytest.raises(RuntimeError, match=r"^model\.layers\..\.mlp\.experts\..*_proj.* changed after quantization"):
         step_around(model, change, is_used=False)
     assert not held_by(model)
 
 
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
 @pytest.mark.parametrize("change", [in_place, by_state, by_assignment, by_data, by_another_parameter])
-def test_a_change_that_torch_counts_raises_at_the_next_use(change: Callable[[Any], None]) -> None:
-    model = small("gpt-oss-20b")
+def test_a_change_that_torch_counts_raises_at_the_next_use(change: Callable[[Any], None], implementation: str) -> None:
+    model = small("gpt-oss-20b", implementation)
     with pytest.raises(RuntimeError, match="changed after quantization"):
         step_around(model, change, AssertionError("the step passed"), is_used=True)
     assert not held_by(model)
@@ -561,9 +659,12 @@ class Halved(nn.Module):
         return w / 2
 
 
+@pytest.mark.parametrize(("name", "implementation"), [("olmoe", "fp8tune"), ("gpt-oss-20b", "fp8tune-mlp")])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(dtype: torch.dtype | None) -> None:
-    model = small("olmoe")
+def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(
+    dtype: torch.dtype | None, name: str, implementation: str
+) -> None:
+    model = small(name, implementation)
     for module in experts_of(model):
         nn.utils.parametrize.register_parametrization(module, "down_proj", Halved())
     right = step(model)
@@ -698,6 +799,7 @@ def step_of_shards(model: Any) -> Step:
         ("olmoe", "fp8tune", "default"),
         ("olmoe", "fp8tune-folded", "folded"),
         ("olmoe", "fp8tune-mlp", "folded"),
+        ("gpt-oss-20b", "fp8tune-mlp", None),
     ],
 )
 def test_fsdp_gives_the_same_bits(name: str, implementation: str, recipe: str | None, mesh: Any) -> None:
@@ -717,10 +819,18 @@ def test_weights_once_under_fsdp_is_refused(mesh: Any) -> None:
     assert not held_by(model)
 
 
-def test_gathered_weights_that_lie_otherwise_are_refused(mesh: Any) -> None:
-    model = small("gpt-oss-20b")
+@pytest.mark.parametrize("implementation", ["fp8tune", "fp8tune-mlp"])
+def test_gathered_weights_that_lie_otherwise_are_refused(implementation: str, mesh: Any) -> None:
+    model = small("gpt-oss-20b", implementation)
     quantize_after_all_gather(model.model.layers)
     with pytest.raises(ValueError, match=r"^gate_up_proj of GptOssExperts lies as \(E, K, N\): do not quantize"):
+        step(sharded(model, mesh))
+
+
+def test_weights_gathered_for_another_recipe_are_refused(mesh: Any) -> None:
+    model = small("olmoe", "fp8tune-mlp")
+    quantize_after_all_gather(model.model.layers)
+    with pytest.raises(ValueError, match=r"^gate_up_proj of OlmoeExperts was quantized for recipe 'default'"):
         step(sharded(model, mesh))
 
 
@@ -732,10 +842,10 @@ def assert_same_state(found: dict[str, Tensor], right: dict[str, Tensor]) -> Non
     assert all(map(torch.equal, found.values(), right.values()))
 
 
-@pytest.fixture(params=["qwen3-moe", "gpt-oss-20b"])
+@pytest.fixture(params=["qwen3-moe fp8tune", "gpt-oss-20b fp8tune", "gpt-oss-20b fp8tune-mlp"])
 def in_block(request: pytest.FixtureRequest) -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
     """A model inside a block that all its weights were quantized in, its state before, and a step of it."""
-    model = small(request.param)
+    model = small(*request.param.split())
     before = copy.deepcopy(model.state_dict())
     right = step(model)
     with experts().weights_once(model):
@@ -775,8 +885,9 @@ def test_it_is_saved_and_loaded_as_pretrained(in_block: tuple[Any, dict[str, Ten
     model, before, right = in_block
     model.save_pretrained(tmp_path)
     assert "fp8tune" not in (tmp_path / "config.json").read_text()
-    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation="fp8tune")
-    assert other.config._experts_implementation == "fp8tune"
+    name = model.config._experts_implementation
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation=name)
+    assert other.config._experts_implementation == name
     assert_same_state(other.state_dict(), before)
     other.train()
     assert_same(step(other), right)

@@ -24,6 +24,7 @@ from torch.autograd.graph import increment_version
 
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.catalog import RECIPES
+from fp8tune_kernels.gemm.fingerprint import Fingerprint, change_message
 from fp8tune_kernels.gemm.operands import check_multiples
 from fp8tune_kernels.quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
 from fp8tune_kernels.quantize import weights as expert_weights
@@ -32,16 +33,10 @@ from fp8tune_kernels.runtime.lookup import config_for
 from fp8tune_kernels.runtime.ops import define
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["QuantizedWeights", "cast_dtype", "change_message", "outputs_for", "quantize_weights", "snapshot"]
+__all__ = ["QuantizedWeights", "as_stored", "outputs_for", "quantize_weights", "snapshot"]
 
 Codes = tuple[Tensor, Tensor]
 """FP8 values and scales."""
-
-SAMPLES = 2**16
-"""Elements of a weight that are compared, at least 256 of each expert. In bfloat16 a small step of an optimizer changes
-few elements: where it changes one in a thousand, the probability to miss it is exp(-65)."""
-
-SAMPLES_OF_EXPERT = 256
 
 
 @_disable_dynamo  # addresses are read here
@@ -77,7 +72,7 @@ def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: s
         raise ValueError("recipe is 'folded', wanted 'default' for layout 'EKN': no kernel folds their scales")
     if layout == "EKN" and w.dim() == 3 and not w.is_contiguous():
         raise ValueError(f"w has strides {w.stride()}, wanted row-major for layout 'EKN'")
-    w = _as_stored(w)
+    w = as_stored(w)
     return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout, name)
 
 
@@ -92,20 +87,18 @@ class QuantizedWeights:
     """FP8 format of the values."""
     recipe: str
     """Recipe of ``fp8_grouped_mm`` that they were quantized for."""
-    dtype: torch.dtype
-    """Dtype they were quantized from: that of the weights, or of the autocast region."""
+    fingerprint: Fingerprint
+    """Fingerprint of the weights at the time of quantization."""
     nbytes: int
     """Size of all values and scales: about 2 bytes an element."""
     layout: str
     """``ENK``, or ``EKN`` where the weights lie as (E, K, N)."""
-    name: str
-    """Name of the weights in messages."""
 
     def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str, layout: str, name: str) -> None:
-        self.float8_dtype, self.recipe, self.layout, self.name, self._w = float8_dtype, recipe, layout, name, w
+        self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
         with torch.inference_mode(False):  # autograd saves the values
             tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
-            self._sampled = self._sample().clone()
+        self.fingerprint = Fingerprint(w, name)
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self._tensors = tensors
         self.requantize()
@@ -134,15 +127,23 @@ class QuantizedWeights:
 
         Raises RuntimeError where the weights are known to have changed, or are cast to another dtype here.
         """
-        if (dtype := cast_dtype(self._w)) != self.dtype:
-            made = f"{self.name} was quantized from {self.dtype} and would be cast to {dtype} here"
-            raise RuntimeError(f"{made}: quantize it in that autocast region, or give weights_once that dtype")
-        if not torch.compiler.is_compiling():
-            self._refuse_known_change()
+        if not self._tensors:
+            raise RuntimeError(f"{self.name} is used after its with block ended: quantize it anew")
+        self.fingerprint.check_use()
         if self.layout == "ENK":
             return self._tensors
         q, scales, transposed, scales_of_transposed = self._tensors  # see row_major
         return transposed, scales_of_transposed, q, scales
+
+    @property
+    def name(self) -> str:
+        """Name of the weights in messages."""
+        return self.fingerprint.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype they were quantized from: that of the weights, or of the autocast region."""
+        return self.fingerprint.dtype
 
     def is_of(self, w: Tensor) -> bool:
         """Return True if ``w`` is the parameter that was quantized."""
@@ -158,10 +159,7 @@ class QuantizedWeights:
 
     def changed(self) -> Tensor:
         """Return a boolean on the device: sampled elements differ from when the weights were quantized."""
-        with torch.inference_mode(False):
-            if self._kind != _kind(self._w):
-                return torch.ones((), dtype=torch.bool, device=self._w.device)
-            return (self._sample() != self._sampled).any()
+        return self.fingerprint.changed()
 
     @_disable_dynamo
     def requantize(self) -> None:
@@ -171,15 +169,10 @@ class QuantizedWeights:
         if w.shape != tensors[0].shape or w.device != tensors[0].device:
             before = f"{tuple(tensors[0].shape)} on {tensors[0].device}"
             raise RuntimeError(f"{self.name} is {tuple(w.shape)} on {w.device} now, was {before}: quantize it anew")
-        self.dtype, self._kind = cast_dtype(w), _kind(self._w)
-        self._identity = self._w._version, self._w.data_ptr()
+        self.fingerprint.renew()
         with torch.no_grad(), torch.inference_mode(False):
             _requantize[self.recipe](w.to(self.dtype), *tensors)
             increment_version(tensors)  # a backward pass that saved the old values raises
-            sampled = self._sample()
-            if sampled.dtype != self._sampled.dtype:  # the weights were cast
-                self._sampled = sampled.clone()
-            self._sampled.copy_(sampled)
 
     def __enter__(self) -> Self:
         return self
@@ -195,21 +188,6 @@ class QuantizedWeights:
         """Return what the kernel reads: of weights that lie as (E, X, Y) the view (E, Y, X)."""
         return self._w.transpose(1, 2) if self._w.is_contiguous() else self._w
 
-    def _sample(self) -> Tensor:
-        """Return elements of every expert at equal distances, as integers: bits are compared, NaN is a value."""
-        experts = self._view().detach().mT.flatten(1)
-        count, size = experts.shape
-        wanted = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
-        distance = max(size // wanted, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
-        bits = torch.int16 if experts.element_size() == 2 else torch.int32
-        return experts.view(bits)[:, ::distance]
-
-    def _refuse_known_change(self) -> None:
-        if not self._tensors:
-            raise RuntimeError(f"{self.name} is used after its with block ended: quantize it anew")
-        if (self._w._version, self._w.data_ptr()) != self._identity:
-            raise RuntimeError(change_message([self.name]))
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout, self.name))
 
@@ -217,43 +195,25 @@ class QuantizedWeights:
         return f"QuantizedWeights({self.name}, {tuple(self._w.shape)}, {self.float8_dtype})"
 
 
-def change_message(names: list[str]) -> str:
-    """Say which weights changed while their FP8 values were in use."""
-    more = f" and {len(names) - 1} more" if names[1:] else ""
-    effect = "so FP8 results are of old weights: change weights after the with block ends"
-    return f"{names[0]}{more} changed after quantization, {effect}"
-
-
-def _as_stored(w: Tensor) -> Tensor:
-    """The parameter that ``w`` is, or is the transposed view of; else ``w``. Raises ValueError for no weights."""
+def as_stored(w: Tensor) -> Tensor:
+    """Return the parameter that ``w`` is or views transposed, else ``w``. Raises ValueError for no weights."""
     if type(w).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise ValueError(f"w is a {type(w).__name__}, wanted a plain tensor: that of this rank, as to_local() gives it")
-    as_stored = w.is_contiguous()
-    if not as_stored and w.dim() == 3 and not w.mT.is_contiguous():
+    is_stored = w.is_contiguous()
+    if not is_stored and w.dim() == 3 and not w.mT.is_contiguous():
         _, rows, columns = w.shape
         wanted = f"({rows * columns}, {columns}, 1), row-major (E, N, K), or its view weights.transpose(1, 2)"
         raise ValueError(f"w has strides {w.stride()}, wanted {wanted}")
-    check_weights("w", w, as_stored=as_stored)
+    check_weights("w", w, as_stored=is_stored)
     if w.is_inference():
         raise ValueError("w was made in inference mode, and has no version to tell its changes by: make it outside")
-    _, rows, columns = w.shape if as_stored else w.mT.shape
+    _, rows, columns = w.shape if is_stored else w.mT.shape
     check_multiples("w", N=rows, K=columns)
     base = w._base
     reaches = base is not None and base.requires_grad == w.requires_grad  # else the view is a leaf of its own
-    if not as_stored and base is not None and reaches and base.shape == w.mT.shape and base.is_contiguous():
+    if not is_stored and base is not None and reaches and base.shape == w.mT.shape and base.is_contiguous():
         return base
     return w
-
-
-def cast_dtype(w: Tensor) -> torch.dtype:
-    """Return what ``fp8_grouped_mm`` would quantize from here: the autocast region's dtype, or that of ``w``."""
-    if not w.is_meta and torch.is_autocast_enabled(w.device.type):
-        return torch.get_autocast_dtype(w.device.type)
-    return w.dtype
-
-
-def _kind(w: Tensor) -> tuple[Any, ...]:
-    return w.shape, w.dtype, w.device
 
 
 def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fp8tune_kernels.moe.fp8_steps import quantized, transposed, transposed_to_one_scale
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 
-__all__ = ["ExpertWeights", "quantize_down", "quantize_gate_up"]
+__all__ = ["ExpertWeights", "check_stored", "quantize_down", "quantize_gate_up"]
 
 
 @dataclass(frozen=True)
@@ -21,32 +21,38 @@ class ExpertWeights:
     """
 
     weights: Tensor
-    """(E, rows, columns), row-major. Gradients reach it."""
+    """(E, rows, columns), row-major, or ``.mT`` of row-major weights. Gradients reach it."""
     codes: Tensor
     """FP8 values (E, columns, rows), a view."""
     scales: Tensor
     """One per row of each expert."""
-    transposed: Tensor
-    """FP8 values transposed in memory: (E, rows, columns), a view."""
+    transposed: Tensor | None
+    """FP8 values transposed in memory: (E, rows, columns), a view. None: each backward pass makes them."""
     transposed_scales: Tensor | None
     """One per column, the same for a whole expert; None where the rows' scales are factors of a gradient."""
 
 
 def quantize_gate_up(w13: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
-    """Quantize the weights of gate and up, (E, 2N, K), for both passes."""
+    """Quantize the weights of gate and up, (E, 2N, K), for both passes: row-major, or ``.mT`` of row-major weights."""
     codes, scales = _quantized("w13", w13, float8_dtype)
     with torch.no_grad():
         return ExpertWeights(w13, codes, scales, transposed(codes), None)
 
 
 def quantize_down(w2: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
-    """Quantize the weights of down, (E, K, N), for both passes."""
+    """Quantize the weights of down, (E, K, N), for both passes: row-major, or ``.mT`` of row-major weights."""
     codes, scales = _quantized("w2", w2, float8_dtype)
     with torch.no_grad():
         return ExpertWeights(w2, codes, scales, *transposed_to_one_scale(codes, scales))
 
 
+def check_stored(name: str, w: Tensor) -> None:
+    """Raise ValueError unless weights (E, rows, columns) are row-major, or the transposed view of such."""
+    is_view = w.dim() == 3 and w.mT.is_contiguous()
+    check_weights(name, w.mT if is_view else w, as_stored=True)
+
+
 def _quantized(name: str, w: Tensor, float8_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    check_weights(name, w, as_stored=True)
+    check_stored(name, w)
     with torch.no_grad():
         return quantized(w.detach(), fp8_dtype_for(w.device, float8_dtype))

@@ -21,6 +21,7 @@ from fp8tune_kernels.quantize import (
     gated_rows,
     rowwise_2d,
     swiglu_rowwise,
+    transpose_3d_atomic,
     transposed_codes,
     transposed_codes_3d,
 )
@@ -54,9 +55,15 @@ def _quantized_rows(x: Tensor, dtype: torch.dtype) -> Quantized:
 
 
 def quantized(w: Tensor, dtype: torch.dtype) -> Quantized:
-    """Return FP8 values (E, columns, rows), a view, and a scale per row of weights (E, rows, columns)."""
-    view = w.transpose(1, 2)
-    q, scales = run(colwise_3d.SPEC, tuple(view.shape), (view, dtype, True))
+    """Return FP8 values (E, columns, rows), a view, and a scale per row of weights (E, rows, columns).
+
+    Weights lie row-major, or are the transposed view of such: the values lie in memory in the same way.
+    """
+    if w.is_contiguous():
+        view = w.transpose(1, 2)
+        q, scales = run(colwise_3d.SPEC, tuple(view.shape), (view, dtype, True))
+    else:
+        q, scales = run(transpose_3d_atomic.SPEC, tuple(w.shape), (w, dtype, True))
     return q, scales
 
 
@@ -124,8 +131,12 @@ def _gathered_and_transposed(q: Tensor, offs: Tensor, token_of_row: Tensor, shif
     return result
 
 
-def _contracted(grad: Quantized, rows: Quantized, offs: Tensor, M: int, dtype: torch.dtype) -> Tensor:
-    """Return the product over the rows of each expert of two transposed matrices."""
+def _contracted(
+    grad: Quantized, rows: Quantized, offs: Tensor, M: int, dtype: torch.dtype, is_transposed: bool
+) -> Tensor:
+    """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N)."""
+    if is_transposed:
+        grad, rows = rows, grad
     N, K = grad[0].shape[1], rows[0].shape[1]
     method = method_for("weight-gradient", M, N, K, offs.shape[0], FP8_ONLY, offs.device)
     number_of_rows = offs.new_empty(M, 0)  # the pass reads its length alone
@@ -263,22 +274,34 @@ def _fake_down_gradient(grad: Tensor, offs: Tensor, token_of_row: Tensor, *rest:
 
 
 def _down_weight_gradient(
-    q: Tensor, scales: Tensor, q_h: Tensor, scales_h: Tensor, offs: Tensor, token_of_row: Tensor
+    q: Tensor,
+    scales: Tensor,
+    q_h: Tensor,
+    scales_h: Tensor,
+    offs: Tensor,
+    token_of_row: Tensor,
+    is_transposed: bool,
 ) -> Tensor:
-    """Return the gradient of w2, (E, K, N), from the output's gradient by token and the activation by row."""
+    """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
     K, E = q.shape[1], offs.shape[0]
     no_factors = scales.new_ones(E * K)
     rows = _of_rows(scales, token_of_row)
     shifts, of_columns, ones = shifts_and_scales(rows, scales_h, offs, no_factors, q_h.shape[1])
     shifted = _gathered_and_transposed(q, offs, token_of_row, shifts)
     activations = _transposed_rows(q_h, offs, None)
-    return _contracted((shifted, of_columns), (activations, ones), offs, token_of_row.shape[0], q.dtype)
+    M = token_of_row.shape[0]
+    return _contracted((shifted, of_columns), (activations, ones), offs, M, q.dtype, is_transposed)
 
 
 def _fake_down_weight_gradient(
-    q: Tensor, scales: Tensor, q_h: Tensor, scales_h: Tensor, offs: Tensor, *rest: Any
+    q: Tensor, scales: Tensor, q_h: Tensor, scales_h: Tensor, offs: Tensor, _: Tensor, is_transposed: bool
 ) -> Tensor:
-    return q.new_empty(offs.shape[0], q.shape[1], q_h.shape[1], dtype=torch.bfloat16)
+    return _empty_gradient(q, q_h, offs, is_transposed)
+
+
+def _empty_gradient(grad: Tensor, rows: Tensor, offs: Tensor, is_transposed: bool) -> Tensor:
+    N, K = grad.shape[1], rows.shape[1]
+    return grad.new_empty(offs.shape[0], *((K, N) if is_transposed else (N, K)), dtype=torch.bfloat16)
 
 
 def _input_gradient(
@@ -318,19 +341,28 @@ def _gate_up_weight_gradient(
     scales_x: Tensor,
     offs: Tensor,
     token_of_row: Tensor,
+    is_transposed: bool,
 ) -> Tensor:
-    """Return the gradient of w13, (E, 2N, K), from that of gate and up by row and x by token."""
+    """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
     rows = _of_rows(scales_x, token_of_row)
     shifts, of_columns, ones = shifts_and_scales(scales, rows, offs, scales_13, q_x.shape[1])
     shifted = _transposed_rows(q, offs, shifts)
     tokens = _gathered_and_transposed(q_x, offs, token_of_row, None)
-    return _contracted((shifted, of_columns), (tokens, ones), offs, token_of_row.shape[0], q.dtype)
+    M = token_of_row.shape[0]
+    return _contracted((shifted, of_columns), (tokens, ones), offs, M, q.dtype, is_transposed)
 
 
 def _fake_gate_up_weight_gradient(
-    q: Tensor, scales: Tensor, scales_13: Tensor, q_x: Tensor, scales_x: Tensor, offs: Tensor, *rest: Any
+    q: Tensor,
+    scales: Tensor,
+    scales_13: Tensor,
+    q_x: Tensor,
+    scales_x: Tensor,
+    offs: Tensor,
+    _: Tensor,
+    is_transposed: bool,
 ) -> Tensor:
-    return q.new_empty(offs.shape[0], q.shape[1], q_x.shape[1], dtype=torch.bfloat16)
+    return _empty_gradient(q, q_x, offs, is_transposed)
 
 
 # Operators
@@ -368,8 +400,8 @@ down_gradient: Callable[..., list[Tensor]] = step(
     _fake_down_gradient,
 )
 down_weight_gradient: Callable[..., Tensor] = step(
-    "moe_down_weight_gradient(Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor offs, Tensor token_of_row) "
-    "-> Tensor",
+    "moe_down_weight_gradient(Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor offs, Tensor token_of_row, "
+    "bool is_transposed) -> Tensor",
     _down_weight_gradient,
     _fake_down_weight_gradient,
 )
@@ -381,7 +413,7 @@ input_gradient: Callable[..., Tensor] = step(
 )
 gate_up_weight_gradient: Callable[..., Tensor] = step(
     "moe_gate_up_weight_gradient(Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor offs, "
-    "Tensor token_of_row) -> Tensor",
+    "Tensor token_of_row, bool is_transposed) -> Tensor",
     _gate_up_weight_gradient,
     _fake_gate_up_weight_gradient,
 )

@@ -18,10 +18,10 @@ from fp8tune_kernels.gemm.expert_bias import rows_of_experts
 from fp8tune_kernels.gemm.operands import are_multiples
 from fp8tune_kernels.moe import bf16_steps, fp8_steps
 from fp8tune_kernels.moe.expert_sort import check_choice
-from fp8tune_kernels.moe.expert_weights import ExpertWeights
+from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
 from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-from fp8tune_kernels.runtime.checks import check_matrix, check_weights
+from fp8tune_kernels.runtime.checks import check_matrix
 from fp8tune_kernels.runtime.once import differentiable_once
 
 __all__ = ["PRECISIONS", "RECOMPUTE", "moe_layer"]
@@ -36,6 +36,8 @@ class _Options(NamedTuple):
     recompute: str
     keeps_weights: bool
     float8_dtype: torch.dtype | None
+    is_13_transposed: bool
+    is_2_transposed: bool
 
 
 class _Needs(NamedTuple):
@@ -77,7 +79,8 @@ def moe_layer(
     Differentiable once, in x, weights, biases and ``topk_weights``.
 
     x             (T, K), row-major, bfloat16, float16 or float32
-    w13, w2       (E, 2N, K) and (E, K, N), row-major; or what ``quantize_gate_up`` and ``quantize_down`` return
+    w13, w2       (E, 2N, K) and (E, K, N), row-major, or ``.mT`` of row-major weights, whose gradients then lie in the
+                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return
     topk_ids      (T, top_k), int32 or int64, with or without repetitions; ids that are negative or past the last expert
                   belong to other devices: they add nothing, and the gradients of their weights are zeros
     topk_weights  (T, top_k), floating-point
@@ -87,9 +90,10 @@ def moe_layer(
     all of up, or ``"interleaved"``. ``recompute``: ``"none"``; ``"h"``, the activation is made again from FP8 values of
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
     In bfloat16 nothing but ``"gate-up"`` has an effect.
-    ``grad_w13``, ``grad_w2``: row-major bfloat16 or float32 buffers of the weights' shapes. The backward pass adds the
-    gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
+    ``grad_w13``, ``grad_w2``: bfloat16 or float32 buffers with the weights' shapes and strides. The backward pass adds
+    the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
+    Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
 
     Raises ValueError, before any launch, naming the argument.
     """
@@ -113,7 +117,8 @@ def moe_layer(
     _check_operands(x, plain_13, plain_2, topk_ids, topk_weights, b13, b2)
     _check_buffer("grad_w13", grad_w13, plain_13)
     _check_buffer("grad_w2", grad_w2, plain_2)
-    options = _Options(activation, layout, recompute, keep_weights, float8_dtype)
+    are_transposed = (not plain_13.is_contiguous(), not plain_2.is_contiguous())
+    options = _Options(activation, layout, recompute, keep_weights, float8_dtype, *are_transposed)
     operands = (x, plain_13, plain_2, b13, b2, topk_weights)
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
@@ -151,7 +156,7 @@ class _Fp8Layer(torch.autograd.Function):
         transposed_2: Tensor | None,
         scales_transposed_2: Tensor | None,
     ) -> Tensor:
-        activation, layout, recompute, keeps_weights, float8_dtype = options
+        activation, layout, recompute, keeps_weights, float8_dtype = options[:5]
         repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
         keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None
@@ -196,7 +201,7 @@ class _Fp8Layer(torch.autograd.Function):
     @staticmethod
     @differentiable_once("moe_layer")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        activation, layout, recompute, _, float8_dtype = ctx.options
+        activation, layout, recompute, _, float8_dtype, is_13_transposed, is_2_transposed = ctx.options
         needs, grads = ctx.needs, _Gradients()
         (
             ids, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_y, scales_y, q_h, scales_h,
@@ -224,8 +229,9 @@ class _Fp8Layer(torch.autograd.Function):
         )  # fmt: skip
         del q_2, transposed_2, grad
         if needs.w2:
-            grads.w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row)
-            grads.w2 = _added(grads.w2, ctx.buffers[1])
+            of_w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed)
+            grads.w2 = _added(of_w2.mT if is_2_transposed else of_w2, ctx.buffers[1])
+            del of_w2
         del q_h, q
         if not needs.through_h:
             return grads.returned(ctx)
@@ -242,8 +248,10 @@ class _Fp8Layer(torch.autograd.Function):
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
         if needs.w13:
-            grads.w13 = fp8_steps.gate_up_weight_gradient(q, scales, scales_13, q_x, scales_x, offs, token_of_row)
-            grads.w13 = _added(grads.w13, ctx.buffers[0])
+            of_w13 = fp8_steps.gate_up_weight_gradient(
+                q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
+            )
+            grads.w13 = _added(of_w13.mT if is_13_transposed else of_w13, ctx.buffers[0])
         return grads.returned(ctx)
 
 
@@ -397,8 +405,8 @@ def _check_operands(
 ) -> None:
     """Raise ValueError, naming the argument, unless the operands are those of one layer."""
     check_matrix("x", x)
-    check_weights("w13", w13, as_stored=True)
-    check_weights("w2", w2, as_stored=True)
+    check_stored("w13", w13)
+    check_stored("w2", w2)
     check_choice(ids, weights)
     (T, K), (E, C, _) = x.shape, w13.shape
     if C % 2 or not are_multiples(C // 2, K) or E < 1:
@@ -419,7 +427,8 @@ def _check_buffer(name: str, buffer: Tensor | None, w: Tensor) -> None:
         return
     if torch.compiler.is_compiling():
         raise ValueError(f"{name} must be None in torch.compile, which cannot change a tensor in a backward pass")
-    is_one = buffer.shape == w.shape and buffer.is_contiguous() and buffer.device == w.device
+    is_one = buffer.shape == w.shape and buffer.stride() == w.stride() and buffer.device == w.device
     if not is_one or buffer.dtype not in (torch.bfloat16, torch.float32) or buffer.requires_grad:
-        layout = f"{buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}"
-        raise ValueError(f"{name} must be contiguous bfloat16 or float32 {tuple(w.shape)} on {w.device}, got {layout}")
+        wanted = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
+        layout = f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device}"
+        raise ValueError(f"{name} must be {wanted}, got {layout}")

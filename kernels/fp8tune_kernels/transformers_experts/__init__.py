@@ -6,7 +6,7 @@
     fp8tune             all GEMMs of the experts in FP8: ``fp8_grouped_mm``
     fp8tune-auto        ``precision="auto"``: bfloat16 where that was measured to be faster
     fp8tune-folded      ``recipe="folded"``: the operands are cast once; not for weights that lie as (E, K, N)
-    fp8tune-mlp         gate, up, activation and down as one operation, ``fp8_moe_mlp``; not for gpt-oss either
+    fp8tune-mlp         the layer as one operation, ``moe_layer``, on tokens as they are
 
 :func:`use_fp8_experts` sets one and returns the modules that multiply in FP8. :func:`weights_once` quantizes weights
 once for all micro-batches of a step. :func:`register` adds an implementation with other options.

@@ -1,4 +1,4 @@
-"""The forward pass of a module of experts as transformers declares it, by ``fp8_grouped_mm``.
+"""The forward pass of a module of experts as transformers declares it, by ``moe_layer`` or ``fp8_grouped_mm``.
 
     rows     the hidden state of each token, once for each of its top_k experts, sorted by expert
     h        gate_up_proj of the rows, and the module's own gate; or up_proj and its activation
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.transformers_experts.mlp import multiply_mlp
+from fp8tune_kernels.transformers_experts.mlp import gate_of, multiply_layer, multiply_mlp
 from fp8tune_kernels.transformers_experts.once import weights_of
 
 __all__ = ["Options", "experts_forward"]
@@ -37,13 +37,16 @@ class Options:
     recipe: str = "default"
     keep_fp8: tuple[str, ...] = ()
     is_one_operation: bool = False
-    """By ``fp8_moe_mlp``, which has the folded recipe alone; the three options above have no effect."""
+    """Multiply by ``moe_layer``, in FP8; the three options above have no effect."""
 
 
 def experts_forward(
     module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, options: Options
 ) -> Tensor:
     """(T, hidden), in the dtype of ``hidden_states``."""
+    if options.is_one_operation and (gate := gate_of(module)):
+        out = multiply_layer(module, gate, hidden_states, top_k_index, top_k_weights)
+        return out.to(hidden_states.dtype)
     T, top_k = top_k_index.shape
     expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
     experts = torch.arange(module.num_experts, device=order.device, dtype=expert_of_row.dtype)

@@ -1,36 +1,60 @@
-"""The experts as one operation, ``fp8_moe_mlp``: the activation is cast as it is made, never written in bfloat16."""
+"""The experts as one operation: ``moe_layer``, and ``fp8_moe_mlp`` for activations that it lacks."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from fp8tune_kernels.gemm.moe_mlp import fp8_moe_mlp
-from fp8tune_kernels.transformers_experts.once import weights_of
+from fp8tune_kernels.moe.layer import moe_layer
+from fp8tune_kernels.transformers_experts.once import layer_weights_of, weights_of
 
-__all__ = ["multiply_mlp"]
+__all__ = ["Gate", "gate_of", "multiply_layer", "multiply_mlp"]
 
 SILU = (nn.SiLU, SiLUActivation)
 
+GPT_OSS = "transformers.models.gpt_oss.modeling_gpt_oss"
+"""Module whose gate clamps gate and up, which lie in turn."""
+
+
+class Gate(NamedTuple):
+    """Arguments of ``moe_layer`` that describe the gate of a module."""
+
+    activation: str
+    layout: str
+
+
+def gate_of(module: Any) -> Gate | None:
+    """Return the gate of a module of experts; None for an activation that ``moe_layer`` lacks.
+
+    Raises ValueError for a module without a gate, or with one of its own that is not known here.
+    """
+    origin = type(module)._apply_gate.__module__
+    if origin == GPT_OSS and (module.alpha, module.limit) == (1.702, 7.0):
+        return Gate("gpt-oss", "interleaved")
+    if not module.has_gate or origin != "transformers.integrations.moe":
+        name = type(module).__name__
+        raise ValueError(f"{name} has no gate, or one of its own, that one operation does not know: use 'fp8tune'")
+    return Gate("swiglu", "halves") if isinstance(module.act_fn, SILU) else None
+
+
+def multiply_layer(module: Any, gate: Gate, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the experts' output of tokens, (T, hidden), bfloat16."""
+    w13, w2 = (layer_weights_of(module, name) for name in ("gate_up_proj", "down_proj"))
+    b13, b2 = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
+    return moe_layer(x.contiguous(), w13, w2, ids, weights, b13=b13, b2=b2, **gate._asdict())
+
 
 def multiply_mlp(module: Any, rows: Tensor, offs: Tensor, row_weights: Tensor) -> Tensor:
-    """gate_up_proj, the gate and down_proj of rows sorted by expert, times the routing weight of each row.
+    """Return the output of rows sorted by expert, times the routing weight of each row, by the module's activation.
 
-    Raises ValueError for a module whose gate or layout is another than that of most models.
+    Raises ValueError for weights that lie as (E, K, N).
     """
-    _check(module)
+    if module.is_transposed:
+        name = type(module).__name__
+        raise ValueError(f"weights of {name} lie as (E, K, N), wanted (E, N, K) for its activation: use 'fp8tune'")
     w13, w2 = (weights_of(module, name, "folded") for name in ("gate_up_proj", "down_proj"))
     b13, b2 = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
-    activation = "swiglu" if isinstance(module.act_fn, SILU) else module.act_fn
-    return fp8_moe_mlp(rows, w13, w2, offs, b13=b13, b2=b2, row_weights=row_weights, activation=activation)
-
-
-def _check(module: Any) -> None:
-    """``_apply_gate`` of most modules is transformers' own: the activation of the first half, times the second."""
-    name = type(module).__name__
-    if module.is_transposed:
-        raise ValueError(f"weights of {name} lie as (E, K, N), wanted (E, N, K) for one operation: use 'fp8tune'")
-    if not module.has_gate or type(module)._apply_gate.__module__ != "transformers.integrations.moe":
-        raise ValueError(f"{name} has no gate, or one of its own, that one operation does not know: use 'fp8tune'")
+    return fp8_moe_mlp(rows, w13, w2, offs, b13=b13, b2=b2, row_weights=row_weights, activation=module.act_fn)

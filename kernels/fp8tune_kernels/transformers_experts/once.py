@@ -7,18 +7,31 @@ stays the same, and a copy or pickle of a module holds none.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from fp8tune_kernels.gemm.fingerprint import Fingerprint, cast_dtype, change_message
 from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, cast_dtype, change_message, snapshot
+from fp8tune_kernels.gemm.quantized_weights import as_stored, snapshot
+from fp8tune_kernels.moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
-__all__ = ["Block", "weights_of"]
+__all__ = ["Block", "layer_weights_of", "weights_of"]
 
 ATTRIBUTE = "_fp8tune_weights_once"
+
+LAYER = "layer"
+"""Stands for a recipe: FP8 values that ``moe_layer`` multiplies."""
+
+
+class Quantized(NamedTuple):
+    """FP8 values of a parameter, and the fingerprint of what they were made of."""
+
+    fingerprint: Fingerprint
+    values: Any
+    """QuantizedWeights for ``fp8_grouped_mm``; for ``moe_layer`` a tuple of the tensors of ExpertWeights."""
 
 
 class Held:
@@ -26,7 +39,7 @@ class Held:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.quantized: dict[tuple[str, str], QuantizedWeights] = {}
+        self.quantized: dict[tuple[str, str], Quantized] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(None), ())  # a copy of a module is in no block: nobody would end it
@@ -54,12 +67,12 @@ class Block:
         names: dict[torch.device, list[str]] = {}
         for module in self._modules:
             held = module.__dict__[ATTRIBUTE]
-            for (name, _), quantized in held.quantized.items():
-                is_changed = quantized.changed()
-                if not quantized.is_of(getattr(module, name)):
+            for (name, _), (fingerprint, _) in held.quantized.items():
+                is_changed = fingerprint.changed()
+                if not fingerprint.is_of(getattr(module, name)):
                     is_changed = torch.ones_like(is_changed)
                 flags.setdefault(is_changed.device, []).append(is_changed)
-                names.setdefault(is_changed.device, []).append(quantized.name)
+                names.setdefault(is_changed.device, []).append(fingerprint.name)
         found = itertools.chain(
             *(zip(names[device], torch.stack(flags[device]).tolist(), strict=True) for device in flags)
         )
@@ -73,15 +86,47 @@ class Block:
 
 
 def weights_of(module: Any, name: str, recipe: str) -> Any:
-    """A parameter as it lies, or quantized: inside a block once, and under FSDP2 after the all-gather."""
+    """Return a parameter as ``fp8_grouped_mm`` takes it: as it lies, or quantized in a block or after an all-gather."""
     w: Tensor = getattr(module, name)
     if isinstance(w, GatheredWeights):
-        if module.is_transposed:
-            raise ValueError(f"{name} of {type(module).__name__} lies as (E, K, N): do not quantize it after a gather")
-        return multipliable(w)
-    held = getattr(module, ATTRIBUTE, None)
-    if held is None or not isinstance(w, nn.Parameter):  # a parametrization, such as LoRA's, computes it at each use
+        return _gathered(module, name, w)
+    quantized = _in_block(module, name, w, recipe)
+    return w if quantized is None else quantized.values
+
+
+def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
+    """Return a parameter, (E, rows, columns), as ``moe_layer`` takes it: plain or quantized as :func:`weights_of`."""
+    w: Tensor = getattr(module, name)
+    if isinstance(w, GatheredWeights):
+        gathered = _gathered(module, name, w)
+        if gathered.recipe != "folded":
+            made = f"{name} of {type(module).__name__} was quantized for recipe {gathered.recipe!r} after its gather"
+            raise ValueError(f"{made}, wanted quantize_after_all_gather(..., recipe='folded')")
+        codes, scales, transposed = gathered.codes
+        # down's have a scale per row; the backward pass transposes to one per expert
+        return ExpertWeights(
+            gathered.weights.transpose(1, 2), codes, scales, transposed if name == "gate_up_proj" else None, None
+        )
+    quantized = _in_block(module, name, w, LAYER)
+    if module.is_transposed:
+        w = w.transpose(1, 2)
+    if quantized is None:
         return w
+    quantized.fingerprint.check_use()
+    return ExpertWeights(w, *quantized.values)
+
+
+def _gathered(module: Any, name: str, w: GatheredWeights) -> Any:
+    if module.is_transposed:
+        raise ValueError(f"{name} of {type(module).__name__} lies as (E, K, N): do not quantize it after a gather")
+    return multipliable(w)
+
+
+def _in_block(module: Any, name: str, w: Tensor, recipe: str) -> Quantized | None:
+    """Return FP8 values of a parameter inside a block; None outside of one."""
+    held: Held | None = getattr(module, ATTRIBUTE, None)
+    if held is None or not isinstance(w, nn.Parameter):  # a parametrization, such as LoRA's, computes it at each use
+        return None
     if not torch.compiler.is_compiling():
         return _quantized_in_block(module, name, recipe)
     quantized = held.quantized.get((name, recipe))
@@ -92,15 +137,30 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
 
 
 @_disable_dynamo
-def _quantized_in_block(module: Any, name: str, recipe: str) -> QuantizedWeights:
+def _quantized_in_block(module: Any, name: str, recipe: str) -> Quantized:
     """Quantize a parameter, unless it was in this block."""
     held: Held = module.__dict__[ATTRIBUTE]
     w: Tensor = getattr(module, name)
     quantized = held.quantized.get((name, recipe))
-    if quantized is not None and not quantized.is_of(w):
-        raise RuntimeError(change_message([quantized.name]))
-    if quantized is None or quantized.dtype != cast_dtype(w):  # another autocast region
-        layout, path = "EKN" if module.is_transposed else "ENK", f"{held.path}.{name}".removeprefix(".")
-        quantized = snapshot(w, None, recipe, layout, path)
+    if quantized is not None and not quantized.fingerprint.is_of(w):
+        raise RuntimeError(change_message([quantized.fingerprint.name]))
+    if quantized is None or quantized.fingerprint.dtype != cast_dtype(w):  # another autocast region
+        path = f"{held.path}.{name}".removeprefix(".")
+        quantized = (_for_layer if recipe == LAYER else _for_grouped_mm)(module, name, recipe, path)
         held.quantized[name, recipe] = quantized
     return quantized
+
+
+def _for_grouped_mm(module: Any, name: str, recipe: str, path: str) -> Quantized:
+    quantized = snapshot(getattr(module, name), None, recipe, "EKN" if module.is_transposed else "ENK", path)
+    return Quantized(quantized.fingerprint, quantized)
+
+
+def _for_layer(module: Any, name: str, _: str, path: str) -> Quantized:
+    w = as_stored(getattr(module, name))
+    fingerprint = Fingerprint(w, path)
+    quantize = quantize_gate_up if name == "gate_up_proj" else quantize_down
+    with torch.inference_mode(False):  # autograd saves the values
+        plain = w.detach().to(fingerprint.dtype)
+        result = quantize(plain.transpose(1, 2) if module.is_transposed else plain)
+    return Quantized(fingerprint, (result.codes, result.scales, result.transposed, result.transposed_scales))

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from fp8tune_kernels.transformers_experts.forward import Options, experts_forward
-from fp8tune_kernels.transformers_experts.once import Block, weights_of
+from fp8tune_kernels.transformers_experts.mlp import gate_of
+from fp8tune_kernels.transformers_experts.once import Block, layer_weights_of, weights_of
 
 try:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -84,7 +85,10 @@ def _quantize_all(experts: dict[str, tuple[Any, Options]], dtype: torch.dtype | 
             w = getattr(module, name)
             is_cast = dtype not in (None, w.dtype)
             with torch.autocast(w.device.type, dtype) if is_cast else contextlib.nullcontext():
-                weights_of(module, name, "folded" if options.is_one_operation else options.recipe)
+                if options.is_one_operation and gate_of(module):
+                    layer_weights_of(module, name)
+                else:
+                    weights_of(module, name, "folded" if options.is_one_operation else options.recipe)
 
 
 def _is_compiled(model: nn.Module) -> bool:
