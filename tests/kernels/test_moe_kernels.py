@@ -202,6 +202,7 @@ def test_bytes_moved_are_those_of_tokens_and_rows() -> None:
 OFFS, TOKENS = torch.tensor([4, 9], dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
 ROWS, ROW_OF = torch.zeros(6, 16).bfloat16(), torch.zeros(3, 2, dtype=torch.int32)
 A, B = torch.zeros(5, 32).bfloat16(), torch.zeros(2, 16, 32).bfloat16()
+SCALES = torch.ones(5), torch.ones(2, 16)
 Q = torch.zeros(5, 32).to(FP8)
 
 REFUSED: list[tuple[Any, tuple[Any, ...], str]] = [
@@ -214,7 +215,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], str]] = [
     (sum_rows_of_tokens, (ROWS, ROW_OF, ROWS), "bias, ids and weights must be given together"),
     (sum_rows_of_tokens, (ROWS, ROW_OF, ROWS[:, :8], ROW_OF, torch.zeros(3, 2)), "bias must be row-major"),
     (multiply_gathered_rows, (A, B, OFFS, TOKENS.long()), "token_of_row must be contiguous int32"),
-    (multiply_gathered_rows, (A, B, OFFS + 1, TOKENS), "offs ends group 1 at row 10 of 9"),
+    (multiply_gathered_rows, (A.to(FP8), B.to(FP8), OFFS + 1, TOKENS, *SCALES), "offs ends group 1 at row 10 of 9"),
     (multiply_gathered_rows, (A[:, :16], B, OFFS, TOKENS), "a has shape"),
     (multiply_gathered_rows, (A, B, OFFS, TOKENS), "a must be FP8 values"),
     (transpose_gathered_codes, (A, OFFS, TOKENS), "q is torch.bfloat16"),
