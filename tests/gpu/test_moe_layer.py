@@ -141,8 +141,9 @@ def test_more_elements_than_an_int32_counts() -> None:
 
 
 def test_every_kernel_is_right_at_a_size_that_is_timed() -> None:
-    """Byte for byte, with the default config, and Hopper's of the gathered GEMM."""
+    """Byte for byte, with the default config and the table's."""
     from fp8tune.measure import checking
+    from fp8tune_kernels.runtime.lookup import config_for
 
     row = {"M": 8192, "K": 1024, "N": 768, "E": 16}
     for kernel in catalog.MOE:
@@ -154,5 +155,6 @@ def test_every_kernel_is_right_at_a_size_that_is_timed() -> None:
             in_dtype=spec.in_dtypes[0],
         )
         tensors = checking.build(spec, problem, "cuda")
-        for config in (spec.default, *([gathered_rows.HOPPER] if kernel == "gathered-rows" else [])):
+        key = tuple(dict(spec.lookup_key(problem))[name] for name in spec.key)
+        for config in (spec.default, NamedInts(config_for(spec, key, torch.device("cuda")))):
             assert tensors.check(config) is None, (kernel, config)
