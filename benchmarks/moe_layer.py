@@ -68,7 +68,7 @@ class Layer:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gets gradients."""
+        """Return the tensors that get gradients."""
         return [self.x, self.router, self.w13, self.w2]
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Use(NamedTuple):
-    """What a kernel does with one argument."""
+    """Use of one argument by a kernel."""
 
     is_loaded: bool = False
     is_stored: bool = False

@@ -135,7 +135,7 @@ class Launcher:
         return self.kernel
 
     def _kept(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
-        """What ``early_config_prune`` returns for a launch. ``config``: the one whose grid it gets."""
+        """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         case = self.case(launch, "meta")
         named = case.arguments(case.inputs(0), case.outputs())
         given = {**named, **self._options(launch), "grid": grid_of(launch.grid, config), "warmup": False}

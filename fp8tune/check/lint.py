@@ -176,7 +176,7 @@ def run(store: Store, plan: LintPlan) -> Iterator[Event | Report]:
 
 
 def tallies(store: Store, plan: LintPlan) -> list[Tally]:
-    """What became of the configs of each problem and variation that was begun."""
+    """Return the outcomes of each problem and variation that was begun."""
     return session.tallies(store, plan.sweep)
 
 

@@ -97,7 +97,7 @@ class Tensors:
 
     @cached_property
     def timed(self) -> Tensors:
-        """What is timed: these, unless they are integers for an exact check, or an input has one value throughout.
+        """Return what is timed: these, unless they are integers for an exact check, or an input has a single value.
 
         A GPU runs faster on simple data. Values are not compared there: their sums depend on the order.
         """
@@ -113,7 +113,7 @@ class Tensors:
 
     @property
     def refusal(self) -> str | None:
-        """Why the kernel must not be timed, with whatever seed; None where it may."""
+        """Return why no seed gives data that may be timed; None if one does."""
         return self.timed._untimable
 
     @cached_property

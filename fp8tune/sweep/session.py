@@ -64,7 +64,7 @@ def finished_problems(store: Store, plan: Plan) -> list[Problem]:
 
 
 def tallies(store: Store, plan: Plan) -> list[Tally]:
-    """What became of the configs of each problem of a plan, in this sweep and before."""
+    """Return the outcomes of each problem of a plan, in this sweep and before."""
     backend = plan.backend
     pairs = [(of.version, of.problem) for of in plan.problems] or store.finished_sweep(plan.key, backend.device) or []
     subjects = [Subject(version, backend.device, backend.kind, problem) for version, problem in pairs]
