@@ -53,12 +53,14 @@ def connect(url: str, *, create: bool, writable: bool, patience_s: float | None 
         return _file(sqlite_path(parsed), label(url), create, writable, patience_s)
     patience_s = retrying.PATIENCE_S if patience_s is None else patience_s
     options = postgresql.options(parsed.query, patience_s)
+    # of the engine itself, not of a copy: its first connection asks the server for its version before any copy is used
+    known = {_LABEL: label(url), _SECRETS: passwords(url)}
     try:
-        engine = create_engine(parsed, poolclass=NullPool, connect_args=options)
+        engine = create_engine(parsed, poolclass=NullPool, connect_args=options, execution_options=known)
     except ImportError:
         raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
     _map_errors(engine)
-    connection = _begun(engine.execution_options(**{_LABEL: label(url), _SECRETS: passwords(url)}))
+    connection = _begun(engine)
     retrying.be_patient(connection, patience_s)
     return connection
 

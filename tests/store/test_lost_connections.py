@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -176,6 +178,31 @@ def test_a_sweep_opens_a_database_again_that_it_reached_before(postgresql: Serve
     with Store.open(mine, writable=False) as store:
         assert store.evidence() == []
     starting.join()
+
+
+def _serve_logins(listener: socket.socket) -> None:
+    """Log one client in, and go away at its first question, as a server does that is stopped then."""
+
+    def message(kind: bytes, body: bytes) -> bytes:
+        return kind + struct.pack("!I", len(body) + 4) + body
+
+    client, _ = listener.accept()
+    with client:
+        while len(client.recv(4096)) == 8:  # asks for an encrypted connection
+            client.sendall(b"N")
+        settings = ((b"server_version", b"15.0"), (b"client_encoding", b"UTF8"))
+        states = [message(b"S", name + b"\0" + value + b"\0") for name, value in settings]
+        client.sendall(message(b"R", struct.pack("!I", 0)) + b"".join(states) + message(b"Z", b"I"))
+        client.recv(4096)
+
+
+def test_a_server_that_goes_away_right_after_the_login_is_one_line() -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_serve_logins, args=(listener,), daemon=True).start()
+        url = f"postgresql://somebody@127.0.0.1:{listener.getsockname()[1]}/x"
+        with pytest.raises(DatabaseError, match=r"^postgresql://somebody@127.0.0.1:\d+/x "):
+            Store.open(url, writable=False)
 
 
 def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str, small_chunks: None) -> None:
