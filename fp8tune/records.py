@@ -83,8 +83,8 @@ class Device:
     torch: str = ""
     triton: str = ""
     timing: str = ""
-    """How launches are timed: ``gated``, with all launches of a block queued before the GPU starts; ``events`` until
-    fp8tune 0.2, where a busy host could add its own time. Empty where nothing is timed on a GPU."""
+    """How launches are timed: ``gated``, each queued before the GPU comes to it; ``events`` until fp8tune 0.2, where a
+    busy host could add its own time. Empty where nothing is timed on a GPU."""
     codegen: str = ""
     """What changes machine code besides the versions, as :func:`fp8tune.measure.codegen.settings` lists it."""
 

@@ -1,4 +1,4 @@
-"""What changes the machine code of a Triton kernel besides its source, its config and the versions.
+"""Settings that change the machine code of a Triton kernel, besides its source, its config and the versions.
 
 Triton reads much of it from the environment, and its defaults change: FP fusion, which contracts a product and a sum
 into one rounding, is on by default up to Triton 3.9 and announced to be off from 3.10. So workers set it explicitly,
@@ -16,13 +16,18 @@ __all__ = ["FP_FUSION", "fix_fp_fusion", "fp_fusion", "settings"]
 
 FP_FUSION = "TRITON_DEFAULT_FP_FUSION"
 
-_CODEGEN = re.compile("(TRITON|PTXAS|NVPTX|LLVM|MLIR|AMDGCN|DISABLE|ALLOW|ENABLE)_[A-Z0-9_]+")
-_NEUTRAL = re.compile(
-    "TRITON_((CACHE|HOME|DUMP|PRINT|INTERPRET|ALWAYS_COMPILE|REPRODUCER|KERNEL_DUMP|STORE_BINARY_ONLY|BUILD|"
-    "COMPILE_ONLY|FRONT_END_DEBUGGING|PROTON|LIBCUDA|LIBHIP|CUDACRT|CUDART|CUPTI|CUOBJDUMP|NVDISASM|STRICT).*"
-    "|DISABLE_LINE_INFO)|(MLIR|LLVM)_(ENABLE_(DUMP|TIMING|DIAGNOSTICS)|IR_ENABLE_DUMP|DUMP.*)"
+_CODEGEN = re.compile(
+    "(TRITON|PTXAS|NVPTX|AMDGCN)_[A-Z0-9_]+|DISABLE_(LLVM_OPT|PTXAS_OPT|MMA_V[0-9]+)|ALLOW_LHS_TMEM_LAYOUT_CONVERSION"
+    "|LLVM_(PASS_PLUGIN_PATH|EXTRACT_DI_LOCAL_VARIABLES)"
 )
-"""Variables that choose folders, dumps and messages. Any other may change code, known here or not."""
+"""Triton's variables: whatever begins as only its own do, and those whose names other programs may have, too."""
+
+_NEUTRAL = re.compile(
+    "TRITON_(CACHE|HOME|PRINT|INTERPRET|ALWAYS_COMPILE|REPRODUCER|STORE_BINARY_ONLY|REMOTE_CACHE|REDIS|PROTON|LIBCUDA"
+    "|LIBHIP|CUDACRT|CUDART|LLVM_DEBUG|ENABLE_(LLVM_DEBUG|PYTHON_STACKTRACE|NVTX)|DISABLE_LINE_INFO"
+    "|FRONT_END_DEBUGGING).*|[A-Z0-9_]*DUMP[A-Z0-9_]*"
+)
+"""Variables that choose folders, dumps and messages. Any other of Triton's may change code, known here or not."""
 
 
 def fp_fusion(environment: Mapping[str, str] = os.environ) -> bool:

@@ -1,9 +1,9 @@
 """Blocks, the only primitive of timing: repeated launches of one function in one process, by the GPU's own clock.
 
 The protocol is that of ``triton.testing.do_bench``: the same flush of the cache before each launch, events around it,
-the same warm-up and the same number of launches. What differs is that everything is queued before the GPU starts
-(:mod:`fp8tune.measure.gate`). Otherwise a busy host adds its own time: with compilers on all cores, 27 of 216 configs
-of a matmul on an H200 were over 20 % too slow, the worst 3.3 times.
+the same warm-up and length. What differs is that each launch is queued before the GPU comes to it
+(:mod:`fp8tune.measure.gate`). Otherwise a busy host adds its own time: with compilers on all cores, 44 of 204 configs
+of a matmul on an H200 were over 20 % too slow, the worst 4.9 times.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fp8tune.stats import block_value
 
 WARMUP_MS = 2.0
 MIN_REP_MS = 10.0
-"""A block takes ``max(10 ms, 5 launches)``, flushes included."""
+"""A block takes ``max(10 ms, 5 launches)``, flushes included; of the host's time, where that is longer."""
 
 HELD_LAUNCHES = 150
 HELD_HOST_US = 4000.0
 """Limits on what waits behind one gate. A queue takes about 1,024 operations before the host has to wait: 150 launches
-are 600 with their flushes and events, and PyTorch needs about 5 us of host time for each kernel of a larger launch."""
+are 600 with their flushes and events, and each kernel of a larger launch is taken to need 5 us of host time or more."""
 
 LEAST_LEAD = 0.2
 SAFETY = 0.7

@@ -22,6 +22,8 @@ from fp8tune.records import Device
         ({"DISABLE_LLVM_OPT": "1", "PATH": "/bin", "TRITON_CACHE_DIR": "/x"}, "fp_fusion=1 DISABLE_LLVM_OPT=1"),
         ({"TRITON_PRINT_AUTOTUNING": "1", "MLIR_ENABLE_DUMP": "1", "LLVM_IR_ENABLE_DUMP": "1"}, "fp_fusion=1"),
         ({"TRITON_INVENTED_TOMORROW": "2"}, "fp_fusion=1 TRITON_INVENTED_TOMORROW=2"),
+        ({"TRITON_DUMP_MIR": "1", "AMDGCN_ENABLE_DUMP": "1", "TRITON_REDIS_HOST": "h"}, "fp_fusion=1"),
+        ({"DISABLE_TELEMETRY": "1", "ENABLE_USER_SITE": "1", "LLVM_CONFIG": "x"}, "fp_fusion=1"),  # other programs'
         ({"PTXAS_OPTIONS": ""}, "fp_fusion=1"),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Inspector, create_engine, inspect
+from database_rows import begin, row
+from sqlalchemy import Inspector, create_engine, inspect, text
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Subject
@@ -141,6 +143,30 @@ def test_a_hash_whose_new_one_has_rows_already_stays(tmp_path: Path) -> None:
         connection.execute("INSERT INTO kernel_versions VALUES (2, 'colwise', 'b960d6787f0da121', '', '[]', '')")
     with Store.open(str(old)) as store:
         assert store.timed_sources() == {"colwise": {"8b6c5121011a684a"}}
+
+
+def test_a_server_gets_timing_and_codegen_too(postgresql_url: str) -> None:
+    with Store.open(postgresql_url, create=True) as store:
+        assert store.add(begin(store), row())
+    engine = create_engine(postgresql_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:  # as it was: the constraint goes with its columns
+        for column in ("timing", "codegen"):
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {column} CASCADE"))
+        names = "arch, name, uuid_hash, multiprocessors, driver, runtime, torch, triton"
+        connection.execute(text(f"ALTER TABLE devices ADD UNIQUE ({names})"))
+        connection.execute(text("DELETE FROM migrations WHERE name = 'devices have timing and codegen'"))
+        connection.execute(
+            text(f"UPDATE meta SET value = '{migrations.SCHEMA_VERSION - 1}' WHERE name = 'schema_version'")
+        )
+    with Store.open(postgresql_url) as store:
+        (stored,) = store.rows()
+        assert (stored.device.timing, stored.device.codegen) == ("events", "fp_fusion=1")
+        gated = replace(row(), device=replace(stored.device, timing="gated"))
+        assert store.add(begin(store, request="gated"), gated)
+        assert {each.device.timing for each in store.rows()} == {"events", "gated"}
+    (unique,) = inspect(engine).get_unique_constraints("devices")
+    assert {"timing", "codegen"} <= set(unique["column_names"])
+    engine.dispose()
 
 
 @pytest.mark.parametrize("section", re.findall(r"^\[(.*)\]$", migrations.RENAMED_HASHES.read_text(), re.MULTILINE))
