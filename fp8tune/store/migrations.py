@@ -19,7 +19,6 @@ from sqlalchemy import (
     Dialect,
     String,
     Table,
-    UniqueConstraint,
     insert,
     inspect,
     select,
@@ -27,7 +26,7 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import redacted
@@ -180,8 +179,8 @@ def _add_timing_and_codegen(connection: Connection) -> None:
         )
     for constraint in inspect(connection).get_unique_constraints("devices"):
         connection.execute(text(f'ALTER TABLE devices DROP CONSTRAINT "{constraint["name"]}"'))
-    unique = next(each for each in Devices.constraints if isinstance(each, UniqueConstraint))
-    connection.execute(AddConstraint(unique))
+    names = ", ".join([*columns[1:], "timing", "codegen"])  # as text: AddConstraint would take it out of later tables
+    connection.execute(text(f"ALTER TABLE devices ADD UNIQUE ({names})"))
 
 
 MIGRATIONS: dict[str, Callable[[Connection], Any]] = {

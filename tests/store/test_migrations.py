@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from database_rows import begin, row
 from sqlalchemy import Inspector, create_engine, inspect, text
+from sqlalchemy.schema import CreateTable
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Subject
@@ -166,6 +167,7 @@ def test_a_server_gets_timing_and_codegen_too(postgresql_url: str) -> None:
         assert {each.device.timing for each in store.rows()} == {"events", "gated"}
     (unique,) = inspect(engine).get_unique_constraints("devices")
     assert {"timing", "codegen"} <= set(unique["column_names"])
+    assert "UNIQUE" in str(CreateTable(METADATA.tables["devices"]))  # what a process makes after a migration
     engine.dispose()
 
 
