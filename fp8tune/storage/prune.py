@@ -1,0 +1,77 @@
+"""Pruning: a database small enough for git, with all the evidence that picks rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select, update
+
+from fp8tune.records import Kind, NamedInts
+from fp8tune.storage import schema as db
+from fp8tune.storage.read import Names, Reading
+from fp8tune.storage.write import Writing, chunks
+
+FASTEST = 20
+"""Coarse results of each study that stay besides finals and configs that are picked anywhere for the kernel."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Number of results and trials that went, and of results that stayed."""
+
+    results: int
+    trials: int
+    kept: int
+
+
+class Pruning(Reading, Writing):
+    """Method that prunes."""
+
+    def prune(self, picks: Collection[tuple[str, NamedInts]]) -> Pruned:
+        """Remove samples, telemetry, coarse trials, and the results that no pick could rest on.
+
+        Args:
+            picks: Each kernel with each config that is picked anywhere for it. Without these the fallback row of a
+                table, and its rule for keys without a row, would change.
+        """
+        pruned = self.run(lambda: self._prune(set(picks)), write=True)
+        self.database.compact()
+        return pruned
+
+    def _prune(self, picks: set[tuple[str, NamedInts]]) -> Pruned:
+        connection, trials, results = self._connection, db.Trials.c, db.Results.c
+        gone = self._to_remove(picks)
+        counts = select(results.study_id, trials.status, func.count()).join_from(db.Trials, db.Results)
+        counts = counts.where(trials.stage == "coarse").group_by(results.study_id, trials.status)
+        of = db.RemovedTrials.c
+        for study, status, count in connection.execute(counts).all():
+            self._insert(db.RemovedTrials, [{"study_id": study, "status": status, "trials": 0}])
+            more = update(db.RemovedTrials).where(of.study_id == study, of.status == status)
+            connection.execute(more.values(trials=of.trials + count))
+        connection.execute(delete(db.TrialDetails))
+        removed = connection.execute(delete(db.Trials).where(trials.stage == "coarse")).rowcount
+        for ids in chunks(gone):
+            connection.execute(delete(db.Results).where(results.id.in_(ids)))
+        kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
+        return Pruned(len(gone), removed, kept)
+
+    def _to_remove(self, picks: set[tuple[str, NamedInts]]) -> set[int]:
+        names, results = Names(self._connection), db.Results.c
+        studies = {study.id: study for study in names.checked_rows(db.Studies)}
+        columns = (results.id, results.study_id, results.config_id, results.coarse_us)
+        query = select(*columns).where(results.final_us.is_(None)).order_by(results.study_id, results.coarse_us)
+        with_finals = select(db.Trials.c.result_id).where(db.Trials.c.stage != "coarse")
+        confirmed, seen, gone = set(self._connection.scalars(with_finals)), dict[int, int](), set[int]()
+        for id, study_id, config_id, coarse_us in self._connection.execute(query):
+            _, _, kind, version = names.subject(studies[study_id])
+            config = names.configs[config_id]
+            if kind not in (Kind.MEASURED, Kind.SIMULATED) or version is None or id in confirmed:
+                continue
+            place = seen[study_id] = seen.get(study_id, 0) + (coarse_us is not None)
+            if coarse_us is not None and (
+                place <= FASTEST or config == version.default or (version.kernel, config) in picks
+            ):
+                continue
+            gone.add(id)
+        return gone

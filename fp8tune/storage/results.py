@@ -1,0 +1,15 @@
+"""The results database as the rest of fp8tune sees it: records go in, records come out, connections never leave."""
+
+from __future__ import annotations
+
+from fp8tune.storage.merge import Merging
+from fp8tune.storage.prune import Pruning
+from fp8tune.storage.read import NO_HISTORY, History, Tally, Versions
+from fp8tune.storage.units import Queueing
+from fp8tune.storage.write import COPY_CEILING
+
+__all__ = ["COPY_CEILING", "NO_HISTORY", "History", "Store", "Tally", "Versions"]
+
+
+class Store(Merging, Pruning, Queueing):
+    """An open results database. A context manager; one thread at a time."""

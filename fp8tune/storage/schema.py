@@ -1,0 +1,428 @@
+"""Tables of a results database, the same on SQLite and PostgreSQL.
+
+A *study* is one problem, kernel version and device. It has one *result* per config, and a result has one *trial* per
+timed block. Constraints reject what a reader could not use. Checksums cover each row with the names it belongs to::
+
+    problems, versions, devices --< studies --< results --< trials --- trial_details
+                                      |           |           |
+                    sweeps --< study_runs      configs     processes >-- sweeps >-- devices
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.sql.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
+
+from fp8tune.records import Kind, Status
+from fp8tune.stats.study import Verdict
+
+VERSION = 20
+METADATA = MetaData()
+STAGES = ("coarse", "final", "control")
+
+# STRICT tables of SQLite know five type names only.
+_INTEGER: TypeEngine[Any] = BigInteger().with_variant(Integer, "sqlite")
+_REAL: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
+
+_NAME = "A-Za-z0-9_.:+-"
+_INTS = "A-Za-z0-9_= "
+_TRIAL_KEY = ("result_id", "stage", "process_id", "round")
+
+
+class UnitState(StrEnum):
+    """State of a unit in the work queue."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def _table(name: str, about: str, *parts: SchemaItem, rowid: bool = True) -> Table:
+    # Checks that differ by dialect must belong to the table: SQLAlchemy ignores ddl_if in columns.
+    checks = [check for part in parts for check in part.info.get("checks", ())]
+    return Table(
+        name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info={"about": about}
+    )
+
+
+def _id() -> Column[Any]:
+    return Column("id", Integer, primary_key=True)
+
+
+def _crc() -> Column[Any]:
+    return Column("crc", _INTEGER, nullable=False)
+
+
+def _integer(name: str, *, null: bool = False, **options: Any) -> Column[Any]:
+    return Column(name, _INTEGER, CheckConstraint(f"{name} >= 0"), nullable=null, **options)
+
+
+def _real(name: str, *, null: bool = True) -> Column[Any]:
+    # Rejects infinities, and NaN, which PostgreSQL sorts above every number.
+    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null)
+
+
+def _duration(name: str) -> Column[Any]:
+    return Column(name, _REAL, CheckConstraint(f"{name} > 0 AND {name} <= 1e12"))
+
+
+def _text(name: str, characters: str | None = None, *, longest: int = 500, **options: Any) -> Any:
+    options.setdefault("server_default", "")
+    checks = [CheckConstraint(f"length({name}) <= {longest}")]
+    if characters:
+        sqlite, postgresql = f"NOT GLOB '*[^{characters}]*'", f"!~ '[^{characters}]'"
+    else:  # one line without control characters
+        sqlite, postgresql = "NOT GLOB ('*[' || char(1) || '-' || char(31) || char(127) || ']*')", "!~ '[[:cntrl:]]'"
+    checks.append(CheckConstraint(f'"{name}" {sqlite}').ddl_if(dialect="sqlite"))
+    checks.append(CheckConstraint(f'"{name}" {postgresql}').ddl_if(dialect="postgresql"))
+    return Column(name, Text, nullable=False, info={"checks": checks}, **options)
+
+
+def _document(name: str) -> Column[Any]:
+    return Column(name, Text, CheckConstraint(f"length({name}) <= 1048576"), nullable=False)
+
+
+def _choice(name: str, choices: Iterable[str], **options: Any) -> Column[Any]:
+    names = ", ".join(f"'{choice}'" for choice in choices)
+    return Column(name, Text, CheckConstraint(f"{name} IN ({names})"), nullable=False, **options)
+
+
+def _refers(name: str, table: str, *, null: bool = False, **options: Any) -> Column[Any]:
+    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=null, **options)
+
+
+Meta = _table("meta", "Facts about the database: its schema version.", _text("name", _NAME, primary_key=True), _text("value"))
+
+_DEVICE = ("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton", "timing", "codegen")
+Devices = _table(
+    "devices",
+    "GPUs with their software and the way they were timed. Rows compare only where all columns agree.",
+    _id(),
+    _text("arch", _NAME),
+    _text("name"),
+    _text("uuid_hash", _NAME),
+    _integer("multiprocessors"),
+    *(_text(name) for name in _DEVICE[4:]),
+    _crc(),
+    UniqueConstraint(*_DEVICE),
+)
+
+Configs = _table(
+    "configs",
+    "Launch configs in the order of their declaration; empty where a publication names none.",
+    _id(),
+    _text("text", _INTS, longest=4000),
+    _text("canonical", _INTS, longest=4000, unique=True),
+    _crc(),
+)
+
+Versions = _table(
+    "versions",
+    "Kernels at one state of their source code; without a hash, implementations of others.",
+    _id(),
+    _text("kernel"),
+    _text("source_hash", _NAME),
+    _refers("default_id", "configs"),
+    _text("axes", longest=100_000),
+    _text("key", _INTS, longest=4000),
+    _crc(),
+    UniqueConstraint("kernel", "source_hash"),
+)
+
+_MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+Problems = _table(
+    "problems",
+    "Problem sizes with routing, layout and dtypes. The shape keeps its order, canonical makes it unique.",
+    _id(),
+    _text("kernel"),
+    _text("shape", _INTS, longest=4000),
+    _text("canonical", _INTS, longest=4000),
+    *(_text(name, _NAME) for name in _MODES),
+    _integer("seed"),
+    Column("flops", _INTEGER),
+    _crc(),
+    UniqueConstraint("kernel", "canonical", *_MODES, "seed"),
+)
+
+RecordedLaunches = _table(
+    "recorded_launches",
+    "Recorded launch that a problem stands for, as JSON.",
+    _refers("problem_id", "problems", primary_key=True),
+    _document("document"),
+)
+
+SharedLaunches = _table(
+    "shared_launches",
+    "Problems that must share one launch config, by the name of their group; the weight is their share of launches.",
+    _text("name", primary_key=True),
+    _refers("problem_id", "problems", primary_key=True),
+    _real("weight", null=False),
+)
+
+Sweeps = _table(
+    "sweeps",
+    "Sweeps. The uid is the same in every copy, so importing a database twice adds nothing.",
+    _id(),
+    _text("uid", _NAME, unique=True),
+    _refers("device_id", "devices"),
+    _text("request", _NAME),
+    _text("command", longest=10_000),
+    _text("git_commit", _NAME),
+    _text("timer"),
+    Column("seed", _INTEGER, nullable=False, server_default="0"),
+    _integer("again", server_default="0"),
+    _text("ptxas"),
+    *(_real(name) for name in ("sm_clock_limit_mhz", "memory_clock_mhz", "power_limit_w")),
+    _real("started_at", null=False),
+    _real("finished_at"),
+    _crc(),
+)
+
+Processes = _table(
+    "processes",
+    "Worker processes: the unit of replication. Trials reach their sweep, and their time, through it.",
+    _id(),
+    _refers("sweep_id", "sweeps"),
+    _text("name"),
+    _text("git_commit", _NAME),
+    _real("started_at", null=False),
+    _crc(),
+    UniqueConstraint("sweep_id", "name", "git_commit"),
+)
+
+Studies = _table(
+    "studies",
+    "One problem, kernel version and device: everything comparable.",
+    _id(),
+    _refers("problem_id", "problems"),
+    _refers("version_id", "versions"),
+    _refers("device_id", "devices"),
+    _choice("kind", Kind),
+    Column("lookup_key", Text),
+    _integer("bytes_moved", null=True),
+    _integer("timed_at", server_default="0"),
+    _crc(),
+    UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
+)
+
+StudyRuns = _table(
+    "study_runs",
+    "Progress of a sweep in one study: planned is set when all configs have a result, the bands once finals end.",
+    _refers("study_id", "studies", primary_key=True),
+    _refers("sweep_id", "sweeps", primary_key=True),
+    _integer("planned", null=True),
+    _text("reference", _NAME),
+    _text("check_used", server_default="exact"),
+    *(_real(name) for name in ("tie_band", "keep_band", "floor_us")),
+    _crc(),
+    CheckConstraint("(tie_band IS NULL) = (keep_band IS NULL)"),
+    rowid=False,
+)
+
+FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
+Results = _table(
+    "results",
+    "One config in one study. Status, coarse_us and final_us summarize its trials and outlive them.",
+    _id(),
+    _refers("study_id", "studies"),
+    _refers("config_id", "configs"),
+    _text("source"),
+    _text("note"),
+    _choice("status", Status, server_default=Status.OK),
+    _duration("coarse_us"),
+    _integer("coarse_processes", server_default="0"),
+    _duration("final_us"),
+    *(_integer(name, null=True) for name in FACTS[:3]),
+    _real("compile_s"),
+    _crc(),
+    UniqueConstraint("study_id", "config_id", "source", "note"),
+)
+
+CODE = ("agprs", "sgprs", "scratch_bytes", "resident_warps", "fp8_conversions")
+Codes = _table(
+    "codes",
+    "Machine code of a result: its hash, the settings given when it was compiled, and what a disassembler counts.",
+    _refers("result_id", "results", primary_key=True),
+    _text("code_hash", _NAME),
+    _text("settings"),
+    *(_integer(name, null=True) for name in CODE),
+)
+
+Trials = _table(
+    "trials",
+    "One timed block or failed attempt. The key makes a repeated write harmless.",
+    _refers("result_id", "results", primary_key=True),
+    _choice("stage", STAGES, primary_key=True),
+    _refers("process_id", "processes", primary_key=True),
+    _integer("round", primary_key=True),
+    _integer("position"),
+    _choice("status", Status),
+    _text("reason", longest=2_000),
+    _duration("time_us"),
+    CheckConstraint("time_us IS NULL OR status = 'ok'"),
+    CheckConstraint("reason <> '' OR status = 'ok'"),
+    rowid=False,
+)
+
+TELEMETRY = ("tick_us", "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "temperature_c", "power_w")
+TrialDetails = _table(
+    "trial_details",
+    "Samples (little-endian float32, microseconds) and telemetry of a block, which decisions never read.",
+    *(Column(name, Trials.c[name].type, primary_key=True) for name in _TRIAL_KEY),
+    *(_real(name) for name in TELEMETRY),
+    Column("samples", LargeBinary),
+    ForeignKeyConstraint(_TRIAL_KEY, [f"trials.{name}" for name in _TRIAL_KEY], ondelete="CASCADE"),
+    rowid=False,
+)
+
+RemovedTrials = _table(
+    "removed_trials",
+    "Number of trials that pruning removed, so that counts by status stay complete.",
+    _refers("study_id", "studies", primary_key=True),
+    _choice("status", Status, primary_key=True),
+    _integer("trials"),
+    rowid=False,
+)
+
+Decisions = _table(
+    "decisions",
+    "Pick of a study as it was decided last, beside the config that launches used until then and where it came from.",
+    _refers("study_id", "studies", primary_key=True),
+    _refers("pick_id", "results", index=True),
+    _refers("runner_up_id", "results", null=True, index=True),
+    _refers("today_id", "configs", null=True),
+    _text("today_origin"),
+    _choice("verdict", Verdict),
+    _duration("time_us"),
+    *(_real(name) for name in ("today_ratio", "ratio", "lower", "upper", "noise")),
+    _integer("processes"),
+    _integer("is_contested"),
+    _real("decided_at", null=False),
+)
+
+Calibrations = _table(
+    "calibrations",
+    "Named values measured of the sweep's device; the unit is in the name.",
+    _refers("sweep_id", "sweeps", primary_key=True),
+    _text("name", _NAME, primary_key=True),
+    _real("value", null=False),
+    _real("created_at", null=False),
+    _crc(),
+    rowid=False,
+)
+
+PUBLISHED = ("bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us")
+PublishedOperations = _table(
+    "published_operations",
+    "Whole operations as others printed them. All columns are the identity: rows that contradict each other stay.",
+    _id(),
+    _refers("problem_id", "problems"),
+    _refers("device_id", "devices"),
+    *(_text(name) for name in ("recipe", "source", "note")),
+    *(_duration(name) for name in PUBLISHED),
+    UniqueConstraint("problem_id", "device_id", "recipe", "source", "note", *PUBLISHED),
+)
+
+QueuedSweeps = _table(
+    "queued_sweeps",
+    "Options and shapes of a shared sweep, as JSON, and the device name that it is for.",
+    _text("key", _NAME, primary_key=True),
+    _text("device"),
+    _document("document"),
+    _text("command", longest=10_000),
+    _real("created_at", null=False),
+)
+
+Units = _table(
+    "units",
+    "Parts of a queued sweep and the leases of the workers that do them.",
+    _text("key", _NAME, primary_key=True),
+    Column("sweep_key", Text, ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
+    _integer("position"),
+    _text("kernel"),
+    _text("source_hash", _NAME),
+    _document("problems"),
+    *(_real(name, null=False) for name in ("worth", "expected_s")),
+    _choice("state", UnitState, server_default=UnitState.WAITING),
+    _integer("attempts", server_default="0"),
+    _text("worker"),
+    _text("token", _NAME),
+    *(_real(name) for name in ("taken_at", "expires_at", "ended_at")),
+    _text("reason", longest=2_000),
+    CheckConstraint("(state = 'running') = (expires_at IS NOT NULL)"),
+    Index("units_by_state", "state", "sweep_key"),
+)
+
+Exclusions = _table(
+    "exclusions",
+    "GPUs that take no units, and why.",
+    _text("device", primary_key=True),
+    _text("uuid_hash", _NAME, primary_key=True),
+    _text("worker"),
+    _text("reason", longest=2_000),
+    _real("excluded_at", null=False),
+)
+
+
+def checksum(*values: object) -> int:
+    """Return the CRC-32 of some values."""
+    return zlib.crc32(repr(values).encode())
+
+
+_UNCHECKED = {"id", "crc", "finished_at"}
+
+
+def row_checksum(
+    table: Table, row: Mapping[str, Any], references: Mapping[str, int], *, identity: bool = False
+) -> int:
+    """Return the checksum of a row, with the identities of the rows that it refers to in place of their ids.
+
+    Args:
+        table: Table of the row.
+        row: Values of all columns, by name.
+        references: Identities of referenced rows, by the column that refers to them.
+        identity: Cover the columns that name the row in every copy of a database, and nothing that may change.
+    """
+    values = []
+    for column in [table.c[name] for name in unique_names(table)] if identity else table.c:
+        if column.name in _UNCHECKED:
+            continue
+        value = row[column.name]
+        if column.name in references and value is not None:
+            value = references[column.name]
+        values.append(float(value) if column.type is _REAL and value is not None else value)
+    return checksum(*values)
+
+
+@functools.cache
+def unique_names(table: Table) -> list[str]:
+    """Return the columns that identify a row in every copy of a database."""
+    for constraint in table.constraints:
+        if isinstance(constraint, UniqueConstraint):
+            return [column.name for column in constraint.columns]
+    return [column.name for column in table.primary_key]
+
+

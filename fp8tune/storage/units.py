@@ -1,0 +1,355 @@
+"""Work queue: units of work, leased to workers with fencing tokens.
+
+A lease ends unless its worker renews it. Each lease has a token of its own, and every write of a fenced store names it,
+so a worker that was suspended and lost its unit can neither finish it nor store rows for it. All moments are the
+database server's clock; a file has one host, whose clock counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, func, insert, select, update
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Device
+from fp8tune.redaction import redacted
+from fp8tune.storage.connected import Connected, reads, writes
+from fp8tune.storage.database import insert_ignoring
+from fp8tune.storage.schema import Exclusions, QueuedSweeps, Units, UnitState
+from fp8tune.storage.texts import parse_document
+from fp8tune.storage.write import stored_command
+from fp8tune.text import visible
+
+LEASE_S = 45.0
+RENEWALS = 4
+"""Renewals in the length of a lease: three may be missed."""
+
+MAX_ATTEMPTS = 5
+"""A preempted machine meets a unit of a minute once in sixty; five in a row are the unit's fault."""
+
+
+class LeaseLostError(DatabaseError):
+    """The unit belongs to another worker by now, or to nobody."""
+
+
+@dataclass(frozen=True)
+class QueuedSweep:
+    """A sweep whose work is shared out in units."""
+
+    key: str
+    """The same for the same options, shapes, code and device name: adding it twice adds nothing."""
+    device: str
+    """Device name that it is for."""
+    document: str
+    """Options and shapes as a JSON object."""
+    command: str = ""
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Problems of one kernel that one worker does."""
+
+    key: str
+    sweep_key: str
+    position: int
+    kernel: str
+    source_hash: str
+    """Hash of the kernel's code: a worker with other code leaves the unit alone."""
+    problems: tuple[str, ...]
+    """Keys of the problems."""
+    shapes: tuple[str, ...] = ()
+    worth: float = 1.0
+    """Units of more worth are taken first."""
+    expected_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to do one unit until it expires."""
+
+    unit: Unit
+    sweep: QueuedSweep
+    token: str
+    attempt: int
+    seconds: float = LEASE_S
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """A unit and what has become of it."""
+
+    unit: Unit
+    state: UnitState
+    attempts: int = 0
+    worker: str = ""
+    since_s: float | None = None
+    """Seconds since it was taken."""
+    seconds: float | None = None
+    """Duration, if it is done."""
+    lease_left_s: float | None = None
+    """Below zero if the lease has ended and nobody asked yet."""
+    reason: str = ""
+    """Why it failed or came back; if done, that no config is right on some of its problems."""
+
+    @property
+    def is_finding(self) -> bool:
+        """True if it is done, with a problem that no config is right on."""
+        return self.state is UnitState.DONE and bool(self.reason)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Queued sweeps with their units, oldest first."""
+
+    sweeps: tuple[QueuedSweep, ...] = ()
+    units: tuple[UnitStatus, ...] = ()
+    now: float = field(default=0.0, compare=False)
+
+    @property
+    def counts(self) -> Counter[UnitState]:
+        """Number of units by state."""
+        return Counter(status.state for status in self.units)
+
+    def of(self, state: UnitState) -> list[UnitStatus]:
+        """Return the units in a state."""
+        return [status for status in self.units if status.state is state]
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A GPU that takes no units, and why."""
+
+    device: str
+    uuid_hash: str
+    worker: str
+    reason: str
+    excluded_at: float
+
+
+class Queueing(Connected):
+    """Methods of the work queue."""
+
+    @writes
+    def add_units(self, sweep: QueuedSweep, units: Sequence[Unit]) -> int:
+        """Add a sweep and its units; what is there already stays. Returns how many units are new."""
+        values = {**vars(sweep), "command": stored_command(sweep.command), "created_at": self._now()}
+        parse_document(sweep.document)
+        self._connection.execute(insert_ignoring(self._connection, QueuedSweeps), values)
+        if not units:
+            return 0
+        rows = [{**vars(unit), "problems": _document(unit)} for unit in units]
+        for row in rows:
+            del row["shapes"]
+        counted = {"preserve_rowcount": True}
+        return self._connection.execute(
+            insert_ignoring(self._connection, Units), rows, execution_options=counted
+        ).rowcount
+
+    @writes
+    def take_unit(
+        self,
+        device: str,
+        worker: str,
+        *,
+        last_kernel: str = "",
+        without: Collection[str] = (),
+        lease_s: float = LEASE_S,
+    ) -> Lease | None:
+        """Lease the next unit for a device name; None if none is waiting.
+
+        Those of the most worth come first; of these one of ``last_kernel``, whose configs the worker has compiled, else
+        of the kernel that the fewest workers do; of these the longest.
+
+        Args:
+            device: Name of the device.
+            worker: Name of the worker.
+            last_kernel: Kernel of the worker's last unit.
+            without: Keys of sweeps that the worker cannot do.
+            lease_s: Seconds until the unit comes back unless the lease is renewed.
+        """
+        self.return_expired_units()
+        now, of = self._now(), QueuedSweeps.c
+        running = select(Units.c.kernel, func.count()).where(Units.c.state == "running").group_by(Units.c.kernel)
+        workers = {kernel: count for kernel, count in self._connection.execute(running)}
+        order = [Units.c.worth.desc(), Units.c.kernel != last_kernel]
+        order += [case(workers, value=Units.c.kernel, else_=0)] if workers else []
+        order += [Units.c.expected_s.desc(), of.created_at, Units.c.position]
+        query = select(*Units.c, of.device, of.document, of.command, of.created_at).join(QueuedSweeps)
+        waiting = (of.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
+        row = self._connection.execute(query.where(*waiting).order_by(*order).limit(1)).first()
+        if row is None:
+            return None
+        token, attempt = uuid.uuid4().hex, int(row.attempts) + 1
+        taken = {"state": "running", "attempts": attempt, "worker": visible(worker), "token": token, "taken_at": now}
+        taken |= {"expires_at": now + lease_s, "ended_at": None, "reason": ""}
+        self._connection.execute(update(Units).where(Units.c.key == row.key).values(**taken))
+        sweep = QueuedSweep(row.sweep_key, row.device, row.document, row.command, row.created_at)
+        return Lease(_unit(row), sweep, token, attempt, lease_s)
+
+    @writes
+    def renew_lease(self, lease: Lease) -> None:
+        """Extend a lease from now on. Raises LeaseLostError."""
+        self._as_owner(lease, expires_at=self._now() + lease.seconds)
+
+    @writes
+    def finish_unit(self, lease: Lease, finding: str = "") -> None:
+        """Mark a unit as done, with what was found of its problems. Raises LeaseLostError."""
+        ended = {"expires_at": None, "ended_at": self._now()}
+        self._as_owner(lease, **ended, state="done", reason=visible(redacted(finding))[:2000])
+
+    @writes
+    def fail_unit(self, lease: Lease, reason: str) -> UnitState:
+        """Return a unit for another attempt, or mark it as failed after the last. Raises LeaseLostError."""
+        state = UnitState.WAITING if lease.attempt < MAX_ATTEMPTS else UnitState.FAILED
+        ended = {"expires_at": None, "ended_at": self._now()}
+        self._as_owner(lease, **ended, state=str(state), reason=visible(redacted(reason))[:2000])
+        return state
+
+    @writes
+    def give_back_unit(self, lease: Lease, reason: str) -> None:
+        """Return a unit without counting the attempt. Raises LeaseLostError."""
+        values = {**_NOT_TAKEN, "attempts": lease.attempt - 1, "reason": visible(redacted(reason))[:2000]}
+        self._as_owner(lease, **values)
+
+    @writes
+    def return_units_of(self, worker: str, reason: str, *, counts: bool = True) -> int:
+        """Return the units of a worker that is known to be gone, without waiting for its leases to end."""
+        values: dict[str, Any] = {**_NOT_TAKEN, "ended_at": self._now(), "reason": visible(redacted(reason))[:2000]}
+        values |= {"state": _GIVEN_UP} if counts else {"attempts": Units.c.attempts - 1}
+        gone = update(Units).where(Units.c.state == "running", Units.c.worker == worker)
+        return self._connection.execute(gone.values(**values)).rowcount
+
+    @writes
+    def return_expired_units(self) -> int:
+        """Return the units whose leases have ended, as taking does. Returns how many there were."""
+        now, reason = self._now(), "its worker gave no sign of life until its lease ended"
+        values = {**_NOT_TAKEN, "state": _GIVEN_UP, "ended_at": now, "reason": reason}
+        expired = update(Units).where(Units.c.state == "running", Units.c.expires_at < now)
+        return self._connection.execute(expired.values(**values)).rowcount
+
+    @writes
+    def retry_failed_units(self) -> int:
+        """Return failed units to the queue, with all attempts. Returns how many there were."""
+        failed = update(Units).where(Units.c.state == "failed")
+        return self._connection.execute(failed.values(**_NOT_TAKEN, attempts=0)).rowcount
+
+    @writes
+    def forget_units(self, sweep_key: str | None = None) -> int:
+        """Remove a queued sweep and its units, or all; measured rows stay. Returns how many units went."""
+        of_sweep = () if sweep_key is None else (Units.c.sweep_key == sweep_key,)
+        gone = self._connection.execute(delete(Units).where(*of_sweep)).rowcount
+        of_sweep = () if sweep_key is None else (QueuedSweeps.c.key == sweep_key,)
+        self._connection.execute(delete(QueuedSweeps).where(*of_sweep))
+        return gone
+
+    @reads
+    def count_units(self, device: str | None = None, *, without: Collection[str] = ()) -> Counter[UnitState]:
+        """Return the number of units by state; those of ended leases count as waiting."""
+        is_expired = (Units.c.state == "running") & (Units.c.expires_at < self._now())
+        state = case((is_expired, "waiting"), else_=Units.c.state)
+        query = select(state, func.count()).join(QueuedSweeps).where(Units.c.sweep_key.not_in(list(without)))
+        query = query if device is None else query.where(QueuedSweeps.c.device == device)
+        return Counter({UnitState(row[0]): row[1] for row in self._connection.execute(query.group_by(state))})
+
+    @reads
+    def queue(self, sweep_keys: Collection[str] | None = None) -> Queue:
+        """Return sweeps and units as they are; changes nothing, also if leases have ended."""
+        now, of = self._now(), QueuedSweeps.c
+        query = select(QueuedSweeps).order_by(of.created_at, of.key)
+        query = query if sweep_keys is None else query.where(of.key.in_(list(sweep_keys)))
+        sweeps = tuple(QueuedSweep(**row) for row in self._connection.execute(query).mappings())
+        units = select(*Units.c).join(QueuedSweeps).where(Units.c.sweep_key.in_([sweep.key for sweep in sweeps]))
+        rows = self._connection.execute(units.order_by(of.created_at, of.key, Units.c.position))
+        return Queue(sweeps, tuple(_status(row, now) for row in rows), now)
+
+    @contextlib.contextmanager
+    def fenced(self, lease: Lease) -> Iterator[None]:
+        """Make every write raise LeaseLostError, and store nothing, once the unit is no longer the lease's."""
+        self._fence = lambda connection: _check(connection, lease)
+        try:
+            yield
+        finally:
+            self._fence = None
+
+    @writes
+    def exclude(self, device: Device, worker: str, reason: str) -> None:
+        """Note that a GPU takes no units, which worker noticed, and why."""
+        self.readmit(device)
+        values = Exclusion(device.name, device.uuid_hash, visible(worker), visible(redacted(reason)), time.time())
+        self._connection.execute(insert(Exclusions), vars(values))
+
+    @writes
+    def readmit(self, device: Device) -> None:
+        """Remove the note about a GPU."""
+        same = (Exclusions.c.device == device.name, Exclusions.c.uuid_hash == device.uuid_hash)
+        self._connection.execute(delete(Exclusions).where(*same))
+
+    @reads
+    def exclusions(self) -> list[Exclusion]:
+        """Return the GPUs that take no units, the oldest note first."""
+        query = select(Exclusions).order_by(Exclusions.c.excluded_at, Exclusions.c.uuid_hash)
+        return [Exclusion(*row) for row in self._connection.execute(query)]
+
+    def _now(self) -> float:
+        if not self.database.is_server:
+            return time.time()
+        return float(self._connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+
+    def _as_owner(self, lease: Lease, **values: Any) -> None:
+        owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == "running")
+        if self._connection.execute(update(Units).where(*owned).values(**values)).rowcount != 1:
+            # A commit whose answer was lost is repeated: a unit that is already so is not lost.
+            same = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == values.get("state"))
+            if self._connection.scalar(select(Units.c.key).where(*same)) is None:
+                raise _lost(lease)
+
+
+_NOT_TAKEN: Mapping[str, Any] = {"state": "waiting", "token": "", "taken_at": None, "expires_at": None}
+_GIVEN_UP = case((Units.c.attempts >= MAX_ATTEMPTS, "failed"), else_="waiting")
+
+
+def _check(connection: Connection, lease: Lease) -> None:
+    owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == "running")
+    if connection.scalar(select(Units.c.key).where(*owned)) is None:
+        raise _lost(lease)
+
+
+def _lost(lease: Lease) -> LeaseLostError:
+    unit = lease.unit
+    return LeaseLostError(f"unit {unit.key} of {unit.kernel} was given to another worker: its lease had ended")
+
+
+def _document(unit: Unit) -> str:
+    return json.dumps({"keys": unit.problems, "shapes": unit.shapes})
+
+
+def _unit(row: Any) -> Unit:
+    document = parse_document(row.problems)
+    keys, shapes = document.get("keys"), document.get("shapes")
+    if not isinstance(keys, list) or not isinstance(shapes, list):
+        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune queue --forget all")
+    named = tuple(map(str, keys)), tuple(map(str, shapes))
+    return Unit(row.key, row.sweep_key, row.position, row.kernel, row.source_hash, *named, row.worth, row.expected_s)
+
+
+def _status(row: Any, now: float) -> UnitStatus:
+    is_done = row.state == "done" and row.taken_at is not None and row.ended_at is not None
+    return UnitStatus(
+        unit=_unit(row),
+        state=UnitState(row.state),
+        attempts=row.attempts,
+        worker=row.worker,
+        since_s=None if row.taken_at is None else now - row.taken_at,
+        seconds=row.ended_at - row.taken_at if is_done else None,
+        lease_left_s=None if row.expires_at is None else row.expires_at - now,
+        reason=row.reason,
+    )
