@@ -38,7 +38,7 @@ from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
-from fp8tune.store.columns import LARGEST, CommandLine
+from fp8tune.store.texts import LARGEST, CommandLine
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.published import read_operations
 from fp8tune.store.results import Store

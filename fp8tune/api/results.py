@@ -13,7 +13,7 @@ from fp8tune.api import frames
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Decided, Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
-from fp8tune.store.columns import parse_named_ints
+from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.layers import Reader
 from fp8tune.store.schema import STAGES
 from fp8tune.sweep import picks

@@ -18,7 +18,7 @@ from fp8tune.revisions import source
 from fp8tune.store import database, location
 from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store, Versions
-from fp8tune.store.sqlite import ForeignLogError
+from fp8tune.store.database import ForeignLogError
 from fp8tune_kernels.catalog import NAMES
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fp8tune.export.merging import Merged
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.store.compacting import Compacted
-    from fp8tune.store.exclusions import Exclusion
+    from fp8tune.store.units import Exclusion
     from fp8tune.store.results import Tally
     from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
 

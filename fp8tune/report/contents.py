@@ -15,7 +15,7 @@ from fp8tune.choose.explaining import Explanation
 from fp8tune.records import Device, Evidence, Kind, Subject
 from fp8tune.report.view import Column
 from fp8tune.store.layers import Reader
-from fp8tune.store.outcomes import NO_HISTORY, History
+from fp8tune.store.read import NO_HISTORY, History
 
 R = TypeVar("R")
 

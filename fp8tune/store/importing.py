@@ -15,7 +15,7 @@ from pathlib import Path
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
 from fp8tune.store import archives, published
-from fp8tune.store.columns import ARCH, UNSTATED
+from fp8tune.store.texts import ARCH, UNSTATED
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS

@@ -1,23 +1,20 @@
-"""One's own rows read over those that come with fp8tune, as if both were one database.
+"""A user's own results read together with those that come with fp8tune, as two lists of records.
 
-Rows that may be compared (:class:`fp8tune.records.ComparableRows`: one problem, kernel version, device and kind) are
-read from one database alone. So a trial that both hold, after an import, counts once. It is the own one, unless only
-the base has them finished. Everything else is read from both. What was not timed here, only compiled, checked or
-published, is read config by config: the own row of a config stands for the base's.
+Own results win per kernel, size and device: what own rows completed hides the shipped rows of the same problem on the
+same kind of device.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ComparableRows,
     Device,
     Evidence,
-    KernelVersion,
     Kind,
     NamedInts,
     Outcome,
@@ -26,273 +23,161 @@ from fp8tune.records import (
     Row,
     Subject,
 )
-from fp8tune.store.gathering import Keep
 from fp8tune.store.location import Databases, to_read
-from fp8tune.store.outcomes import History
-from fp8tune.store.results import Store, Tally
+from fp8tune.store.read import History, Keep, Tally
+from fp8tune.store.results import Store
 
-_TIMED = (Kind.MEASURED, Kind.SIMULATED)
-
-
-class Reader(Protocol):
-    """What commands read rows through: a :class:`Store`, or :class:`Layers`. Each method is one of the store's."""
-
-    def evidence(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        *,
-        keep: Keep | None = None,
-        problems: Collection[Problem] | None = None,
-        device: Device | None = None,
-        finalists_only: bool = False,
-    ) -> list[Evidence]:
-        """One record a candidate."""
-
-    def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
-        """Every trial."""
-
-    def tally(self, subject: Subject) -> Tally:
-        """What became of the configs of a problem."""
-
-    def tried(
-        self,
-        subject: Subject,
-        *,
-        sweep: int | None = None,
-        round: int | None = None,
-        stage: str | None = "screen",
-        reference: str = "",
-    ) -> dict[NamedInts, Outcome]:
-        """Config -> how its trials ended."""
-
-    def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
-        """Every problem that was tried."""
-
-    def commit(self, subject: Subject) -> str:
-        """The commit that last timed a problem."""
-
-    def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
-        """Both of many problems, without the configs that are known of each."""
-
-    def calibration(self, device: Device) -> dict[str, float]:
-        """What was measured of a device itself."""
-
-    def published(self) -> list[Published]:
-        """What others printed of whole operations."""
-
-    def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
-        """The recorded launches that problems stand for."""
-
-    def arches(self) -> list[str]:
-        """Arches that have rows."""
-
-    def kernels(self) -> list[str]:
-        """Kernels that have rows."""
-
-    def counts(self) -> dict[tuple[str, Kind], int]:
-        """(arch, kind) -> trials."""
-
-    def timed_sources(self) -> dict[str, set[str]]:
-        """Kernel -> the source hashes that were timed."""
+Place = tuple[Problem, str, str, Kind]
+"""A problem with the arch and the name of a device, and the kind of rows."""
 
 
 class Layers:
-    """Two open databases as a :class:`Reader`."""
+    """Two open databases, read as one."""
 
-    def __init__(self, own: Store, base: Store) -> None:
-        self.own, self.base = own, base
-        self._changes: Hashable = None
-        self._decided: tuple[set[_Pool], set[_Pool]] = set(), set()
+    def __init__(self, own: Store, shipped: Store) -> None:
+        self.own, self.shipped = own, shipped
 
-    def evidence(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        *,
-        keep: Keep | None = None,
-        problems: Collection[Problem] | None = None,
-        device: Device | None = None,
-        finalists_only: bool = False,
-    ) -> list[Evidence]:
-        """One record a candidate; ``keep`` sees the pools of both databases at once."""
-        stores = self.own, self.base
-        found = [store.pools(kernel, arch, kinds, problems=problems, device=device) for store in stores]
-        hidden = _hidden(*found)
-        read = [[pool for pool in pools if _pool(pool) not in out] for pools, out in zip(found, hidden, strict=True)]
+    def evidence(self, *args: Any, keep: Keep | None = None, **options: Any) -> list[Evidence]:
+        """Return the evidence of both; ``keep`` sees the pools of both at once."""
+        where = {name: value for name, value in options.items() if name != "finalists_only"}
+        own, shipped = self.own.pools(*args, **where), self._shipped_pools(*args, **where)
         if keep is not None:
-            chosen = set(keep([pool for pools in read for pool in pools]))
-            read = [[pool for pool in pools if pool in chosen] for pools in read]
-        given: dict[str, Any] = {"problems": problems, "device": device}
-        given["finalists_only"] = finalists_only and keep is not None
-        own, base = (
-            store.evidence(kernel, arch, kinds, keep=_these(pools), **given) if pools else []
-            for store, pools in zip(stores, read, strict=True)
-        )
-        held = {_candidate(item) for item in own}
-        return own + [item for item in base if item.kind in _TIMED or _candidate(item) not in held]
+            kept = set(keep([*own, *shipped]))
+            own, shipped = [pool for pool in own if pool in kept], [pool for pool in shipped if pool in kept]
+        read = ((self.own, own), (self.shipped, shipped))
+        evidence = (store.evidence(*args, keep=_these(pools), **options) for store, pools in read if pools)
+        # A row that was imported into the own database is in both.
+        return list({_candidate(item): item for items in reversed(list(evidence)) for item in items}.values())
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
-        """Every trial, the own ones first."""
-        hidden = self._hidden()
-        held = set()
-        for row in self.own.rows(kernel, arch):
-            if row.kind not in _TIMED:
-                held.add(_candidate(row))
-            if _pool(row) not in hidden[0]:
-                yield row
-        for row in self.base.rows(kernel, arch):
-            if _pool(row) not in hidden[1] and (row.kind in _TIMED or _candidate(row) not in held):
-                yield row
+        """Yield every trial, the own ones first."""
+        yield from self.own.rows(kernel, arch)
+        visible = {_pool(pool) for pool in self._shipped_pools(kernel, arch)}
+        yield from (row for row in self.shipped.rows(kernel, arch) if _pool(row) in visible)
 
     def tally(self, subject: Subject) -> Tally:
-        """What became of the configs of a problem that was tried."""
+        """Return what became of the configs of a problem."""
         return Tally(subject, self.tried(subject, stage=None))
 
     def tried(self, subject: Subject, **wanted: Any) -> dict[NamedInts, Outcome]:
-        """Config -> how its trials ended, of the database that is read for the problem."""
-        found: dict[NamedInts, Outcome] = {}
-        for store in reversed(self._of(subject)):
-            found |= store.tried(subject, **wanted)
-        return found
+        """Return the last outcome of each config."""
+        return {**self.shipped.tried(subject, **wanted), **self.own.tried(subject, **wanted)}
 
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
-        """Every problem with the kernel version that was tried on it: the own newest one, else the base's."""
-
-        def named(store: Store) -> dict[Hashable, Subject]:
-            found = store.tried_subjects(kernel, arch)
-            return {(subject.device, subject.kind, subject.problem): subject for subject in found}
-
-        return list((named(self.base) | named(self.own)).values())
+        """Return every problem with the newest kernel version that was tried on it, the own one first."""
+        stores = (self.shipped, self.own)
+        subjects = (subject for store in stores for subject in store.tried_subjects(kernel, arch))
+        return list({(subject.device, subject.kind, subject.problem): subject for subject in subjects}.values())
 
     def commit(self, subject: Subject) -> str:
-        """The git commit that last timed a problem."""
-        return next(filter(None, (store.commit(subject) for store in self._of(subject))), "")
+        """Return the git commit that last timed a problem."""
+        return self.own.commit(subject) or self.shipped.commit(subject)
 
     def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
-        """What :meth:`tried` and :meth:`commit` say of many problems, without the configs that are known of each."""
-        own, base = (
-            store.histories({subject: configs for subject, configs in known.items() if _pool(subject) not in out})
-            for store, out in zip((self.own, self.base), self._hidden(), strict=True)
-        )
-        found = {**base, **own}
-        for subject in own.keys() & base.keys():
-            outcomes = {**base[subject].outcomes, **own[subject].outcomes}
-            found[subject] = History(outcomes, own[subject].commit or base[subject].commit)
-        return found
+        """Return the outcomes and the commit of many problems, without the configs that are known of each."""
+        own, shipped = self.own.histories(known), self.shipped.histories(known)
+        return {
+            subject: History({**shipped[subject].outcomes, **own[subject].outcomes}, self.commit(subject))
+            for subject in known
+        }
 
     def calibration(self, device: Device) -> dict[str, float]:
-        """The own values of a device over the base's."""
-        return self.base.calibration(device) | self.own.calibration(device)
+        """Return the values measured of a device."""
+        return self.shipped.calibration(device) | self.own.calibration(device)
 
     def published(self) -> list[Published]:
-        """What others printed of whole operations, each line once."""
-        return list(dict.fromkeys([*self.own.published(), *self.base.published()]))
+        """Return whole operations as others printed them, each once."""
+        return list(dict.fromkeys([*self.own.published(), *self.shipped.published()]))
 
     def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
-        """Problem -> its recorded launch; the own recording stands for the base's."""
-        own = self.own.recorded_launches(kernel)
-        return {**own, **{of: text for of, text in self.base.recorded_launches(kernel).items() if of not in own}}
+        """Return the recorded launch of each problem."""
+        return {**self.shipped.recorded_launches(kernel), **self.own.recorded_launches(kernel)}
 
     def arches(self) -> list[str]:
-        """Arches that have rows, sorted."""
-        return sorted({*self.own.arches(), *self.base.arches()})
+        """Return the arches that have rows, sorted."""
+        return sorted({*self.own.arches(), *self.shipped.arches()})
 
     def kernels(self) -> list[str]:
-        """Kernels that have rows, sorted."""
-        return sorted({*self.own.kernels(), *self.base.kernels()})
+        """Return the kernels that have rows, sorted."""
+        return sorted({*self.own.kernels(), *self.shipped.kernels()})
 
     def counts(self) -> dict[tuple[str, Kind], int]:
-        """(arch, kind) -> trials; of what may be compared, those of one database alone."""
-        own, base = self.own.pools(), self.base.pools()
-        of_own, _ = _hidden(own, base)
-        counted = {_pool(pool) for pool in own} - of_own
-        total = self.own.counts([pool for pool in own if _pool(pool) in of_own])
-        for place, number in self.base.counts([pool for pool in base if _pool(pool) in counted]).items():
-            total[place] = total.get(place, 0) + number
-        return dict(sorted(total.items()))
+        """Return the number of trials by arch and kind."""
+        visible = {_pool(pool) for pool in self._shipped_pools()}
+        hidden = [pool for pool in self.shipped.pools() if _pool(pool) not in visible]
+        own, shipped = self.own.counts(), self.shipped.counts(hidden)
+        return {place: own.get(place, 0) + shipped.get(place, 0) for place in sorted({**own, **shipped})}
 
     def timed_sources(self) -> dict[str, set[str]]:
-        """Kernel -> the source hashes of its code that have rows from a GPU."""
-        own, base = self.own.timed_sources(), self.base.timed_sources()
-        return {kernel: own.get(kernel, set()) | base.get(kernel, set()) for kernel in {**own, **base}}
+        """Return the source hashes of each kernel that have rows from a GPU."""
+        own, shipped = self.own.timed_sources(), self.shipped.timed_sources()
+        return {kernel: own.get(kernel, set()) | shipped.get(kernel, set()) for kernel in {**own, **shipped}}
 
     def close(self) -> None:
         """Close both."""
-        try:
-            self.own.close()
-        finally:
-            self.base.close()
+        self.own.close()
+        self.shipped.close()
 
-    def _of(self, subject: Subject) -> list[Store]:
-        """The databases to read for a subject, the one that counts first."""
-        pool = _pool(subject)
-        return [store for store, out in zip((self.own, self.base), self._hidden(), strict=True) if pool not in out]
+    def _shipped_pools(self, *args: Any, **options: Any) -> list[ComparableRows]:
+        """Return the shipped pools that no own results stand for."""
+        timed = (Kind.MEASURED, Kind.SIMULATED)
+        own = {_place(pool) for pool in self.own.pools() if pool.kind in timed and pool.complete and pool.newest}
+        return [pool for pool in self.shipped.pools(*args, **options) if _place(pool) not in own]
 
-    def _hidden(self) -> tuple[set[_Pool], set[_Pool]]:
-        """What of each database is not read; looked at again where one of them has changed."""
-        changes = self.own.changes, self.base.changes
-        if changes != self._changes:
-            self._decided, self._changes = _hidden(self.own.pools(), self.base.pools()), changes
-        return self._decided
+
+Reader = Store | Layers
+"""An open database, or own and shipped results together."""
 
 
 @contextlib.contextmanager
 def opened(db: str | None, notice: Callable[[str], None] = lambda line: None) -> Iterator[Reader]:
-    """The rows that a command reads: of ``db`` alone, else the own ones over the base's.
+    """Open what a command reads: ``db`` alone, else own and shipped results together.
 
-    ``notice`` takes a line on which they are. Raises DatabaseError for what cannot be opened.
+    Args:
+        db: A path or URL.
+        notice: Takes one line that says which results are read.
+
+    Raises:
+        DatabaseError: A database cannot be used.
     """
     with opened_databases(to_read(db, notice), notice) as reader:
         yield reader
 
 
 @contextlib.contextmanager
-def opened_databases(found: Databases, notice: Callable[[str], None]) -> Iterator[Reader]:
-    """The same of databases that were looked up. A base that cannot be used is left out where there are own rows."""
+def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Iterator[Reader]:
+    """Open databases that were looked up. Shipped results that cannot be used are left out if there are own ones."""
     with contextlib.ExitStack() as stack:
-        if found.own is None or found.base is None:
-            yield stack.enter_context(Store.open(found.own or found.base or "", writable=False))
-            return
-        own = stack.enter_context(Store.open(found.own, writable=False))
-        try:
-            base = stack.enter_context(Store.open(found.base, writable=False))
-        except DatabaseError as error:
-            notice(f"left out the rows that come with fp8tune: {error}")
+        own = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
+        if databases.own is None or databases.base is None:
             yield own
             return
-        yield Layers(own, base)
+        try:
+            shipped = stack.enter_context(Store.open(databases.base, writable=False))
+        except DatabaseError as error:
+            notice(f"left out the results that come with fp8tune: {error}")
+            yield own
+        else:
+            yield Layers(own, shipped)
 
 
-_Pool = tuple[Problem, Device, Kind, Hashable]
+def _version(of: ComparableRows | Row | Evidence) -> tuple[str, str] | None:
+    return of.version and (of.version.kernel, of.version.source_hash)
 
 
-def _pool(rows: ComparableRows | Row | Subject) -> _Pool:
-    return rows.problem, rows.device, rows.kind, _version(rows.version)
+def _pool(of: ComparableRows | Row) -> tuple[object, ...]:
+    return of.problem, of.device, of.kind, _version(of)
 
 
-def _version(version: KernelVersion | None) -> Hashable:
-    return version and (version.kernel, version.source_hash)
+def _place(pool: ComparableRows) -> Place:
+    return pool.problem, pool.device.arch, pool.device.name, pool.kind
 
 
-def _candidate(item: Evidence | Row) -> Hashable:
-    return (item.problem, item.device, item.kind, _version(item.version), item.config, item.source, item.note)
-
-
-def _hidden(own: Collection[ComparableRows], base: Collection[ComparableRows]) -> tuple[set[_Pool], set[_Pool]]:
-    """Of pools that were timed and that both have, which is not read of the own and which not of the base."""
-    theirs = {_pool(pool): pool for pool in base if pool.kind in _TIMED}
-    hidden: tuple[set[_Pool], set[_Pool]] = set(), set()
-    for pool in own:
-        if (other := theirs.get(_pool(pool))) is not None:
-            is_further = (other.complete, other.has_finals) > (pool.complete, pool.has_finals)
-            hidden[0 if is_further else 1].add(_pool(pool))
-    return hidden
+def _candidate(item: Evidence) -> tuple[object, ...]:
+    return item.problem, item.device, item.kind, _version(item), item.config, item.source, item.note
 
 
 def _these(pools: Collection[ComparableRows]) -> Keep:
-    """What keeps these pools and no other."""
+    """Return a filter that keeps these pools."""
     wanted = {_pool(pool) for pool in pools}
-    return lambda found: [pool for pool in found if _pool(pool) in wanted]
+    return lambda offered: [pool for pool in offered if _pool(pool) in wanted]

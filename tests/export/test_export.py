@@ -22,7 +22,7 @@ from fp8tune.export import table as export
 from fp8tune.export.table import render, stale, table_path, write
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.render import trust as render_trust
-from fp8tune.store.columns import LARGEST
+from fp8tune.store.texts import LARGEST
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 

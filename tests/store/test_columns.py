@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
-from fp8tune.store.columns import (
+from fp8tune.store.texts import (
     KERNEL,
     LARGEST,
     LINE,

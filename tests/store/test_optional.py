@@ -15,7 +15,7 @@ from servers import on_both
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Evidence, NamedInts, Problem
-from fp8tune.store.columns import LARGEST_DOCUMENT
+from fp8tune.store.texts import LARGEST_DOCUMENT
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL

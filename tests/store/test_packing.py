@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store import packing
-from fp8tune.store.columns import LONGEST_US
+from fp8tune.store.texts import LONGEST_US
 from fp8tune.store.packing import Columns, pack, pack_blocks, unpack_blocks
 
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)

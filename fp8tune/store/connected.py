@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection
 
 from fp8tune import alive
-from fp8tune.storage.database import Database, LostConnectionError
+from fp8tune.store.database import Database, LostConnectionError
 
 PATIENCE_S = 300.0
 """Patience with a server that went away: one that is restarted or upgraded is back by then."""

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Table, select, text
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
-from fp8tune.storage import schema as db
-from fp8tune.storage.database import Database
-from fp8tune.storage.read import Reading
-from fp8tune.storage.texts import parse_named_ints
-from fp8tune.storage.write import Named, Writing, defaults
+from fp8tune.store import schema as db
+from fp8tune.store.database import Database
+from fp8tune.store.read import Reading
+from fp8tune.store.texts import parse_named_ints
+from fp8tune.store.write import Named, Writing, defaults
 
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""

@@ -24,11 +24,11 @@ from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, P
 from fp8tune.redaction import redacted
 from fp8tune.stats.means import trimmed_mean
 from fp8tune.stats.study import Study
-from fp8tune.storage import schema as db
-from fp8tune.storage.connected import Connected, writes
-from fp8tune.storage.database import Database, insert_ignoring
-from fp8tune.storage.schema import row_checksum
-from fp8tune.storage.texts import UNSTATED
+from fp8tune.store import schema as db
+from fp8tune.store.connected import Connected, writes
+from fp8tune.store.database import Database, insert_ignoring
+from fp8tune.store.schema import row_checksum
+from fp8tune.store.texts import UNSTATED
 from fp8tune.text import visible
 
 COPY_CEILING = "copy_ceiling_gb_per_s"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 
 from fp8tune.records import Kind, NamedInts
-from fp8tune.storage import schema as db
-from fp8tune.storage.read import Names, Reading
-from fp8tune.storage.write import Writing, chunks
+from fp8tune.store import schema as db
+from fp8tune.store.read import Names, Reading
+from fp8tune.store.write import Writing, chunks
 
 FASTEST = 20
 """Coarse results of each study that stay besides finals and configs that are picked anywhere for the kernel."""

@@ -36,11 +36,11 @@ from fp8tune.records import (
     is_recorded,
 )
 from fp8tune.stats.means import trimmed_mean
-from fp8tune.storage import schema as db
-from fp8tune.storage.connected import Connected, reads
-from fp8tune.storage.schema import row_checksum
-from fp8tune.storage.texts import checked, parse_axes, parse_document, parse_named_ints
-from fp8tune.storage.write import (
+from fp8tune.store import schema as db
+from fp8tune.store.connected import Connected, reads
+from fp8tune.store.schema import row_checksum
+from fp8tune.store.texts import checked, parse_axes, parse_document, parse_named_ints
+from fp8tune.store.write import (
     COPY_CEILING,
     STAGE_NAMES,
     TrialRow,
