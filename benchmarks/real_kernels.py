@@ -29,7 +29,7 @@ from fp8tune.recording import Kernel, Launch, Recording
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import notice
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 from fp8tune.store.results import Store, Tally
 
 BOUNDS = (0.01, 0.02, 0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fp8tune.stats import trimmed_mean
 from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts as NamedInts
 from fp8tune_kernels.spec import Problem as Problem
@@ -234,7 +233,7 @@ class FinalsRun:
     tie_band: float
     keep_band: float
     floor_us: float = 0.0
-    """Times below this cannot be resolved here; see :func:`fp8tune.choose.calibration.floor_us`."""
+    """Times below this cannot be resolved here; see :func:`fp8tune.stats.calibration.floor_us`."""
 
 
 @dataclass(frozen=True)
@@ -245,11 +244,6 @@ class ProcessTimes:
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""
-
-    @property
-    def time_us(self) -> float:
-        """The middle half of its blocks, averaged."""
-        return trimmed_mean(time_us for _, time_us in self.blocks)
 
 
 @dataclass(frozen=True)

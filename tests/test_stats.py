@@ -5,25 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from fp8tune.stats import block_value, geomean, median, t_quantile
+from fp8tune.stats.estimate import t_quantile
+from fp8tune.stats.means import geomean, median, trimmed_mean
 
 TIMES_US = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=60)
 
 
 def test_block_value_averages_the_middle_half():
-    assert block_value([100.0, 1.0, 2.0, 4.0]) == 3.0
-    assert block_value([9.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0, 9.0]) == 5.0
+    assert trimmed_mean([100.0, 1.0, 2.0, 4.0]) == 3.0
+    assert trimmed_mean([9.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0, 9.0]) == 5.0
 
 
 def test_block_value_ignores_outliers_that_a_mean_would_follow():
-    assert block_value([10.0] * 98 + [5_000.0, 90_000.0]) == 10.0
+    assert trimmed_mean([10.0] * 98 + [5_000.0, 90_000.0]) == 10.0
 
 
 @given(TIMES_US)
 def test_block_value_lies_within_its_samples_and_ignores_their_order(samples):
-    value = block_value(samples)
+    value = trimmed_mean(samples)
     assert min(samples) * (1 - 1e-12) <= value <= max(samples) * (1 + 1e-12)
-    assert value == pytest.approx(block_value(samples[::-1]), rel=1e-12)
+    assert value == pytest.approx(trimmed_mean(samples[::-1]), rel=1e-12)
 
 
 def test_median_of_an_even_count_is_the_mean_of_the_two_middle_ones():
@@ -40,7 +41,7 @@ def test_t_quantile_is_scipys(share, degrees):
     assert t_quantile(share, degrees) == pytest.approx(stdtrit(degrees, share), rel=1e-7)
 
 
-@pytest.mark.parametrize("function", [block_value, median, geomean])
+@pytest.mark.parametrize("function", [trimmed_mean, median, geomean])
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, math.inf], [-math.inf]])
 def test_nothing_and_non_finite_values_are_refused(function, values):
     with pytest.raises(ValueError, match=r"no values|not a finite number"):

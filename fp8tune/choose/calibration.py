@@ -12,7 +12,8 @@ from enum import StrEnum
 
 from fp8tune.choose.decision import TICK_SHARE, MeasuringPlan
 from fp8tune.records import Device
-from fp8tune.stats import median, t_quantile
+from fp8tune.stats.estimate import t_quantile
+from fp8tune.stats.means import median
 
 PROCESS_SD = "process_sd"
 BLOCK_SD = "block_sd"

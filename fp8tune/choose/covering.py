@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fp8tune.choose.pairs import canonical_order
 from fp8tune.records import NamedInts
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 
 SECONDS = 4.0
 """What looking for the smallest sets may take, over all bounds."""

@@ -19,7 +19,7 @@ from fp8tune.choose.pairs import Axes, Pairs, largest_block
 from fp8tune.choose.verdict import Kept as Kept
 from fp8tune.choose.verdict import PickVerdict as PickVerdict
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
-from fp8tune.stats import TRIMMED_SHARE
+from fp8tune.stats.means import TRIMMED_SHARE
 
 TICK_SHARE = 0.0025
 """Largest share of a time that a tick of the timer may be before it counts: a quarter of the tie band."""

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from fp8tune.choose.candidates import Candidates, Winner, value_us
 from fp8tune.choose.decision import MeasuringPlan, PickVerdict, pairs_of, plan_of
-from fp8tune.choose.lookups import Found
+from fp8tune.lookups import Lookup as Found
 from fp8tune.choose.pairs import Pairs
 from fp8tune.records import Evidence, NamedInts, Outcome, Status
 

@@ -17,7 +17,8 @@ from fp8tune.choose.candidates import KEEP_BAND, Candidates
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.choose.ranking import Losses, choose, grouped, usable
 from fp8tune.records import NamedInts, Problem
-from fp8tune.stats import estimate, geomean
+from fp8tune.stats.estimate import estimate
+from fp8tune.stats.means import geomean
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime.nearest import nearest as nearest_row
 from fp8tune_kernels.tables import Key, Row

@@ -18,7 +18,8 @@ from fp8tune.choose.calibration import BLOCK_SD, COUNTED, FULL, PROCESS_SD, REFE
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.choose.ranking import grouped
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
-from fp8tune.stats import Estimate, estimate, median
+from fp8tune.stats.estimate import Estimate, estimate
+from fp8tune.stats.means import median
 
 COPY = "copy_ceiling_gb_per_s"
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8tune.records import NamedInts
-from fp8tune.stats import t_quantile
+from fp8tune.stats.estimate import t_quantile
 
 Axes = Sequence[tuple[str, Sequence[int]]]
 Key = TypeVar("Key", str, int)

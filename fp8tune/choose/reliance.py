@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fp8tune.choose.levels import COPY, Question
 from fp8tune.records import Device, Evidence, NamedInts, Status
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 
 LEAST_COPY = 0.9
 """Share of the copy ceiling that is far below it. Of 8 H100s and 8 H200s none was 0.7 % below the median of its

@@ -30,7 +30,7 @@ from fp8tune.render.terminal import notice
 if TYPE_CHECKING:
     from fp8tune.choose.candidates import Candidates
     from fp8tune.choose.explaining import Explanation
-    from fp8tune.choose.lookups import Found
+    from fp8tune.lookups import Lookup
     from fp8tune.store.layers import Reader
 
 LISTED = 20
@@ -116,14 +116,14 @@ def _explained(store: Reader, chosen: Candidates) -> Explanation:
     return Explanation(chosen, store.tried(subject, stage=None), _looked_up(chosen))
 
 
-def _looked_up(chosen: Candidates) -> Found | None:
+def _looked_up(chosen: Candidates) -> Lookup | None:
     """What a lookup gives for the problem. The declaration is that of the rows, so that no kernel is imported."""
-    from fp8tune.choose.lookups import Declared, found
+    from fp8tune.lookups import Declared, look_up
 
     first = chosen.entries[0]
     if first.version is None or first.lookup_key is None:
         return None
-    return found(Declared.of(first.version), first.device, first.lookup_key)
+    return look_up(Declared.of(first.version), first.device, first.lookup_key)
 
 
 def _matching(known: Sequence[Candidates], shape: str, options: ExplainOptions) -> list[Candidates]:

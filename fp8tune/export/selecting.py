@@ -23,7 +23,7 @@ from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_l
 from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
 from fp8tune.choose.ranking import all_candidates, competing, grouped, robust, usable
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 from fp8tune.store.layers import Reader
 from fp8tune_kernels import tables
 

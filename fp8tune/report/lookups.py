@@ -16,7 +16,7 @@ from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 from fp8tune_kernels import tables
 
 RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}

@@ -43,6 +43,7 @@ from fp8tune.records import (
     ProcessTimes,
     Status,
 )
+from fp8tune.stats.study import process_us
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.packed import POOL, Ids, Pool, is_empty
@@ -63,7 +64,7 @@ from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
-"""All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
+"""All pools -> those to read: :func:`fp8tune.stats.rank.competing`."""
 
 _POOL = tuple(Candidates.c[name] for name in POOL)
 _COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
@@ -289,7 +290,7 @@ class Gathering:
         screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = by_stage.get("final", ())
         sweeps = self._sweeps((problem, version, device, kind_name), summary.sweeps)
-        times_us = tuple(sorted([of_process.time_us for of_process in timed])) or screened_us
+        times_us = tuple(sorted(map(process_us, timed))) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
             config=self.shared.configs[config],

@@ -23,7 +23,7 @@ from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.revisions.loading import load_spec
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import (
     Added,

@@ -12,6 +12,7 @@ from fp8tune.choose import incumbents, ranking
 from fp8tune.choose.candidates import Candidates
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Decided, Evidence, Finalist, Pick, Problem
+from fp8tune.stats.study import process_us
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
@@ -152,7 +153,7 @@ def _pick(of: Candidates) -> Pick:
 def _finalists(of: Candidates) -> Iterable[Finalist]:
     for entry in of.named:
         if entry.finals and entry.config is not None:
-            process_us = [times.time_us for times in entry.finals]
+            times_us = list(map(process_us, entry.finals))
             yield Finalist(
                 problem=entry.problem,
                 config=entry.config,
@@ -163,10 +164,10 @@ def _finalists(of: Candidates) -> Iterable[Finalist]:
                 note=entry.note,
                 time_us=of.times_us[entry.config],
                 slowdown_ratio=of.slowdowns[entry.config],
-                processes=len(process_us),
+                processes=len(times_us),
                 blocks=sum(len(times.blocks) for times in entry.finals),
-                fastest_process_us=min(process_us),
-                slowest_process_us=max(process_us),
+                fastest_process_us=min(times_us),
+                slowest_process_us=max(times_us),
                 screen_us=entry.screen_us,
                 is_pick=entry.config == of.pick.config,
                 is_default=entry.config == of.default,

@@ -11,7 +11,7 @@ from fp8tune.choose import heldout
 from fp8tune.choose.heldout import HeldOut, LeftOut, Regret, leave_one_shape_out, nearest_loses_less
 from fp8tune.choose.ranking import all_candidates, robust
 from fp8tune.records import NamedInts
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 from fp8tune_kernels.spec import Span
 from fp8tune_kernels.tables import Row
 

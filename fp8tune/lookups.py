@@ -1,4 +1,4 @@
-"""Which config a lookup gives, and by which step of its fallback chain, from what is declared of a kernel. No torch."""
+"""Lookup of a launch config in the tables, from a kernel's declaration alone. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fp8tune_kernels.tables import table
 
 
 class Declaration(Protocol):
-    """What a lookup asks of a kernel's spec."""
+    """Part of a kernel's spec that a lookup reads."""
 
     @property
     def name(self) -> str:
@@ -24,16 +24,16 @@ class Declaration(Protocol):
 
     @property
     def default(self) -> Mapping[str, int]:
-        """What is launched where no row suits."""
+        """Config for keys without a row."""
 
     @property
     def span(self) -> Span | None:
-        """Which configs suit which keys."""
+        """Rule for which configs suit which keys."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The same from a stored kernel version, which needs no import of the kernel."""
+    """Declaration of a stored kernel version, which needs no import of the kernel."""
 
     name: str
     default: NamedInts
@@ -43,21 +43,21 @@ class Declared:
 
     @classmethod
     def of(cls, version: KernelVersion) -> Declared:
-        """A kernel of this package; one from elsewhere has no span here."""
+        """Return the declaration of a version. A kernel from elsewhere has no span here."""
         span = SPANS.get(version.kernel)
         return cls(version.kernel, version.default, span, version.key, dict(version.axes))
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a lookup gives; ``print`` says it in one line."""
+class Lookup:
+    """Config that a launch would use, with the step of the fallback chain that gave it."""
 
     kernel: str
     arch: str
     device: str
     """The GPU's name that rows of one device are looked for by; empty for any of the arch."""
     key: NamedInts
-    """What the table is asked for."""
+    """Key that is looked up."""
     config: NamedInts
     """What is launched, with every axis."""
     step: Step
@@ -91,9 +91,13 @@ class Found:
         return steps[: steps.index(self.step)]
 
 
-def found(spec: Declaration, where: Device, key: NamedInts) -> Found:
-    """What a lookup of ``key`` gives on a device. Raises UsageError for a user's table that is none."""
-    # of the spec these functions ask for what a Declaration has, and the names of its key and axes
+def look_up(spec: Declaration, where: Device, key: NamedInts) -> Lookup:
+    """Look a key up on a device, in the user's own table over the shipped one.
+
+    Raises:
+        UsageError: The user's table cannot be read.
+    """
+    # These functions read of the spec no more than a Declaration has, and the names of its key and axes.
     declared = cast(KernelSpec, spec)
     try:
         own = user_tables.of_kernel(declared, user_tables.user_table(where.arch))
@@ -103,7 +107,7 @@ def found(spec: Declaration, where: Device, key: NamedInts) -> Found:
     step, row = taken(declared, key, exported, where.name)
     config = NamedInts({**spec.default, **dict(row[3] if row else ())})
     if row is None:
-        return Found(spec.name, where.arch, where.name, key, config, step)
+        return Lookup(spec.name, where.arch, where.name, key, config, step)
     measured = None if row[2] is None else dict(row[2])
     row_key = None if measured is None else NamedInts({name: measured[name] for name in key if name in measured})
-    return Found(spec.name, where.arch, where.name, key, config, step, row_key, row[1], row in own.rows)
+    return Lookup(spec.name, where.arch, where.name, key, config, step, row_key, row[1], row in own.rows)
