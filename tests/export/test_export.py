@@ -196,7 +196,7 @@ def test_a_committed_table_keeps_its_bytes_while_times_move_by_less_than_the_ban
             yield generator.uniform(0.9991, 1.0009)
 
     first = render(measured(times_us, factors()), "sm_90")
-    again = render(measured(times_us, factors()), "sm_90", incumbents=committed(first))
+    again = render(measured(times_us, factors()), "sm_90", tables=committed(first))
     assert again.module.partition("ROWS")[2] == first.module.partition("ROWS")[2]
 
 

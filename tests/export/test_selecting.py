@@ -7,7 +7,7 @@ from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.choose.incumbents import NO_INCUMBENTS
+from fp8tune.adapter import NO_TABLES
 from fp8tune.export.selecting import select
 from fp8tune.records import Device, Facts, Kind, NamedInts, Status
 from fp8tune_kernels.catalog import load
@@ -18,9 +18,9 @@ GFX942 = Device("gfx942")
 MI300X = Device("gfx942", "AMD Instinct MI300X")
 
 
-def table(rows, arch="sm_90", incumbents=NO_INCUMBENTS):
+def table(rows, arch="sm_90", tables=NO_TABLES):
     """(device, key) -> config of the selected rows."""
-    return {(row.device, row.key): row.config for row in select(rows, arch, incumbents).rows}
+    return {(row.device, row.key): row.config for row in select(rows, arch, tables).rows}
 
 
 def measured(K: int, times_us: dict[int, float], device: Device = H100, **others: object):
@@ -157,8 +157,8 @@ def test_a_row_that_a_device_has_stays_until_the_shared_one_comes_near(loss, sta
     arch_s = ("colwise", "", names, shared)
     both = installed(arch_s, ("colwise", H200.name, names, own))
     assert (H200.name, key(1024)) not in table(rows)
-    assert (H200.name, key(1024)) not in table(rows, incumbents=installed(arch_s))
-    assert ((H200.name, key(1024)) in table(rows, incumbents=both)) is stays
+    assert (H200.name, key(1024)) not in table(rows, tables=installed(arch_s))
+    assert ((H200.name, key(1024)) in table(rows, tables=both)) is stays
 
 
 def test_the_arch_row_of_a_key_that_the_first_device_lacks_comes_from_the_next():
