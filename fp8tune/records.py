@@ -385,14 +385,6 @@ class Finalist:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """All picks of a database with their finalists."""
-
-    picks: tuple[Pick, ...]
-    finalists: tuple[Finalist, ...]
-
-
-@dataclass(frozen=True)
 class Published:
     """What others printed of one grouped GEMM, beside bf16 on the same device. Times in microseconds."""
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from fp8tune import options
 from fp8tune.api import frames
 from fp8tune.errors import UsageError, unknown
-from fp8tune.records import Decided, Device, Finalist, NamedInts, Pick, Problem, Row
+from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
-from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.layers import Reader
-from fp8tune.store.schema import STAGES
+from fp8tune.store.texts import parse_named_ints
+from fp8tune.store.write import STAGE_NAMES
 from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 logger = logging.getLogger("fp8tune")
+
+T = TypeVar("T")
 
 Names = str | Sequence[str] | None
 """A name, several, or None for all."""
@@ -96,8 +98,8 @@ class Results:
         compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
         """
         wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
-        if stage not in (None, *STAGES):
-            raise unknown("stage", stage or "", STAGES)
+        if stage not in (None, *STAGE_NAMES):
+            raise unknown("stage", stage or "", STAGE_NAMES)
         with self.reading() as reader:
             found = [
                 row
@@ -120,7 +122,7 @@ class Results:
     ) -> DataFrame:
         """A row a problem and device, its best config, as ``fp8tune show``: :data:`fp8tune.api.frames.PICKS`."""
         wanted = _Wanted.of(shape, device)
-        found = [pick for pick in self._decided(kernel, arch).picks if wanted.has(pick.problem, pick.device)]
+        found = [pick for pick in self._read(picks.read, kernel, arch) if wanted.has(pick.problem, pick.device)]
         return frames.table(frames.PICKS, found, expand=_sizes if expand else None)
 
     def finals(
@@ -137,7 +139,7 @@ class Results:
         The blocks behind it are the trials whose stage is ``final``.
         """
         wanted = _Wanted.of(shape, device)
-        found = [one for one in self._decided(kernel, arch).finalists if wanted.has(one.problem, one.device)]
+        found = [one for one in self._read(picks.finalists, kernel, arch) if wanted.has(one.problem, one.device)]
         return frames.table(frames.FINALS, found, expand=_sizes if expand else None)
 
     def devices(self, *, kernel: Names = None, arch: Names = None, device: str | None = None) -> DataFrame:
@@ -161,9 +163,9 @@ class Results:
         with layers.opened_databases(self._databases, logger.warning) as reader:
             yield reader
 
-    def _decided(self, kernel: Names, arch: Names) -> Decided:
+    def _read(self, read: Callable[..., list[T]], kernel: Names, arch: Names) -> list[T]:
         with self.reading() as reader:
-            return picks.read(reader, *_checked(reader, kernel, arch))
+            return read(reader, *_checked(reader, kernel, arch))
 
 
 class _Wanted:

@@ -142,7 +142,7 @@ def _run(plan: Plan, db: str, callback: Callable[[Event], object] | None, notice
         found = session.studies(store, plan.backend, problems)
     return Swept(
         db=db,
-        picks=frames.table(frames.PICKS, picks.of(found).picks),
+        picks=frames.table(frames.PICKS, picks.of(found)),
         problems=frames.table(frames.TALLIES, tallies),
         trials=ended.trials,
         seconds=ended.seconds,

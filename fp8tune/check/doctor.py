@@ -13,12 +13,10 @@ from fp8tune.check import machine, stored
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.redaction import redacted
 from fp8tune.revisions import source
 from fp8tune.store import database, location
-from fp8tune.store.database import EmptyDatabaseError
+from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
 from fp8tune.store.results import Store, Versions
-from fp8tune.store.database import ForeignLogError
 from fp8tune_kernels.catalog import NAMES
 
 
@@ -99,21 +97,11 @@ def check_database(db: str) -> list[Finding]:
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
             findings += stored.check_devices(store)
-            findings += check_picks(db, store)
             findings += tables.check_tables(store)
             timed = store.timed_sources()
     except DatabaseError as error:
         return [_failed(db, error)]
     return [*findings, *tables.check_sources(timed, tables.current_hashes())]
-
-
-def check_picks(db: str, store: Store) -> Iterator[Finding]:
-    """Are the picks that are kept for SQL those of the rows as they are."""
-    from fp8tune.sweep import picks
-
-    if not picks.are_current(store):
-        what = "the picks kept for SQL (v_picks, v_finals) are older than the rows, or than the kernels' tables"
-        yield Finding(Level.WARNING, what, f"fp8tune doctor --repair --db {redacted(db)}")
 
 
 def _not_there(own: str) -> Finding:

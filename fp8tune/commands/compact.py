@@ -29,40 +29,40 @@ def compact(
     ] = None,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Make a database several times smaller.
+    """Make a database small enough to commit.
 
-    The trials of each problem that was swept to its end are packed into one row. All that commands say stays the same.
-    Only the samples of screens are left out; fp8tune import reads them back from an archive into another database.
-
-    A new file replaces the old one whole or not at all. A later sweep goes on as before. Of a server, -o writes a file.
+    Keeps picks, confirmations, the 20 fastest other configs of each problem, configs that are picked anywhere for the
+    kernel, and counts of the rest. Samples and the trials of coarse passes go: --archive keeps everything in a file
+    that fp8tune import reads.
     """
     from fp8tune.render import contracts
-    from fp8tune.render.progress import Display
-    from fp8tune.store import database
-    from fp8tune.store.compacting import compact as made_compact
-    from fp8tune.store.compacting import file_of
-    from fp8tune.sweep.picks import keep_current
+    from fp8tune.store import archives, database
+    from fp8tune.store.results import Store
+    from fp8tune.sweep import picks
 
     db = database_to_write(db, create=False)
-    if database.path_of(db) is None and output is None:
-        raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")
-    with Display() as display, file_of(db) as path:
-        done = made_compact(
-            path, output, archive, lambda done, total: display.update("problems read", done, total), keep_current
-        )
+    path = database.path_of(db)
+    if path is None:
+        raise UsageError("a server looks after its own space: import its rows into a file, and compact that")
+    Store.open(db, writable=False).close()
+    before = path.stat().st_size
+    archived = None if archive is None else archives.write(path, archive)
+    if output is not None:
+        archives.copy(path, output)
+        path = output
+    with Store.open(str(path)) as store:
+        of_kernels = {(pick.problem.kernel, pick.config) for pick in picks.read(store) if pick.config is not None}
+        pruned = store.prune(of_kernels)
+        picks.keep_current(store)
+    after = path.stat().st_size
     if format is TableFormat.JSON:
-        print_json(contracts.compacted(done, archive))
+        print_json(contracts.compacted(path, before, after, pruned, archive, archived))
         return
-    shown = [
-        ("size", f"{_mb(done.bytes_before)} before, {_mb(done.bytes_after)} now"),
-        ("trials", f"{done.trials:,}, {done.packed:,} of them packed, of {done.problems:,} finished problems"),
-        ("samples", f"those of {done.left_out:,} screen trials left out"),
-    ]
-    if archive is not None and done.archive_bytes is not None:
-        shown.append(("archive", f"{_mb(done.archive_bytes)}: fp8tune import {visible(str(archive))} reads it"))
-    print(visible(str(done.path)))
-    for name, value in shown:
-        print(f"  {name:<8} {value}")
+    print(visible(str(path)))
+    print(f"  size     {_mb(before)} before, {_mb(after)} now")
+    print(f"  removed  {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
+    if archive is not None and archived is not None:
+        print(f"  archive  {_mb(archived)}: fp8tune import {visible(str(archive))} reads it")
 
 
 def _mb(size: int) -> str:

@@ -194,7 +194,7 @@ def _show_overview(options: ShowOptions) -> bool:
     with opened_to_read(options.db) as (store, db):
         if options.arch is not None:
             names.check_arch(options.arch, store)
-        kernels = summarize(picks.read(store, arches=None if options.arch is None else [options.arch]).picks)
+        kernels = summarize(picks.read(store, arches=None if options.arch is None else [options.arch]))
     if len(kernels) > 1:
         print_overview(kernels, db, options.format, explain=options.explain)
     return len(kernels) > 1

@@ -19,8 +19,10 @@ from fp8tune.export.formats import PublishedPick, by_size, fla, huggingface, tri
 from fp8tune.export.formats.documents import bare_name, parsed
 from fp8tune.recording import Config, Kernel, Launch, from_json
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.store.texts import KERNEL, NAME, UNSTATED, WORD, check_sizes, parse_named_ints
 from fp8tune.store.results import Store
+from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
+from fp8tune.text import KERNEL_NAME as KERNEL
+from fp8tune.text import NAME, WORD
 from fp8tune.text import visible
 
 Notice = Callable[[str], None]

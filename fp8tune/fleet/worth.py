@@ -29,7 +29,7 @@ def worths(store: Store, plan: Plan) -> Callable[[ProblemPlan], float]:
     """
     device, kernels = plan.backend.device, sorted({of.version.kernel for of in plan.problems})
     known: dict[Problem, list[Pick]] = {}
-    for pick in picks.read(store, kernels, [device.arch]).picks:
+    for pick in picks.read(store, kernels, [device.arch]):
         if pick.device.name == device.name and pick.kind is plan.backend.kind:
             known.setdefault(pick.problem, []).append(pick)
 

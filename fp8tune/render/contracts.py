@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from fp8tune.lookups import Lookup
     from fp8tune.stats.explain import Explanation
     from fp8tune.stats.study import Study
-    from fp8tune.store.compacting import Compacted
-    from fp8tune.store.units import Exclusion
+    from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
-    from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
+    from fp8tune.store.units import Exclusion, Queue, QueuedSweep, Unit, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
 
 Object = Mapping[str, object]
@@ -224,27 +223,27 @@ def imported(path: str, added: int, already_there: int) -> Object:
     return {"path": path, "added": added, "already_there": already_there}
 
 
-def compacted(done: Compacted, archive: Path | None) -> Object:
+def compacted(
+    path: Path, before: int, after: int, pruned: Pruned, archive: Path | None, archive_bytes: int | None
+) -> Object:
     """``compact``: what became of a database."""
     return {
-        "path": redacted(str(done.path)),
-        "bytes_before": done.bytes_before,
-        "bytes_after": done.bytes_after,
-        "problems": done.problems,
-        "trials": done.trials,
-        "packed": done.packed,
-        "left_out": done.left_out,
+        "path": redacted(str(path)),
+        "bytes_before": before,
+        "bytes_after": after,
+        "results_removed": pruned.results,
+        "trials_removed": pruned.trials,
+        "results_kept": pruned.kept,
         "archive": None if archive is None else str(archive),
-        "archive_bytes": done.archive_bytes,
+        "archive_bytes": archive_bytes,
     }
 
 
-def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[str, int]) -> Object:
-    """``forget``: each row that was asked for with why it cannot be read, and how many rows of each table went."""
-    rows = [{"row": f"{table}:{id}", "reason": reason} for (table, id), reason in found.items()]
+def forgotten(db: str, rows: Sequence[tuple[str, int]], removed: Mapping[str, int]) -> Object:
+    """``forget``: each row that was named, and how many rows of each table went."""
     return {
         "database": redacted(db),
-        "rows": rows,
+        "rows": [f"{table}:{id}" for table, id in rows],
         "removed": {name: count for name, count in removed.items() if count},
     }
 

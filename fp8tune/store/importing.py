@@ -15,8 +15,8 @@ from pathlib import Path
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
 from fp8tune.store import archives, published
-from fp8tune.store.texts import ARCH, UNSTATED
 from fp8tune.store.results import Store
+from fp8tune.store.texts import ARCH, UNSTATED
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 
@@ -76,8 +76,7 @@ class Loaded:
             return ImportReport(added, len(self.published) - added, of_operations=True)
         if _is_csv(self.path):
             return ImportReport(0, 0)
-        with Store.open(str(self.path), writable=False) as other:
-            return ImportReport(*store.merge(other))
+        return ImportReport(*store.merge(str(self.path)))
 
 
 def load(path: Path, lookup_key: LookupKey = _no_lookup_key) -> Loaded:
@@ -86,7 +85,6 @@ def load(path: Path, lookup_key: LookupKey = _no_lookup_key) -> Loaded:
     Raises UsageError naming file and line for a CSV that cannot be used, DatabaseError for such a database.
     """
     if not _is_csv(path):
-        Store.open(str(path), writable=False).close()
         return Loaded(path)
     if published.is_of_operations(path):
         return Loaded(path, published=tuple(published.read_operations(path)))

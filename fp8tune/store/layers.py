@@ -39,8 +39,7 @@ class Layers:
 
     def evidence(self, *args: Any, keep: Keep | None = None, **options: Any) -> list[Evidence]:
         """Return the evidence of both; ``keep`` sees the pools of both at once."""
-        where = {name: value for name, value in options.items() if name != "finalists_only"}
-        own, shipped = self.own.pools(*args, **where), self._shipped_pools(*args, **where)
+        own, shipped = self.own.pools(*args, **options), self.shipped_pools(*args, **options)
         if keep is not None:
             kept = set(keep([*own, *shipped]))
             own, shipped = [pool for pool in own if pool in kept], [pool for pool in shipped if pool in kept]
@@ -52,7 +51,7 @@ class Layers:
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
         yield from self.own.rows(kernel, arch)
-        visible = {_pool(pool) for pool in self._shipped_pools(kernel, arch)}
+        visible = {_pool(pool) for pool in self.shipped_pools(kernel, arch)}
         yield from (row for row in self.shipped.rows(kernel, arch) if _pool(row) in visible)
 
     def tally(self, subject: Subject) -> Tally:
@@ -103,7 +102,7 @@ class Layers:
 
     def counts(self) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind."""
-        visible = {_pool(pool) for pool in self._shipped_pools()}
+        visible = {_pool(pool) for pool in self.shipped_pools()}
         hidden = [pool for pool in self.shipped.pools() if _pool(pool) not in visible]
         own, shipped = self.own.counts(), self.shipped.counts(hidden)
         return {place: own.get(place, 0) + shipped.get(place, 0) for place in sorted({**own, **shipped})}
@@ -118,7 +117,7 @@ class Layers:
         self.own.close()
         self.shipped.close()
 
-    def _shipped_pools(self, *args: Any, **options: Any) -> list[ComparableRows]:
+    def shipped_pools(self, *args: Any, **options: Any) -> list[ComparableRows]:
         """Return the shipped pools that no own results stand for."""
         timed = (Kind.MEASURED, Kind.SIMULATED)
         own = {_place(pool) for pool in self.own.pools() if pool.kind in timed and pool.complete and pool.newest}

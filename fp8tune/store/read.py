@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Select, Table, func, or_, select
+from sqlalchemy import Connection, Select, Table, func, select
 
-from fp8tune.ceiling import CACHED_SHARE, FLOP_PER_S, ceiling_gb_per_s
+from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     Code,
@@ -36,6 +36,7 @@ from fp8tune.records import (
     is_recorded,
 )
 from fp8tune.stats.means import trimmed_mean
+from fp8tune.stats.study import CACHED_RATE
 from fp8tune.store import schema as db
 from fp8tune.store.connected import Connected, reads
 from fp8tune.store.schema import row_checksum
@@ -145,7 +146,11 @@ class Names:
         for row in rows:
             values = row._mapping
             try:
-                references = {name: self.identities[other][values[name]] for name, other in links.items()}
+                references = {
+                    name: self.identities[other][values[name]]
+                    for name, other in links.items()
+                    if values[name] is not None
+                }
             except KeyError:
                 raise _damaged(self._connection, table.name, values.get("id", "")) from None
             if row_checksum(table, values, references) != row.crc:
@@ -253,7 +258,6 @@ class Reading(Connected):
         keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
-        finalists_only: bool = False,
     ) -> list[Evidence]:
         """Return one record per result; None means any.
 
@@ -264,17 +268,16 @@ class Reading(Connected):
             keep: Chooses among all pools those to read.
             problems: Problems to read.
             device: One device, with the software that drove it.
-            finalists_only: Where finals count, leave out the configs that did not reach them.
         """
         if problems is not None and not self._may_have(kernel, problems):
             return []
-        gathering = _Gathering(self._connection)
+        gathering = Gathering(self._connection)
         studies = gathering.select(kernel, arch, kinds, problems, device)
         if keep is not None:
             pools = {gathering.pool(study): study for study in studies}
             studies = [pools[pool] for pool in keep(list(pools))]
         with _collecting_no_garbage():
-            return gathering.read(studies, finalists_only=finalists_only)
+            return gathering.read(studies)
 
     @reads
     def pools(
@@ -287,7 +290,7 @@ class Reading(Connected):
         device: Device | None = None,
     ) -> list[ComparableRows]:
         """Return each study as the pool that :meth:`evidence` offers to ``keep``."""
-        gathering = _Gathering(self._connection)
+        gathering = Gathering(self._connection)
         return [gathering.pool(study) for study in gathering.select(kernel, arch, kinds, problems, device)]
 
     def _may_have(self, kernel: str | None, problems: Collection[Problem]) -> bool:
@@ -300,7 +303,7 @@ class Reading(Connected):
     @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Return every problem with the newest kernel version that was tried on it, on each device."""
-        gathering, newest = _Gathering(self._connection), dict[object, Subject]()
+        gathering, newest = Gathering(self._connection), dict[object, Subject]()
         kinds = [kind for kind in Kind if kind is not Kind.PUBLISHED]
         studies = gathering.select(kernel, arch, kinds, None, None)
         for study in sorted(studies, key=lambda study: (study.timed_at, study.id)):
@@ -421,7 +424,7 @@ class Reading(Connected):
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial with its samples, in the order of the studies."""
         with self.database.transaction() as connection:
-            gathering = _Gathering(connection)
+            gathering = Gathering(connection)
             studies = {study.id: study for study in gathering.select(kernel, arch, None, None, None)}
             names, codes = gathering.names, gathering.codes
             processes = {row.id: row for row in names.checked_rows(db.Processes)}
@@ -515,7 +518,7 @@ class Reading(Connected):
     @reads
     def counts(self, without: Collection[ComparableRows] = ()) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind, pruned ones included; without those of some pools."""
-        gathering, counts = _Gathering(self._connection), Counter[tuple[str, Kind]]()
+        gathering, counts = Gathering(self._connection), Counter[tuple[str, Kind]]()
         left_out = {(pool.problem, pool.device, pool.kind, pool.version) for pool in without}
         studies = {
             study.id: (gathering.names.devices[study.device_id].arch, _KINDS[study.kind])
@@ -562,7 +565,7 @@ class Reading(Connected):
         return problems
 
 
-class _Gathering:
+class Gathering:
     """All that results share, read once."""
 
     def __init__(self, connection: Connection) -> None:
@@ -618,33 +621,24 @@ class _Gathering:
     def pool(self, study: Any) -> ComparableRows:
         """Return a study as a pool of comparable rows."""
         problem, device, kind, version = self.names.subject(study)
-        is_complete, has_finals = self._is_complete(study), study.id in self.finals
+        is_complete, has_finals = self.is_complete(study), study.id in self.finals
         return ComparableRows(problem, device, kind, version, is_complete, float(study.timed_at), has_finals)
 
     def lookup_key(self, study: Any) -> NamedInts | None:
         """Return the key under which an exported table holds a study."""
         return None if study.lookup_key is None else parsed(db.Studies, study.id, study.lookup_key)
 
-    def _is_complete(self, study: Any) -> bool:
+    def is_complete(self, study: Any) -> bool:
+        """Return True if a study was swept to its end; a publication is as complete as it will ever be."""
         return study.kind == Kind.PUBLISHED or study.id in self.complete
 
-    def read(self, studies: Sequence[Any], *, finalists_only: bool) -> list[Evidence]:
+    def read(self, studies: Sequence[Any]) -> list[Evidence]:
         """Return the evidence of studies, in the order of their results."""
         by_id = {study.id: study for study in studies}
         query = select(db.Results).order_by(db.Results.c.id)
-        ended = [id for id in by_id if id in self.finals] if finalists_only else []
         if len(by_id) <= _FEW:
             query = query.where(db.Results.c.study_id.in_(list(by_id)))
-        if finalists_only:
-            with_finals = select(db.StudyRuns.c.study_id).where(db.StudyRuns.c.tie_band.is_not(None))
-            query = query.where(or_(db.Results.c.final_us.is_not(None), db.Results.c.study_id.not_in(with_finals)))
         results = [row for row in self.connection.execute(query).mappings() if row["study_id"] in by_id]
-        if finalists_only:
-            # Finals in which every config failed leave the coarse pass to decide.
-            settled = {row["study_id"] for row in results if row["status"] == "ok" and row["final_us"] is not None}
-            if rest := [id for id in ended if id not in settled]:
-                again = select(db.Results).where(db.Results.c.study_id.in_(rest), db.Results.c.final_us.is_(None))
-                results += self.connection.execute(again).mappings().all()
         blocks = self._blocks(by_id, len(by_id) <= _FEW)
         codes, shared = self.codes, {id: self._shared(study) for id, study in by_id.items()}
         return [
@@ -687,7 +681,7 @@ class _Gathering:
             "flops": flops,
             # Of several checks the least strict counts.
             "check": max(used, key=lambda c: ([*CHECKS, name := c.partition(" ")[0]].index(name), c)),
-            "complete": self._is_complete(study),
+            "complete": self.is_complete(study),
             "ceiling_gb_per_s": copy and self._ceiling(copy, device.name, study.kind),
             "copy_gb_per_s": copy,
             "peak_flop_per_s": calibrated(FLOP_PER_S + problem.in_dtype) if flops is not None else None,
@@ -742,7 +736,7 @@ class _Gathering:
         if (device, kind) not in self._fastest:
             on = {id for id, one in self.names.devices.items() if one.name == device}
             rates = [self.calibrations[COPY_CEILING, None, id] for id in on if (COPY_CEILING, None, id) in self.calibrations]
-            most = 1e3 * CACHED_SHARE * max(rates)
+            most = 1e3 * CACHED_RATE * max(rates)
             least = select(db.Results.c.study_id, func.min(db.Results.c.coarse_us), func.min(db.Results.c.final_us))
             studies = {
                 study.id: study.bytes_moved

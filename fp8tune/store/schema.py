@@ -36,7 +36,6 @@ from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from fp8tune.records import Kind, Status
-from fp8tune.stats.study import Verdict
 
 VERSION = 20
 METADATA = MetaData()
@@ -309,18 +308,17 @@ RemovedTrials = _table(
 
 Decisions = _table(
     "decisions",
-    "Pick of a study as it was decided last, beside the config that launches used until then and where it came from.",
+    "Pick of each study as it was decided last, beside the config that launches used until then and its origin.",
     _refers("study_id", "studies", primary_key=True),
-    _refers("pick_id", "results", index=True),
-    _refers("runner_up_id", "results", null=True, index=True),
-    _refers("today_id", "configs", null=True),
-    _text("today_origin"),
-    _choice("verdict", Verdict),
-    _duration("time_us"),
-    *(_real(name) for name in ("today_ratio", "ratio", "lower", "upper", "noise")),
-    _integer("processes"),
-    _integer("is_contested"),
+    *(_refers(name, "configs", null=True) for name in ("config_id", "runner_up_id", "today_id")),
+    *(_text(name) for name in ("source", "note", "stage", "checked_by")),
+    *(Column(name, Text) for name in ("verdict", "runner_up_stage", "bound", "today_origin")),
+    *(_duration(name) for name in ("time_us", "runner_up_us", "today_us")),
+    *(_real(name) for name in ("ceiling_share", "runner_up_ratio", "slowdown_lower_share", "slowdown_upper_share")),
+    *(_real(name) for name in ("noise_floor_share", "speedup_ratio")),
+    *(_integer(name) for name in ("processes", "is_default", "is_incumbent")),
     _real("decided_at", null=False),
+    _crc(),
 )
 
 Calibrations = _table(

@@ -23,7 +23,6 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 from fp8tune.stats.means import trimmed_mean
-from fp8tune.stats.study import Study
 from fp8tune.store import schema as db
 from fp8tune.store.connected import Connected, writes
 from fp8tune.store.database import Database, insert_ignoring
@@ -211,42 +210,6 @@ class Writing(Connected):
             ids = {"problem_id": self._problem(problem).id, "device_id": self._device(row.device).id}
             values.append(ids | {name: getattr(row, name) for name in ("recipe", "source", "note", *db.PUBLISHED)})
         return self._insert(db.PublishedOperations, values)
-
-    @writes
-    def keep_decisions(self, studies: Iterable[Study]) -> None:
-        """Replace the stored picks by those of decided studies, with the configs in use until now."""
-        self._connection.execute(delete(db.Decisions))
-        rows = []
-        for study in studies:
-            if study.decision is None or study.version is None:
-                continue
-            named = self._study(Subject(study.version, study.device, study.kind, study.problem))
-            pick, choice = study.pick, study.decision
-            results = [{"config_id": self._config(pick.config), "source": pick.source, "note": pick.note}]
-            if choice.runner_up is not None:
-                results.append({"config_id": self._config(choice.runner_up), "source": "", "note": ""})
-            ids = self._results([{"study_id": named, **result} for result in results])
-            today = study.today and self._config(study.today.config).id
-            rows.append(
-                {
-                    "study_id": named.id,
-                    "pick_id": ids[0],
-                    "runner_up_id": ids[1] if len(ids) > 1 else None,
-                    "today_id": today,
-                    "today_origin": str(study.today.origin) if study.today else "",
-                    "today_ratio": study.speedup,
-                    "verdict": str(choice.verdict),
-                    "time_us": choice.time_us,
-                    "ratio": choice.ratio,
-                    "lower": finite(choice.lower),
-                    "upper": finite(choice.upper),
-                    "noise": study.noise,
-                    "processes": choice.processes,
-                    "is_contested": int(choice.is_contested),
-                    "decided_at": time.time(),
-                }
-            )
-        self._insert(db.Decisions, rows)
 
     @writes
     def forget(self, rows: Collection[tuple[str, int]]) -> dict[str, int]:
@@ -585,11 +548,6 @@ def stored_command(command: str) -> str:
 def axes_text(axes: object) -> str:
     """Serialize a declared grid."""
     return json.dumps(axes, separators=(",", ":"))
-
-
-def finite(value: float) -> float | None:
-    """Return a number, or None if it is infinite."""
-    return value if math.isfinite(value) else None
 
 
 def _result(study: Named, config: Named, row: Row) -> Values:
