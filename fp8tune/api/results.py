@@ -15,7 +15,7 @@ from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
 from fp8tune.store.layers import Reader
 from fp8tune.store.texts import parse_named_ints
-from fp8tune.store.write import STAGE_NAMES
+from fp8tune.store.write import STAGES
 from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Results:
         compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
         """
         wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
-        if stage not in (None, *STAGE_NAMES):
-            raise unknown("stage", stage or "", STAGE_NAMES)
+        if stage not in (None, *STAGES):
+            raise unknown("stage", stage or "", STAGES)
         with self.reading() as reader:
             found = [
                 row

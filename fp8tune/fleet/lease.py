@@ -75,7 +75,7 @@ class Heartbeat:
                 if self.is_stalled:
                     continue
                 try:
-                    store = store or Store.open(self._db)
+                    store = store or Store.open(self._db, wait=True)
                     store.renew_lease(self._lease)
                 except LeaseLostError:
                     self._is_lost = True

@@ -112,7 +112,7 @@ def work(
     if backend.kind is Kind.MEASURED:  # else it is imported where a kernel does so
         importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
         importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
-    with Store.open(options.db, create=True) as store:
+    with Store.open(options.db, create=True, wait=True) as store:
         yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
 
 

@@ -63,7 +63,7 @@ class Merging(Reading, Writing):
             self._insert(db.RemovedTrials, [{**row, "study_id": ids["studies"][row["study_id"]].id}])
         added = given = 0
         for table in _ROWS:
-            rows = (_translated(table, row, ids) for row in _rows(source, table))
+            rows = (_translated(table, _upgraded(table, row, flops), ids) for row in _rows(source, table))
             while chunk := [{n: getattr(v, "id", v) for n, v in row.items()} for row in itertools.islice(rows, _CHUNK)]:
                 if table is db.RecordedLaunches:
                     chunk = [{"problem_id": row["problem_id"], "document": row["document"]} for row in chunk]
@@ -109,6 +109,8 @@ def _upgraded(table: Table, row: dict[str, Any], flops: Mapping[int, int | None]
         order = [name for name in ("M", "N", "K") if name in shape]
         ordered = NamedInts({name: shape[name] for name in dict.fromkeys([*order, *shape])})
         return {**row, "canonical": row["shape"], "shape": str(ordered), "flops": flops.get(row["id"])}
+    if isinstance(stage := row.get("stage"), str):
+        return {**row, "stage": ("coarse", "final", "control").index(stage)}
     if table is db.StudyRuns and row["reference"] is None:
         return {**row, "reference": ""}
     if table is db.Calibrations and "created_at" not in row:

@@ -43,14 +43,14 @@ class Pruning(Reading, Writing):
         connection, trials, results = self._connection, db.Trials.c, db.Results.c
         gone = self._to_remove(picks)
         counts = select(results.study_id, trials.status, func.count()).join_from(db.Trials, db.Results)
-        counts = counts.where(trials.stage == "coarse").group_by(results.study_id, trials.status)
+        counts = counts.where(trials.stage == db.COARSE).group_by(results.study_id, trials.status)
         of = db.RemovedTrials.c
         for study, status, count in connection.execute(counts).all():
             self._insert(db.RemovedTrials, [{"study_id": study, "status": status, "trials": 0}])
             more = update(db.RemovedTrials).where(of.study_id == study, of.status == status)
             connection.execute(more.values(trials=of.trials + count))
         connection.execute(delete(db.TrialDetails))
-        removed = connection.execute(delete(db.Trials).where(trials.stage == "coarse")).rowcount
+        removed = connection.execute(delete(db.Trials).where(trials.stage == db.COARSE)).rowcount
         for ids in chunks(gone):
             connection.execute(delete(db.Results).where(results.id.in_(ids)))
         kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
@@ -61,7 +61,7 @@ class Pruning(Reading, Writing):
         studies = {study.id: study for study in names.checked_rows(db.Studies)}
         columns = (results.id, results.study_id, results.config_id, results.coarse_us)
         query = select(*columns).where(results.final_us.is_(None)).order_by(results.study_id, results.coarse_us)
-        with_finals = select(db.Trials.c.result_id).where(db.Trials.c.stage != "coarse")
+        with_finals = select(db.Trials.c.result_id).where(db.Trials.c.stage != db.COARSE)
         confirmed, seen, gone = set(self._connection.scalars(with_finals)), dict[int, int](), set[int]()
         for id, study_id, config_id, coarse_us in self._connection.execute(query):
             _, _, kind, version = names.subject(studies[study_id])

@@ -43,7 +43,7 @@ from fp8tune.store.schema import row_checksum
 from fp8tune.store.texts import checked, parse_axes, parse_document, parse_named_ints
 from fp8tune.store.write import (
     COPY_CEILING,
-    STAGE_NAMES,
+    STAGES,
     TrialRow,
     blocks_checksum,
     last_status,
@@ -55,7 +55,7 @@ Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
 """All pools -> those to read: :func:`fp8tune.stats.rank.competing`."""
 
 Samples = tuple[float, ...]
-_STAGES = {stored: stage for stage, stored in STAGE_NAMES.items()}
+_STAGES = {number: stage for stage, number in STAGES.items()}
 _KINDS = {str(kind): kind for kind in Kind}
 _STATUSES = {str(status): status for status in Status}
 _FEW = 300  # studies that are looked up one by one; more are read with all others
@@ -332,7 +332,7 @@ class Reading(Connected):
 
         ``reference`` is the hash of today's: trials that another one checked are left out.
         """
-        wanted = {"sweep": sweep, "round": round, "stage": stage and STAGE_NAMES[stage]}
+        wanted = {"sweep": sweep, "round": round, "stage": None if stage is None else STAGES[stage]}
         results = self._results_of(subject)
         trials = self._trials(results, wanted, reference)
         outcomes = {results[id][0]: _outcome(rows, results[id][1]) for id, rows in trials.items()}
@@ -344,7 +344,7 @@ class Reading(Connected):
     ) -> dict[int, dict[NamedInts, Outcome]]:
         """Return the outcomes of each round of the coarse pass, all with one question."""
         results, by_round = self._results_of(subject), dict[int, dict[int, list[TrialRow]]]()
-        trials = self._trials(results, {"sweep": sweep, "stage": "coarse"}, reference)
+        trials = self._trials(results, {"sweep": sweep, "stage": db.COARSE}, reference)
         for id, rows in trials.items():
             for row in rows:
                 by_round.setdefault(row.round, {}).setdefault(id, []).append(row)
@@ -394,7 +394,7 @@ class Reading(Connected):
         query = query.join(db.Results, db.Results.c.id == details.result_id)
         query = query.join(db.Processes, db.Processes.c.id == details.process_id)
         wanted = (db.Results.c.study_id.in_(_study_ids(subject)), db.Processes.c.sweep_id == sweep)
-        tick: float | None = self._connection.scalar(query.where(*wanted, details.stage != "coarse"))
+        tick: float | None = self._connection.scalar(query.where(*wanted, details.stage != db.COARSE))
         return tick
 
     def _results_of(self, subject: Subject) -> dict[int, tuple[NamedInts, Any]]:
@@ -471,7 +471,7 @@ class Reading(Connected):
         details = db.TrialDetails.c
         query = select(details.result_id, db.Processes.c.name, details.round, details.samples)
         query = query.join(db.Processes, db.Processes.c.id == details.process_id).order_by(db.Processes.c.id)
-        wanted = (details.result_id.in_(list(results)), details.stage == STAGE_NAMES[stage])
+        wanted = (details.result_id.in_(list(results)), details.stage == STAGES[stage])
         for id, process, round, blob in self._connection.execute(query.where(*wanted)):
             if blob:
                 samples.setdefault(results[id][0], {})[process, round] = unpack_samples(blob)
@@ -651,7 +651,7 @@ class Gathering:
         self.processes = {row.id: row for row in self.names.checked_rows(db.Processes)}
         of = db.Trials.c
         query = select(of.result_id, of.stage, of.process_id, of.round, of.time_us)
-        query = query.where(of.stage != "coarse", of.time_us.is_not(None))
+        query = query.where(of.stage != db.COARSE, of.time_us.is_not(None))
         if few:
             query = query.join(db.Results).where(db.Results.c.study_id.in_(list(studies)))
         blocks: dict[int, list[Any]] = {}
@@ -701,7 +701,7 @@ class Gathering:
             raise _damaged(self.connection, "results", row["id"])
         config, status, coarse_us = self.names.configs[row["config_id"]], _STATUSES[row["status"]], row["coarse_us"]
         by_stage = self._finals(study, blocks) if blocks and study in self.finals else {}
-        timed = by_stage.get("final", ())
+        timed = by_stage.get(db.FINAL, ())
         times_us = tuple(sorted(trimmed_mean(time_us for _, time_us in times.blocks) for times in timed))
         if not times_us and coarse_us is not None:
             times_us = (coarse_us,) * max(1, row["coarse_processes"])
@@ -715,18 +715,18 @@ class Gathering:
             stage="final" if timed else "screen",
             screen_us=coarse_us if timed else None,
             finals=timed,
-            duplicate=by_stage.get("control", ()),
+            duplicate=by_stage.get(db.CONTROL, ()),
             **shared,
         )
 
-    def _finals(self, study: int, blocks: Sequence[Any]) -> dict[str, tuple[ProcessTimes, ...]]:
+    def _finals(self, study: int, blocks: Sequence[Any]) -> dict[int, tuple[ProcessTimes, ...]]:
         sweep, run = self.finals[study]
-        by_process: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        by_process: dict[tuple[int, str], list[tuple[int, float]]] = {}
         for stage, process_id, round, time_us in blocks:
             process = self.processes[process_id]
             if process.sweep_id == sweep:
                 by_process.setdefault((stage, process.name), []).append((round, time_us))
-        by_stage: dict[str, list[ProcessTimes]] = {}
+        by_stage: dict[int, list[ProcessTimes]] = {}
         for (stage, process), of_process in sorted(by_process.items()):
             by_stage.setdefault(stage, []).append(ProcessTimes(run, process, tuple(sorted(of_process))))
         return {stage: tuple(times) for stage, times in by_stage.items()}

@@ -39,7 +39,8 @@ from fp8tune.records import Kind, Status
 
 VERSION = 20
 METADATA = MetaData()
-STAGES = ("coarse", "final", "control")
+COARSE, FINAL, CONTROL = range(3)
+"""Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
 
 # STRICT tables of SQLite know five type names only.
 _INTEGER: TypeEngine[Any] = BigInteger().with_variant(Integer, "sqlite")
@@ -272,9 +273,9 @@ Codes = _table(
 
 Trials = _table(
     "trials",
-    "One timed block or failed attempt. The key makes a repeated write harmless.",
+    "One timed block or failed attempt; stage 0 is the coarse pass, 1 the finals, 2 their A/A control.",
     _refers("result_id", "results", primary_key=True),
-    _choice("stage", STAGES, primary_key=True),
+    Column("stage", _INTEGER, CheckConstraint("stage IN (0, 1, 2)"), primary_key=True, autoincrement=False),
     _refers("process_id", "processes", primary_key=True),
     _integer("round", primary_key=True),
     _integer("position"),

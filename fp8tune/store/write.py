@@ -33,8 +33,8 @@ from fp8tune.text import visible
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Calibration of a device-to-device copy, read plus written."""
 
-STAGE_NAMES = {"screen": "coarse", "final": "final", "duplicate": "control"}
-"""Stage of a row -> its name in the database."""
+STAGES = {"screen": db.COARSE, "final": db.FINAL, "duplicate": db.CONTROL}
+"""Stage of a row -> its number in the database."""
 
 _CHUNK = 500  # ids in one statement
 _REMEMBERED = 50_000  # ids kept in memory: enough for any sweep, bounded for an import of millions
@@ -432,7 +432,7 @@ class Writing(Connected):
         if coarse := coarse_times(trials, is_published=row["kind"] == Kind.PUBLISHED):
             # A pruned result has no coarse trials left, and keeps the time that it had.
             row["coarse_us"], row["coarse_processes"] = median(coarse), len(coarse)
-        if finals := [t for t in trials if t.stage == "final" and t.time_us is not None]:
+        if finals := [t for t in trials if t.stage == db.FINAL and t.time_us is not None]:
             newest = max((t.began, t.sweep_id) for t in finals)
             by_process: dict[int, list[float]] = {}
             for t in finals:
@@ -451,7 +451,7 @@ class TrialRow(NamedTuple):
     """A stored trial with what tells which of several counts."""
 
     result_id: int
-    stage: str
+    stage: int
     process_id: int
     round: int
     status: str
@@ -465,7 +465,7 @@ class TrialRow(NamedTuple):
     @property
     def is_block(self) -> bool:
         """True for a timed block of the finals."""
-        return self.stage != "coarse" and self.time_us is not None
+        return self.stage != db.COARSE and self.time_us is not None
 
 
 def read_trials(connection: Connection, results: Any, **wanted: Any) -> Iterator[TrialRow]:
@@ -502,7 +502,7 @@ def last_status(trials: Sequence[TrialRow]) -> Status:
         trials = [t for n, t in enumerate(trials) if t.reference == newest or (not t.reference and n >= since)]
     for place, trial in enumerate(trials):
         if trial.status == Status.WRONG and not any(
-            trial.stage == later.stage == "coarse"
+            trial.stage == later.stage == db.COARSE
             and (later.status, later.round) == (Status.OK, trial.round)
             and later.sweep_id != trial.sweep_id
             for later in trials[place + 1 :]
@@ -515,7 +515,7 @@ def coarse_times(trials: Iterable[TrialRow], *, is_published: bool) -> list[floa
     """Return the times of the coarse pass: one a process, or one in all if one sweep's worker was replaced."""
     sweeps, by_process = set(), dict[int, list[float]]()
     for trial in trials:
-        if trial.stage == "coarse" and trial.time_us is not None:
+        if trial.stage == db.COARSE and trial.time_us is not None:
             sweeps.add(trial.sweep_id)
             by_process.setdefault(trial.process_id, []).append(trial.time_us)
     if len(by_process) > 1 == len(sweeps) and not is_published:  # figures of publications are not one run
@@ -529,13 +529,13 @@ def _middle_mean(times_us: Iterable[float]) -> float:
     return round(1e6 * fmean(ordered[1:-1] if len(ordered) > 2 else ordered)) / 1e6
 
 
-def blocks_checksum(blocks: Sequence[tuple[str, int, int, float | None]]) -> int:
+def blocks_checksum(blocks: Sequence[tuple[int, int, int, float | None]]) -> int:
     """Return the checksum of final blocks: (stage, identity of the process, round, time). The order does not count."""
     if not blocks:
         return 0
     total = 0
     for stage, process, round, time_us in blocks:
-        total += zlib.crc32(struct.pack("<cIqd", stage[:1].encode(), process, round, time_us))
+        total += zlib.crc32(struct.pack("<BIqd", stage, process, round, time_us))
     return total & 0xFFFFFFFF
 
 
@@ -559,7 +559,7 @@ def _trial(row: Row, result_id: int, process_id: int) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "result_id": result_id,
-        "stage": STAGE_NAMES[row.stage],
+        "stage": STAGES[row.stage],
         "process_id": process_id,
         "round": row.round,
         "position": row.position,
