@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from fp8tune import alive
 from fp8tune.store.database import Database, LostConnectionError
+from fp8tune.store.schema import VERSION
 
 PATIENCE_S = 300.0
 """Patience with a server that went away: one that is restarted or upgraded is back by then."""
@@ -35,7 +36,15 @@ class Connected:
         """Called at the beginning of each write; raises to store nothing."""
 
     @classmethod
-    def open(cls, url: str, *, create: bool = False, writable: bool = True, wait: bool = False) -> Self:
+    def open(
+        cls,
+        url: str,
+        *,
+        create: bool = False,
+        writable: bool = True,
+        wait: bool = False,
+        versions: tuple[int, ...] = (VERSION,),
+    ) -> Self:
         """Open a plain path or a database URL.
 
         Args:
@@ -43,6 +52,7 @@ class Connected:
             create: Make a missing file, and the tables of an empty database.
             writable: Without it, nothing needs a right to write.
             wait: Wait for a server that this process has never reached.
+            versions: Versions of the schema that the caller can read.
 
         Raises:
             DatabaseError: The database cannot be used.
@@ -50,7 +60,7 @@ class Connected:
         waiting = _Waiting()
         while True:
             try:
-                database = Database(url, create=create, writable=writable)
+                database = Database(url, create=create, writable=writable, versions=versions)
             except LostConnectionError as lost:
                 if not (wait or lost.is_starting or lost.label in _reached):
                     raise

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Table, select, text
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
 from fp8tune.store import schema as db
-from fp8tune.store.database import Database
 from fp8tune.store.read import Reading
 from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.write import Named, Writing, defaults
@@ -29,20 +28,16 @@ _CHUNK = 2000
 class Merging(Reading, Writing):
     """Method that merges."""
 
-    def merge(self, path: str) -> tuple[int, int]:
+    def merge(self, other: Reading) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (trials added, trials already there).
 
         Raises:
-            DatabaseError: The other database cannot be read, or a row of it is damaged.
+            DatabaseError: A row of the other database is damaged.
         """
-        other = Database(path, writable=False, versions=(db.VERSION, FULL))
-        try:
-            if other.version == db.VERSION:
-                Reading(other).evidence()  # raises for a row whose checksum differs
-            with other.transaction() as source:
-                added, given = self.run(lambda: self._merge(source), write=True)
-        finally:
-            other.close()
+        if other.database.version == db.VERSION:
+            other.evidence()  # raises for a row whose checksum differs
+        with other.database.transaction() as source:
+            added, given = self.run(lambda: self._merge(source), write=True)
         if added >= 10_000:
             self.database.analyze()
         return added, given - added

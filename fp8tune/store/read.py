@@ -655,7 +655,7 @@ class Gathering:
         if few:
             query = query.join(db.Results).where(db.Results.c.study_id.in_(list(studies)))
         blocks: dict[int, list[Any]] = {}
-        for result, *block in self.connection.execute(query).tuples():
+        for result, *block in self.connection.execute(query):
             blocks.setdefault(result, []).append(block)
         return blocks
 

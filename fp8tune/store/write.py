@@ -315,8 +315,8 @@ class Writing(Connected):
             plain["crc"] = row_checksum(table, plain, references)
         identity = row_checksum(table, plain, references, identity=True)
         statement, has_id = _inserting(table, self._connection.dialect.name), "id" in table.c
-        result = self._connection.execute(statement, plain)
-        id = result.scalar() if has_id else result.rowcount or None
+        result = self._connection.execute(statement, plain, execution_options=_COUNTED)
+        id = result.scalar() if has_id else 0 if result.rowcount == 1 else None
         if id is None:
             id = self._update(table, plain, references, newer)
         self._named[place] = named = Named(int(id), identity)

@@ -157,7 +157,7 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     for study in studies(store, alone):
         assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.ONLY, None)
         assert (study.choice.processes, study.noise is None) == (PROTOCOL.processes, False)
-    kept = picks.decide(store.evidence()).picks
+    kept = picks.read(store)
     bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
     assert bounds == {("only", None, None)}
     (counted,) = summarize(kept)
@@ -329,7 +329,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: O
     assert verdict_of(store, plan, 0) is Verdict.QUICK
     assert verdict_of(store, plan, 1) is not Verdict.QUICK
     with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
+        assert raw.execute("SELECT count(*) FROM study_runs WHERE tie_band IS NOT NULL").fetchone() == (1,)
 
 
 def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
