@@ -1,0 +1,80 @@
+"""Picks of one kernel on one device, which formats of others are written from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fp8tune.autotuned import configs
+from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.stats.study import Study
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The pick of one problem, with what was measured there."""
+
+    study: Study
+    evidence: str
+    """One line: verdict, time, device, versions."""
+    launch: Launch | None = None
+    """The recorded launch; None for a kernel with a specification."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.study.problem
+
+    @property
+    def config(self) -> NamedInts:
+        """The picked config."""
+        return self.study.choice.pick
+
+    @property
+    def key(self) -> tuple[Value, ...]:
+        """Key that the autotuner looks up; of a kernel with a specification, the values of its lookup key."""
+        return self.launch.key if self.launch else tuple((self.study.lookup_key or NamedInts()).values())
+
+
+@dataclass(frozen=True)
+class KernelPicks:
+    """All picks of one kernel on one device."""
+
+    kernel: str
+    device: Device
+    picks: tuple[Pick, ...]
+    """In the order of the recording, or of the shape sets."""
+    recorded: Kernel | None = None
+    """The recorded kernel without its launches."""
+    notices: tuple[str, ...] = ()
+    """Results that were left out, and the reason."""
+    @property
+    def least_worst(picks: Sequence[Pick]) -> tuple[NamedInts, float]:
+    """Choose one config for problems that a format does not distinguish.
+
+    Returns:
+        The config whose largest slowdown is least, among those with a time on the most problems, and that slowdown.
+    """
+    if len(picks) == 1:
+        return picks[0].config, 1.0
+    slowdowns: dict[NamedInts, list[float]] = {}
+    for pick in picks:
+        for config, slowdown in (pick.study.slowdowns or {pick.config: 1.0}).items():
+            slowdowns.setdefault(config, []).append(slowdown)
+    chosen = [pick.config for pick in picks]
+
+    def preference(config: NamedInts) -> tuple[object, ...]:
+        place = chosen.index(config) if config in chosen else len(chosen)
+        return -len(slowdowns[config]), max(slowdowns[config]), place, config.canonical
+
+    config = min(slowdowns, key=preference)
+    return config, max(slowdowns[config])
+
+
+def file_name(text: str) -> str:
+    """Return the text as a name that cannot leave its folder and is not hidden; other characters become ``_``."""
+    return re.sub(r"[^A-Za-z0-9_.,=()\[\] +-]+", "_", text).lstrip(".")[:200] or "_"
