@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8tune.api import Exported as Exported
-    from fp8tune.api import Found as Found
+    from fp8tune.api import Lookup as Lookup
     from fp8tune.api import Results as Results
     from fp8tune.api import Swept as Swept
     from fp8tune.api import export as export
@@ -25,7 +25,7 @@ __version__ = "0.2.0"
 
 _MODULES = {
     **dict.fromkeys(("pin", "unpin"), "fp8tune.pinning"),
-    **dict.fromkeys(("open", "lookup", "Results", "Found", "Swept", "Exported"), "fp8tune.api"),
+    **dict.fromkeys(("open", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
     "Fp8tuneError": "fp8tune.errors",
 }
 """Where a name lives that programs use."""

@@ -5,22 +5,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fp8tune import lookups, recording
 from fp8tune.autotuned.configs import encoded
+from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
 from fp8tune.recording import Kernel, Launch
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import (
+    Device,
+    Evidence,
+    Finalist,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Pick,
+    Problem,
+    Status,
+)
 from fp8tune.stats.decide import decide_study
 from fp8tune.stats.means import grouped, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
-from fp8tune.stats.study import Origin, Result, Study, Today
+from fp8tune.stats.shared import Nearest
+from fp8tune.stats.study import Origin, Result, Study, Today, Verdict, process_us
 from fp8tune.store.layers import Reader
+from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime.chain import Step
+from fp8tune_kernels.runtime.nearest import nearest as nearest_row
 from fp8tune_kernels.runtime.user_tables import installed
-from fp8tune_kernels.tables import Key, Table, table
+from fp8tune_kernels.tables import Key, Row, Table, table
 
 
 class CurrentTables:
@@ -211,3 +227,126 @@ def _with_tables(study: Study, tables: CurrentTables, recorded: Mapping[Problem,
     if study.version is not None:
         today = find_today(study.version, study.device, study.lookup_key, recorded.get(study.problem))
     return replace(study, current=completed(current, study.version), today=today)
+
+
+def nearest_of(rows: Sequence[Row]) -> Nearest:
+    """Return the lookup of the nearest key among the rows of a table of one kernel."""
+
+    def nearest(study: Study, left_out: frozenset[NamedInts]) -> NamedInts | None:
+        gone = {tuple(sorted(key.items())) for key in left_out}
+        comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in gone]
+        key = tuple(sorted((study.lookup_key or NamedInts()).items()))
+        row = nearest_row(key, comparable, SPANS.get(study.problem.kernel), study.default)
+        return NamedInts(row[3]) if row else None
+
+    return nearest
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """All picks of one kernel."""
+
+    kernel: str
+    picks: int
+    """Problems, counted once for each device."""
+    devices: tuple[str, ...]
+    """Names of the GPUs, or arches where they have none; sorted."""
+    ceiling_share: float | None
+    """Median over its picks; None where none is known."""
+    verdicts: Mapping[str, int]
+    """Verdict -> number of picks, the most first."""
+    newest: float
+    """Moment when its newest row was stored, in seconds since the epoch."""
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return the number of picks with one of some verdicts."""
+        return sum(self.verdicts.get(verdict, 0) for verdict in verdicts)
+
+
+def summarize(picks: Iterable[Pick]) -> list[KernelSummary]:
+    """Summarize the picks of each kernel, by name."""
+    by_kernel = grouped(picks, lambda pick: pick.problem.kernel)
+    return [_summary(kernel, by_kernel[kernel]) for kernel in sorted(by_kernel)]
+
+
+def _summary(kernel: str, picks: Sequence[Pick]) -> KernelSummary:
+    shares = [pick.ceiling_share for pick in picks if pick.ceiling_share is not None]
+    return KernelSummary(
+        kernel=kernel,
+        picks=len(picks),
+        devices=tuple(sorted({pick.device.name or pick.device.arch for pick in picks})),
+        ceiling_share=median(shares) if shares else None,
+        verdicts=dict(Counter(str(pick.verdict or Verdict.PUBLISHED) for pick in picks).most_common()),
+        newest=max(pick.newest for pick in picks),
+    )
+
+
+def pick_of(study: Study) -> Pick:
+    """Return a study's decision as the store keeps it."""
+    decision, pick, rival, ceiling = study.choice, study.pick, study.next_best, ceiling_of(study)
+    today = study.rival(study.today.config) if study.today else None
+    is_bounded = rival is not None and rival.config == decision.runner_up
+    return Pick(
+        problem=study.problem,
+        config=pick.config,
+        device=study.device,
+        kind=study.kind,
+        version=study.version,
+        lookup_key=study.lookup_key,
+        bytes_moved=study.bytes_moved,
+        source=pick.source,
+        note=pick.note,
+        runner_up=rival.config if rival else None,
+        runner_up_stage=str(rival.stage) if rival else None,
+        stage=str(pick.stage),
+        verdict=None if decision.verdict is Verdict.PUBLISHED else str(decision.verdict),
+        time_us=decision.time_us,
+        processes=decision.processes,
+        ceiling_share=ceiling.share if ceiling else None,
+        bound=str(ceiling.bound) if ceiling else None,
+        runner_up_us=rival.time_us if rival else None,
+        runner_up_ratio=rival.ratio if rival else None,
+        slowdown_lower_share=_finite(decision.lower) if is_bounded else None,
+        slowdown_upper_share=_finite(decision.upper),
+        noise_floor_share=study.noise,
+        today=study.today.config if study.today else None,
+        today_origin=str(study.today.origin) if study.today else None,
+        today_us=today.time_us if today else None,
+        speedup_ratio=study.speedup,
+        is_default=pick.config is not None and pick.config == study.default,
+        is_incumbent=pick.config is not None and pick.config == study.current,
+        is_complete=study.complete,
+        checked_by=pick.check,
+        newest=pick.newest,
+    )
+
+
+def finalists_of(study: Study) -> Iterator[Finalist]:
+    """Yield the finalists of a study as the store keeps them."""
+    for result in study.results:
+        if result.finals and result.config is not None:
+            times_us = list(map(process_us, result.finals))
+            yield Finalist(
+                problem=study.problem,
+                config=result.config,
+                device=study.device,
+                kind=study.kind,
+                version=study.version,
+                source=result.source,
+                note=result.note,
+                time_us=study.times_us[result.config],
+                slowdown_ratio=study.slowdowns[result.config],
+                processes=len(times_us),
+                blocks=sum(len(times.blocks) for times in result.finals),
+                fastest_process_us=min(times_us),
+                slowest_process_us=max(times_us),
+                screen_us=result.coarse_us,
+                is_pick=result.config == study.choice.pick,
+                is_default=result.config == study.default,
+                is_incumbent=result.config == study.current,
+                newest=result.newest,
+            )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

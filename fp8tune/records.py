@@ -304,7 +304,9 @@ class Pick:
     source: str
     note: str
     runner_up: NamedInts | None
-    """The fastest other config; it may be faster."""
+    """The next best config that was timed; it may be faster."""
+    runner_up_stage: str | None
+    """Stage that timed it beside the pick: ``final`` or ``screen``."""
     stage: str
     """What decided: ``final`` or ``screen``."""
     verdict: str | None
@@ -327,6 +329,14 @@ class Pick:
     """At most so much slower than any finalist; None where nothing bounds it."""
     noise_floor_share: float | None
     """How far the default was from itself under a second name."""
+    today: NamedInts | None
+    """Config that a launch used without the pick when it was decided."""
+    today_origin: str | None
+    """Its source: ``own table``, ``shipped table``, ``recording`` or ``default``."""
+    today_us: float | None
+    """Its time; None where it was not timed."""
+    speedup_ratio: float | None
+    """Its time over the pick's, paired by process in finals; 1 if the pick is in use."""
     is_default: bool
     """Whether it is the declared default."""
     is_incumbent: bool

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fp8tune import adapter
 from fp8tune.api.results import Names, Results, open, several
-from fp8tune.choose import incumbents
 from fp8tune.errors import UsageError
 from fp8tune.export import asked, files, merging, selecting
 from fp8tune.export import table as exporting
@@ -78,7 +78,7 @@ def _module(results: Results, arch: str, kernels: Sequence[str], into: Path | No
         names.check_arch(arch, reader)
         wanted = names.stored_kernels(kernels, reader) if kernels else None
         evidence = selecting.evidence_for(reader, arch)
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.COMMITTED)
+    table = exporting.render(evidence, arch, kernels=wanted, tables=adapter.SHIPPED)
     if not table.entries:
         why = table.notices[0] if table.notices else "run a sweep, or open another database"
         raise UsageError(f"the database has nothing to export for {arch}: {why}")

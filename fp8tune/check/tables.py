@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from fp8tune import adapter
 from fp8tune.check.finding import Finding, Level
-from fp8tune.choose import incumbents, untimed
 from fp8tune.errors import Fp8tuneError
 from fp8tune.export import merging, selecting
 from fp8tune.export import table as export
@@ -21,14 +21,11 @@ from fp8tune_kernels.catalog import NAMES
 def check_tables(store: Store, table_path: Callable[[str], Path] = export.destination) -> Iterator[Finding]:
     """Is each arch's generated table what the database would give today."""
     stored = {arch for arch, kind in store.counts() if kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
-    timed = None  # most of all rows: read once
     for arch in (name for name in ARCHES if name in stored):
         try:
             path = table_path(arch)
-            held = incumbents.COMMITTED if path == export.table_path(arch) else incumbents.INSTALLED
-            evidence = selecting.evidence_for(store, arch, timed)
-            timed = evidence if arch == untimed.TIMED_ON else timed
-            table = export.render(evidence, arch, incumbents=held)
+            held = adapter.SHIPPED if path == export.table_path(arch) else adapter.INSTALLED
+            table = export.render(selecting.evidence_for(store, arch), arch, tables=held)
             if not table.entries:
                 continue
             stale = export.is_stale(merging.merge(merging.existing(path), table, prune=True).table, path)

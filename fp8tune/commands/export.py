@@ -141,7 +141,7 @@ def export(options: ExportOptions) -> None:
 
 
 def _export_table(options: ExportOptions) -> None:
-    from fp8tune.choose import incumbents
+    from fp8tune import adapter
     from fp8tune.export import merging, selecting
     from fp8tune.export import table as exporting
     from fp8tune.render import contracts
@@ -158,8 +158,8 @@ def _export_table(options: ExportOptions) -> None:
         evidence = selecting.evidence_for(store, arch)
     path = output or exporting.destination(arch)
     own = output is None and path != exporting.table_path(arch)
-    held = incumbents.INSTALLED if own else incumbents.COMMITTED
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
+    held = adapter.INSTALLED if own else adapter.SHIPPED
+    table = exporting.render(evidence, arch, kernels=wanted, tables=held)
     if not table.entries and not (options.check and table.known):
         why = table.notices[0] if table.notices else "run fp8tune sweep, or name another with --db"
         raise UsageError(f"the database has nothing to export for {arch}: {why}")

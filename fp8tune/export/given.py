@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from fp8tune import recording
+from fp8tune.adapter import read_studies, recorded_launch
 from fp8tune.autotuned import configs
-from fp8tune.choose.candidates import Candidates
-from fp8tune.choose.incumbents import COMMITTED
-from fp8tune.choose.ranking import all_candidates, competing, grouped, usable
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status, Subject
+from fp8tune.stats.means import grouped
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.layers import Reader
 from fp8tune.text import visible
 
@@ -83,7 +81,7 @@ def given_for(store: Reader, arch: str, kernel: str, device: str | None = None) 
     timed = _timed(store, arch, kernel)
     name, notices = _device(grouped(timed, lambda one: one.device.name), device)
     on_device = [one for one in timed if one.device.name == name]
-    complete = usable(on_device)
+    complete = [one for one in on_device if one.is_usable]
     notices += [
         f"{one.problem.shape} left out, not swept to the end: run fp8tune sweep again"
         for one in on_device
@@ -91,7 +89,7 @@ def given_for(store: Reader, arch: str, kernel: str, device: str | None = None) 
     ]
     if not complete:
         raise UsageError(f"no problem of {kernel} was swept to the end on {name or arch}: run fp8tune sweep again")
-    documents = {problem: _document(text) for problem, text in store.recorded_launches(kernel).items()}
+    documents = {problem: recorded_launch(text) for problem, text in store.recorded_launches(kernel).items()}
     recorded, complete, older = _of_one_kernel(complete, documents)
     notices += older
     tuned = []
@@ -100,8 +98,8 @@ def given_for(store: Reader, arch: str, kernel: str, device: str | None = None) 
         tuned.append(_tuned(store, one, launch, recorded))
     notices += filter(None, map(_doubt, tuned))
     held = {config for one in tuned for config in (one.config, *one.times_us, *one.failures)}
-    newest = max(complete, key=lambda one: max(entry.newest for entry in one.entries))
-    version = newest.entries[0].version
+    newest = max(complete, key=lambda one: one.newest)
+    version = newest.version
     return Given(
         kernel,
         newest.device,
@@ -129,9 +127,9 @@ def given_for_each_device(store: Reader, arch: str, kernel: str) -> list[Given]:
     return [replace(found[0], notices=(*found[0].notices, *refused)), *found[1:]]
 
 
-def _timed(store: Reader, arch: str, kernel: str) -> list[Candidates]:
-    found = all_candidates(store.evidence(kernel, arch, keep=competing), COMMITTED)
-    timed = [one for one in found if one.kind is not Kind.STATIC and one.named]
+def _timed(store: Reader, arch: str, kernel: str) -> list[Study]:
+    found = read_studies(store, kernel, arch)
+    timed = [one for one in found if any(result.config is not None for result in one.results)]
     if not timed:
         raise UsageError(
             f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
@@ -159,7 +157,7 @@ def launched(recorded: Kernel | None, config: NamedInts) -> Config:
     )
 
 
-def _device(by_name: Mapping[str, Sequence[Candidates]], wanted: str | None) -> tuple[str, list[str]]:
+def _device(by_name: Mapping[str, Sequence[Study]], wanted: str | None) -> tuple[str, list[str]]:
     """The name of the device, and what to say where there are others."""
     known = ", ".join(f"{name or 'not named'} ({len(found)})" for name, found in sorted(by_name.items()))
     if wanted is not None:
@@ -184,25 +182,17 @@ def _doubt(one: Tuned) -> str:
     )
 
 
-def _document(text: str) -> tuple[Kernel, Launch]:
-    try:
-        document = json.loads(text)
-        return recording.from_json(document["kernel"], Kernel), recording.from_json(document["launch"], Launch)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DatabaseError(f"a recorded launch is damaged ({error}): record the kernel and sweep it again") from None
-
-
 def _of_one_kernel(
-    found: Sequence[Candidates], documents: Mapping[Problem, tuple[Kernel, Launch]]
-) -> tuple[Kernel | None, list[Candidates], list[str]]:
+    found: Sequence[Study], documents: Mapping[Problem, tuple[Kernel, Launch]]
+) -> tuple[Kernel | None, list[Study], list[str]]:
     """The kernel as it was recorded for the newest rows, and what was swept of that one: configs of another declaration
     have other numbers."""
-    newest = max(found, key=lambda one: max(entry.newest for entry in one.entries))
+    newest = max(found, key=lambda one: one.newest)
     if newest.problem not in documents:
         return None, [one for one in found if one.problem not in documents], []
     kernel = documents[newest.problem][0]
 
-    def is_same(one: Candidates) -> bool:
+    def is_same(one: Study) -> bool:
         other = documents[one.problem][0] if one.problem in documents else None
         return other is not None and (other.configs, other.key) == (kernel.configs, kernel.key)
 
@@ -211,25 +201,25 @@ def _of_one_kernel(
     return kernel, [one for one in found if is_same(one)], [f"{one.problem.shape} {why}" for one in older]
 
 
-def _in_order(found: Sequence[Candidates], recorded: Sequence[Problem]) -> list[Candidates]:
+def _in_order(found: Sequence[Study], recorded: Sequence[Problem]) -> list[Study]:
     places = {problem: place for place, problem in enumerate(recorded)}
     return sorted(found, key=lambda one: places.get(one.problem, len(places)))  # stable: else the order of the ranking
 
 
-def _tuned(store: Reader, found: Candidates, launch: Launch | None, recorded: Kernel | None) -> Tuned:
-    winner, pick = found.winner, found.pick
+def _tuned(store: Reader, found: Study, launch: Launch | None, recorded: Kernel | None) -> Tuned:
+    decision, pick = found.choice, found.pick
     assert pick.config is not None  # usable ones name it
     is_published = found.kind is Kind.PUBLISHED
-    subject = None if pick.version is None else Subject(pick.version, found.device, found.kind, found.problem)
+    subject = None if found.version is None else Subject(found.version, found.device, found.kind, found.problem)
     return Tuned(
         problem=found.problem,
-        lookup_key=pick.lookup_key or NamedInts(),
+        lookup_key=found.lookup_key or NamedInts(),
         config=pick.config,
         launch_config=launched(recorded, pick.config),
-        time_us=winner.time_us,
+        time_us=decision.time_us,
         times_us=found.times_us,
         evidence=_evidence(found, store.commit(subject) if subject else ""),
-        verdict=winner.verdict or "",
+        verdict="" if is_published else decision.verdict,
         launch=launch,
         failures={} if is_published or subject is None else _failures(store, subject, found),
         is_published=is_published,
@@ -238,7 +228,7 @@ def _tuned(store: Reader, found: Candidates, launch: Launch | None, recorded: Ke
     )
 
 
-def _failures(store: Reader, subject: Subject, found: Candidates) -> dict[NamedInts, tuple[str, str]]:
+def _failures(store: Reader, subject: Subject, found: Study) -> dict[NamedInts, tuple[str, str]]:
     outcomes = store.tally(subject).outcomes
     return {
         config: (str(outcome.status), outcome.reason)
@@ -247,18 +237,18 @@ def _failures(store: Reader, subject: Subject, found: Candidates) -> dict[NamedI
     }
 
 
-def _evidence(found: Candidates, commit: str) -> str:
+def _evidence(found: Study, commit: str) -> str:
     """``certified, 12.34 us, 6 processes, NVIDIA H200, driver 580.1, triton 3.6.0, commit c0ffee, code 0123abcd``."""
-    winner, device = found.winner, found.device
-    pick = winner.evidence
+    decision, device = found.choice, found.device
+    is_published, count = decision.verdict is Verdict.PUBLISHED, decision.processes
     said = [
-        winner.verdict or f"published by {pick.source}",
-        f"{winner.time_us:.2f} us",
-        f"{winner.n} process{'' if winner.n == 1 else 'es'}" if winner.verdict else "",
+        f"published by {found.pick.source}" if is_published else decision.verdict,
+        f"{decision.time_us:.2f} us",
+        "" if is_published else f"{count} process{'' if count == 1 else 'es'}",
         device.name or device.arch,
         f"driver {device.driver}" if device.driver else "",
         f"triton {device.triton}" if device.triton else "",
         f"commit {commit}" if commit else "",
-        f"code {pick.version.source_hash}" if pick.version else "",
+        f"code {found.version.source_hash}" if found.version else "",
     ]
     return visible(", ".join(filter(None, said)))

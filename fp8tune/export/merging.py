@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fp8tune.choose.ranking import grouped
 from fp8tune.errors import UsageError
 from fp8tune.export.table import Entry, Table, evidence_path, made_of, read
 from fp8tune.records import NamedInts
+from fp8tune.stats.means import grouped
 from fp8tune_kernels import tables
 from fp8tune_kernels.runtime import user_tables
 

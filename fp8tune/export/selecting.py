@@ -5,8 +5,7 @@ problems. Another device gets a row of its own only where that one loses more th
 any other shape, is the robust config. Kernels for which the nearest key's row loses less on held-out shapes are named.
 What the committed table has of all this stays until it is beaten by the keep band. A published config timed another
 implementation: it is taken only for keys that nobody measured, and only if our kernel compiles with it there and spills
-nothing. What was only compiled (:mod:`fp8tune.choose.untimed`) gives the fallback row of a kernel without any other
-evidence on the arch.
+nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from fp8tune.choose import untimed
-from fp8tune.choose.candidates import KEEP_BAND, Candidates, Winner
-from fp8tune.choose.heldout import HeldOut, leave_one_shape_out, nearest_loses_less
-from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import all_candidates, competing, grouped, robust, usable
+from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, nearest_of, studies_of
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Status
-from fp8tune.stats.means import geomean
+from fp8tune.stats.decide import PLAN
+from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.rank import competing
+from fp8tune.stats.shared import HeldOut, choose_shared, hold_out, prefers_nearest
+from fp8tune.stats.study import Result, Study
 from fp8tune.store.layers import Reader
 from fp8tune_kernels import tables
 
@@ -40,10 +39,6 @@ class Basis(StrEnum):
     """On the simulated clock."""
     PUBLISHED = "published"
     """Printed by others, and compiled here without spills."""
-    STATIC = "static"
-    """Compiled for the arch, and timed on another."""
-    DEFAULT = "default"
-    """Compiled for the arch, and timed nowhere: the declared default."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +51,13 @@ class TableRow:
     key: NamedInts | None
     """None: for every shape that has no row."""
     config: NamedInts
-    problems: tuple[tuple[Winner, float], ...] = ()
+    problems: tuple[tuple[Study, float], ...] = ()
     """The problems it was chosen on: the best there, and this config's own time in microseconds."""
     worst_slowdown: float | None = None
     """None where nothing was timed."""
     other_implementation: bool = False
     basis: Basis = Basis.MEASURED
-    elsewhere: float | None = None
-    """Of a row that was only compiled: its mean slowdown on :data:`fp8tune.choose.untimed.TIMED_ON`."""
-    held_out: HeldOut | None = None
+    held_out: Sequence[HeldOut] = ()
     """Of a fallback row: what lookups lose on each measured shape without it, by this row or the nearest."""
 
     @property
@@ -86,31 +79,20 @@ class Selection:
     """Kernels whose nearest row loses less on shapes held out than the fallback row."""
 
 
-def evidence_for(store: Reader, arch: str, timed: Sequence[Evidence] | None = None) -> list[Evidence]:
-    """What :func:`select` needs: all that is stored of an arch, and the times that stand in for those it lacks.
-
-    ``timed``: what was read of :data:`fp8tune.choose.untimed.TIMED_ON` before; None to read it where it is needed.
-    """
-    found = store.evidence(arch=arch, keep=competing)
-    if arch == untimed.TIMED_ON or all(item.kind is not Kind.STATIC for item in found):
-        return found
-    if timed is None:
-        timed = store.evidence(arch=untimed.TIMED_ON, kinds=[Kind.MEASURED], keep=competing)
-    return found + [item for item in timed if item.kind is Kind.MEASURED]
+def evidence_for(store: Reader, arch: str) -> list[Evidence]:
+    """Read all that is stored of an arch."""
+    return store.evidence(arch=arch, keep=competing)
 
 
-def select(evidence: Iterable[Evidence], arch: str, incumbents: Incumbents = NO_INCUMBENTS) -> Selection:
-    """The rows of an arch from all evidence: nothing the interpreter or the simulator says, and of other arches only
-    the times of :data:`fp8tune.choose.untimed.TIMED_ON`, for kernels that were timed nowhere else."""
-    evidence = list(evidence)
+def select(evidence: Iterable[Evidence], arch: str, tables: CurrentTables = NO_TABLES) -> Selection:
+    """Select the rows of an arch from its evidence, without what the interpreter or the simulator says."""
     of_arch = [item for item in evidence if item.device.arch == arch]
     kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
-    static = grouped((item for item in of_arch if item.kind is Kind.STATIC), lambda item: item.problem.kernel)
-    elsewhere = untimed.timed(evidence) if static and arch != untimed.TIMED_ON else {}
-    timed = all_candidates((item for item in of_arch if item.kind in kinds), incumbents)
-    by_kernel = grouped(timed, lambda candidates: candidates.problem.kernel)
+    static = grouped(compiled_studies(of_arch), lambda study: study.problem.kernel)
+    timed = studies_of((item for item in of_arch if item.kind in kinds), tables)
+    by_kernel = grouped(timed, lambda study: study.problem.kernel)
     builders = [
-        _Builder(kernel, arch, by_kernel.get(kernel, []), static.get(kernel, []), elsewhere.get(kernel), incumbents)
+        _Builder(kernel, arch, by_kernel.get(kernel, []), static.get(kernel, []), tables)
         for kernel in sorted({*static, *by_kernel})
     ]
     for builder in builders:
@@ -129,18 +111,17 @@ class _Builder:
 
     kernel: str
     arch: str
-    all_candidates: Sequence[Candidates]
-    static: Sequence[Evidence]
-    elsewhere: untimed.Timed | None
-    incumbents: Incumbents
+    studies: Sequence[Study]
+    static: Sequence[Study]
+    tables: CurrentTables
     rows: list[TableRow] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     def build(self) -> None:
         """Fill rows, comments and notices."""
-        published = [candidates for candidates in self.all_candidates if candidates.kind is Kind.PUBLISHED]
-        measured = [candidates for candidates in self.all_candidates if candidates.kind is not Kind.PUBLISHED]
+        published = [candidates for candidates in self.studies if candidates.kind is Kind.PUBLISHED]
+        measured = [candidates for candidates in self.studies if candidates.kind is not Kind.PUBLISHED]
         devices = grouped(self._exportable(measured), lambda candidates: candidates.device.name)
         devices = dict(sorted(devices.items(), key=lambda group: (-len(group[1]), group[0])))  # most problems first
         if devices:
@@ -149,35 +130,33 @@ class _Builder:
             self._add_published(published)
         if devices:
             self._add_fallback(devices)  # held out against all rows that have a key
-        if not measured and all(row.key is not None for row in self.rows):
-            self._add_static()
 
     @property
     def takes_nearest(self) -> bool:
         """Whether a lookup of a key without a row is better off with the nearest."""
-        held_out = [row.held_out for row in self.rows if row.held_out]
-        incumbent = self.incumbents.takes_nearest(self.kernel, self.arch)
-        return nearest_loses_less(held_out, incumbent) if held_out else bool(incumbent)
+        held_out = [item for row in self.rows for item in row.held_out]
+        current = self.tables.takes_nearest(self.kernel, self.arch)
+        return prefers_nearest(held_out, current) if held_out else bool(current)
 
     # Measured
 
-    def _exportable(self, timed: Sequence[Candidates]) -> list[Candidates]:
+    def _exportable(self, timed: Sequence[Study]) -> list[Study]:
         """What was swept to the end, by a version that the kernel's newest code can be launched like."""
-        complete = usable(timed)
+        complete = [study for study in timed if study.is_usable]
         self._notice_left_out(timed, complete, "not swept to the end")
-        current = _newest_version([*self.static, *(entry for candidates in timed for entry in candidates.entries)])
+        current = _newest_version([*self.static, *timed])
         launchable = [candidates for candidates in complete if current and _same_interface(candidates, current)]
         self._notice_left_out(complete, launchable, "rows of an older kernel with other axes or keys")
         return launchable
 
-    def _notice_left_out(self, before: Sequence[Candidates], after: Sequence[Candidates], why: str) -> None:
+    def _notice_left_out(self, before: Sequence[Study], after: Sequence[Study], why: str) -> None:
         left_out = [candidates for candidates in before if candidates not in after]
         if left_out:
             shape = left_out[0].problem.shape
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             self.notices.append(f"{shape}{more} not exported, {why}: run fp8tune sweep --kernel {self.kernel} again")
 
-    def _add_measured(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
+    def _add_measured(self, devices: Mapping[str, Sequence[Study]]) -> None:
         timed = [candidates for found in devices.values() for candidates in found]
         for key, of_key in sorted(grouped(timed, _key).items(), key=lambda item: item[0].canonical):
             shared: NamedInts | None = None
@@ -190,53 +169,53 @@ class _Builder:
         word = "simulated" if timed[0].kind is Kind.SIMULATED else "measured"
         self.comments.append(f"{word} on {', '.join(devices)}")
 
-    def _config_for(self, found: Sequence[Candidates]) -> NamedInts:
+    def _config_for(self, found: Sequence[Study]) -> NamedInts:
         """Of several problems under one key, the config of least mean slowdown; of one, its pick."""
-        shared = robust(found, math.inf, found[0].incumbent) if len(found) > 1 else None
+        shared = choose_shared(found, math.inf, found[0].current) if len(found) > 1 else None
         if len(found) > 1 and shared is None:
             self.notices.append(f"no config ran on all {len(found)} problems of {_key(found[0])}: the first decides")
         return shared.config if shared else found[0].pick.config or NamedInts()
 
-    def _add_fallback(self, devices: Mapping[str, Sequence[Candidates]]) -> None:
+    def _add_fallback(self, devices: Mapping[str, Sequence[Study]]) -> None:
         (_, first), *others = devices.items()
-        best = robust(first, incumbent=self.incumbents.config(self.kernel, Device(self.arch), None))
+        best = choose_shared(first, current=self.tables.config(self.kernel, Device(self.arch), None))
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
         keyed = _with_key(self.rows)
-        served: list[Candidates] = []
+        served: list[Study] = []
         for name, found in others:
             device = found[0].device
-            own = robust(found, incumbent=self.incumbents.config(self.kernel, device, None))
+            own = choose_shared(found, current=self.tables.config(self.kernel, device, None))
             bound = self._device_loss(device, None)
-            if own is not None and _loses(best.config, found, bound * own.mean_slowdown):
+            if own is not None and _loses(best.config, found, bound * own.mean):
                 row = _row(self.kernel, name, None, own.config, found)
-                self.rows.append(replace(row, held_out=leave_one_shape_out(found, keyed)))
+                self.rows.append(replace(row, held_out=hold_out(found, (), nearest_of(keyed))))
             else:
                 served += found
         row = _row(self.kernel, "", None, best.config, first)
-        self.rows.append(replace(row, held_out=leave_one_shape_out(first, keyed, served)))
+        self.rows.append(replace(row, held_out=hold_out(first, served, nearest_of(keyed))))
 
     def _device_loss(self, device: Device, key: NamedInts | None) -> float:
         """The slowdown above which a device has a row of its own; one that it has stays by the keep band."""
-        has_one = self.incumbents.own_config(self.kernel, device, key) is not None
-        return DEVICE_LOSS / (1 + KEEP_BAND) if has_one else DEVICE_LOSS
+        has_one = self.tables.own_config(self.kernel, device, key) is not None
+        return DEVICE_LOSS / (1 + PLAN.keep_band) if has_one else DEVICE_LOSS
 
     # Published
 
-    def _add_published(self, published: Sequence[Candidates]) -> None:
-        named = usable(published)
-        keyed = [candidates for candidates in named if candidates.pick.lookup_key is not None]
+    def _add_published(self, published: Sequence[Study]) -> None:
+        named = [study for study in published if study.is_usable]
+        keyed = [candidates for candidates in named if candidates.lookup_key is not None]
         rows: list[TableRow] = []
         if keyed:
             rows = self._published_rows(keyed)
             outcome = "compiled without spills" if rows else f"none exported, run {self._compile_command}"
-            entries = [entry for candidates in keyed for entry in candidates.named]
+            entries = [entry for candidates in keyed for entry in candidates.results if entry.config is not None]
         else:
             unnamed = "no config is named, evidence only"
             outcome = "the kernel is not declared here, evidence only" if named else unnamed
             self.notices.append(f"published rows are not exported: {outcome}")
-            entries = [entry for candidates in published for entry in candidates.entries]
+            entries = [entry for candidates in published for entry in candidates.results]
         sources = sorted({entry.source for entry in entries})
         self.comments.append(f"published by {', '.join(sources)}, other implementation: {outcome}")
         self.rows += rows
@@ -245,7 +224,7 @@ class _Builder:
     def _compile_command(self) -> str:
         return f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
 
-    def _published_rows(self, keyed: Sequence[Candidates]) -> list[TableRow]:
+    def _published_rows(self, keyed: Sequence[Study]) -> list[TableRow]:
         taken = {row.key for row in self.rows}
         as_timed: list[TableRow] = []  # without the axes that only ours has
         rows: list[TableRow] = []
@@ -253,13 +232,13 @@ class _Builder:
             if key not in taken and (proven := self._proven(key, config := self._config_for(found), found)):
                 as_timed.append(_row(self.kernel, "", key, config, found))
                 rows.append(replace(as_timed[-1], config=proven, other_implementation=True))
-        if not taken and (best := robust(keyed)) and (proven := self._proven(None, best.config, keyed)):
+        if not taken and (best := choose_shared(keyed)) and (proven := self._proven(None, best.config, keyed)):
             row = _row(self.kernel, "", None, best.config, keyed)
-            held_out = leave_one_shape_out(keyed, _with_key(as_timed))  # slow, so only for a row that is exported
+            held_out = hold_out(keyed, (), nearest_of(_with_key(as_timed)))  # slow, so only for a row that is exported
             rows.append(replace(row, config=proven, other_implementation=True, held_out=held_out))
         return rows
 
-    def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> NamedInts | None:
+    def _proven(self, key: NamedInts | None, config: NamedInts, found: Sequence[Study]) -> NamedInts | None:
         """The published config with the axes that only ours has, if our kernel compiles with it and spills nothing."""
         version, compiled = self._compiled
         completed = version.complete(config) if version else config
@@ -271,43 +250,25 @@ class _Builder:
         else:
             return _in_declared_order(completed, version)
         where = "any other shape" if key is None else str(key)
-        as_published = _in_declared_order(config, found[0].pick.version)
+        as_published = _in_declared_order(config, found[0].version)
         self.notices.append(f"the published config for {where} is not exported, {as_published} {why}")
         return None
 
     @cached_property
-    def _compiled(self) -> tuple[KernelVersion | None, Sequence[Evidence]]:
-        """The newest version that was compiled for the arch, and its rows."""
+    def _compiled(self) -> tuple[KernelVersion | None, Sequence[Result]]:
+        """The newest version that was compiled for the arch, and its results."""
         version = _newest_version(self.static)
-        return version, [item for item in self.static if item.version == version]
-
-    # Static
-
-    def _add_static(self) -> None:
-        """A row for any shape: machine code depends on no size but on what divides it, and tells shapes not apart."""
-        (version, compiled), times = self._compiled, self.elsewhere
-        choice = untimed.choose(compiled, times)
-        if choice is None:
-            if self.static:
-                self.notices.append(f"too few configs were compiled to choose one: run {self._compile_command}")
-            return
-        basis, why = Basis.DEFAULT, "it was timed nowhere"
-        if choice.slowdown is not None and times is not None:
-            loss = f"it loses {100 * (choice.slowdown - 1):.1f} % in the mean"
-            basis, why = Basis.STATIC, f"on the {times.problems} problems timed on {untimed.TIMED_ON} {loss}"
-        self.comments.append(f"{basis}, compiled and not run: {why}")
-        config = _in_declared_order(choice.config, version)
-        self.rows.append(TableRow(self.kernel, "", None, config, basis=basis, elsewhere=choice.slowdown))
+        return version, [result for study in self.static if study.version == version for result in study.results]
 
 
-def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Candidates]) -> TableRow:
+def _row(kernel: str, device: str, key: NamedInts | None, config: NamedInts, found: Sequence[Study]) -> TableRow:
     covering = [candidates for candidates in found if config in candidates.times_us]
     return TableRow(
         kernel=kernel,
         device=device,
         key=key,
-        config=_in_declared_order(config, found[0].pick.version),
-        problems=tuple((candidates.winner, candidates.times_us[config]) for candidates in covering),
+        config=_in_declared_order(config, found[0].version),
+        problems=tuple((candidates, candidates.times_us[config]) for candidates in covering),
         worst_slowdown=max(candidates.slowdowns[config] for candidates in covering),
         basis=Basis(found[0].kind),
     )
@@ -323,25 +284,25 @@ def _in_declared_order(config: NamedInts, version: KernelVersion | None) -> Name
     return NamedInts([(name, config[name]) for name in names])
 
 
-def _loses(config: NamedInts, found: Sequence[Candidates], bound: float) -> bool:
+def _loses(config: NamedInts, found: Sequence[Study], bound: float) -> bool:
     """Whether a config is slower than the best by more than the bound there, or never ran there."""
     if any(config not in candidates.times_us for candidates in found):
         return True
     return geomean(candidates.slowdowns[config] for candidates in found) > bound
 
 
-def _key(candidates: Candidates) -> NamedInts:
-    return candidates.pick.lookup_key or NamedInts()
+def _key(candidates: Study) -> NamedInts:
+    return candidates.lookup_key or NamedInts()
 
 
-def _same_interface(candidates: Candidates, current: KernelVersion) -> bool:
-    version = candidates.pick.version
-    if version is None or candidates.pick.lookup_key is None:
+def _same_interface(candidates: Study, current: KernelVersion) -> bool:
+    version = candidates.version
+    if version is None or candidates.lookup_key is None:
         return False
     return {name for name, _ in version.axes} == {name for name, _ in current.axes} and version.key == current.key
 
 
-def _newest_version(entries: Iterable[Evidence]) -> KernelVersion | None:
-    """The version whose rows were stored last."""
-    stamped = [(entry.newest, entry.version.source_hash, entry.version) for entry in entries if entry.version]
+def _newest_version(studies: Iterable[Study]) -> KernelVersion | None:
+    """Return the version whose rows were stored last."""
+    stamped = [(study.newest, study.version.source_hash, study.version) for study in studies if study.version]
     return max(stamped, key=lambda item: item[:2])[2] if stamped else None

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from fp8tune.choose import untimed
-from fp8tune.choose.heldout import HeldOut, Regret
-from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import grouped
+from fp8tune.adapter import NO_TABLES, CurrentTables
+from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError, unknown
 from fp8tune.export.selecting import TableRow, select
 from fp8tune.records import Evidence, NamedInts, Problem
+from fp8tune.stats.means import grouped
+from fp8tune.stats.shared import HeldOut, regret
 from fp8tune_kernels import tables
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
@@ -94,7 +94,7 @@ def render(
     evidence: Iterable[Evidence],
     arch: str,
     kernels: Collection[str] | None = None,
-    incumbents: Incumbents = NO_INCUMBENTS,
+    tables: CurrentTables = NO_TABLES,
 ) -> Table:
     """The table of an arch from all its evidence; of some kernels only, if given.
 
@@ -102,7 +102,7 @@ def render(
     """
     arch = checked_arch(arch)
     chosen = [item for item in evidence if kernels is None or item.problem.kernel in kernels]
-    selection = select(chosen, arch, incumbents)
+    selection = select(chosen, arch, tables)
     known = grouped((item for item in chosen if item.device.arch == arch), lambda item: item.problem.kernel)
     entries = [Entry(row.plain, _evidence_row(row, row.kernel in selection.nearest)) for row in selection.rows]
     return replace(
@@ -309,49 +309,41 @@ def _evidence_row(row: TableRow, takes_nearest: bool) -> Mapping[str, object]:
         "worst_slowdown": _rounded(row.worst_slowdown),
         "other_implementation": row.other_implementation,
         "evidence": str(row.basis),
-        **({"timed_on": untimed.TIMED_ON, "mean_slowdown": _rounded(row.elsewhere)} if row.elsewhere else {}),
         **({"held_out": _held_out(row.held_out, takes_nearest)} if row.held_out else {}),
         "problems": [
             {
-                **_problem(winner.problem),
-                "fp8_dtype": winner.problem.fp8_dtype,
-                "scale_mode": winner.problem.scale_mode,
-                "kind": str(winner.kind),
-                "source": winner.evidence.source or None,
-                "device": winner.device.name,
-                "source_hash": winner.evidence.version.source_hash if winner.evidence.version else None,
-                "best_config": _plain(winner.config),
-                "best_us": round(winner.time_us, 3),
-                "n": winner.n,
-                "verdict": winner.verdict,
-                "noise_floor": _rounded(winner.noise_floor),
-                "runner_up": _plain(winner.runner_up),
-                "runner_up_us": _rounded(winner.runner_up_us, 3),
-                "ceiling_share": _rounded(winner.ceiling_share),
+                **_problem(study.problem),
+                "fp8_dtype": study.problem.fp8_dtype,
+                "scale_mode": study.problem.scale_mode,
+                "kind": str(study.kind),
+                "source": study.pick.source or None,
+                "device": study.device.name,
+                "source_hash": study.version.source_hash if study.version else None,
+                "best_config": _plain(study.pick.config),
+                "best_us": round(study.choice.time_us, 3),
+                "n": study.choice.processes,
+                "verdict": None if study.choice.verdict == "published" else study.choice.verdict,
+                "noise_floor": _rounded(study.noise),
+                "runner_up": _plain(study.choice.runner_up),
+                "runner_up_us": _rounded(
+                    study.choice.times_us[study.choice.runner_up] if study.choice.runner_up else None, 3
+                ),
+                "ceiling_share": _rounded(ceiling.share if (ceiling := ceiling_of(study)) else None),
                 "time_us": round(time_us, 3),
             }
-            for winner, time_us in row.problems
+            for study, time_us in row.problems
         ],
     }
 
 
-def _held_out(held_out: HeldOut, takes_nearest: bool) -> Mapping[str, object]:
-    rule = "nearest" if takes_nearest else "robust"
-    return {"rule": rule, "robust": _regret(held_out.robust), "nearest": _regret(held_out.nearest)}
-
-
-def _regret(regret: Regret) -> Mapping[str, object]:
+def _held_out(held_out: Sequence[HeldOut], takes_nearest: bool) -> Mapping[str, object]:
+    rules = {"robust": [item.fallback for item in held_out], "nearest": [item.nearest for item in held_out]}
     return {
-        "geomean_slowdown": _rounded(regret.geomean_slowdown),
-        "worst_slowdown": _rounded(regret.worst_slowdown),
-        "problems": [
-            {
-                **_problem(left.problem),
-                "config": _plain(left.config),
-                "slowdown": _rounded(left.slowdown),
-            }
-            for left in regret.problems
-        ],
+        "rule": "nearest" if takes_nearest else "robust",
+        **{
+            rule: {"geomean_slowdown": _rounded(regret(values).mean), "worst_slowdown": _rounded(regret(values).worst)}
+            for rule, values in rules.items()
+        },
     }
 
 

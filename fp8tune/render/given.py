@@ -13,9 +13,9 @@ from fp8tune.render.report import Column, Report, left, markdown_text, right
 from fp8tune.render.terminal import microseconds, slower
 
 if TYPE_CHECKING:
-    from fp8tune.choose.covering import Covering
     from fp8tune.export.files import Placed
     from fp8tune.export.formats.diff import Shrunk
+    from fp8tune.stats.shared import Cover
 
 
 def summary(
@@ -54,12 +54,11 @@ def summary(
     return found
 
 
-def _covering(found: Covering) -> Object:
+def _covering(found: Cover) -> Object:
     configs = [dict(config) for config in found.configs]
     return {
         "within": found.within,
         "configs": configs,
-        "is_smallest": found.is_smallest,
         "worst_loss": found.worst,
         "mean_loss": found.mean,
     }
@@ -94,9 +93,9 @@ def _lines(shrunk: Shrunk) -> Iterator[str]:
     yield ""
     yield _per_key(shrunk).markdown()
     yield ""
-    bounds: list[Column[Covering]] = [
+    bounds: list[Column[Cover]] = [
         left("at most slower", lambda each: f"{100 * each.within:g} %"),
-        right("configs", lambda each: f"{len(each.configs)}{'' if each.is_smallest else ' or fewer'}"),
+        right("configs", lambda each: str(len(each.configs))),
         right("worst loss", lambda each: f"{100 * each.worst:.1f} %"),
         right("mean loss", lambda each: f"{100 * each.mean:.1f} %"),
     ]
@@ -108,10 +107,6 @@ def _lines(shrunk: Shrunk) -> Iterator[str]:
         for config, problems in shrunk.wrong.items():
             more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
             yield f"- `{markdown_text(described(given.configs[config]))}` at {problems[0].shape}{more}"
-    if covering.incomplete:
-        yield ""
-        for number, missing in sorted(covering.incomplete.items()):
-            yield f"- {shrunk.tuned[number].problem.shape}: {missing} configs have no time, which may be faster"
     if notes := (*given.notices, *shrunk.notes):
         yield ""
         yield from (f"- {markdown_text(note)}" for note in notes)

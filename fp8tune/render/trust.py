@@ -9,11 +9,11 @@ from fp8tune.export.merging import described
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import kernel_name, lookup_key, slower
+from fp8tune.stats.shared import Regret, regret
 
 if TYPE_CHECKING:
     from fp8tune.check.lint import LintPlan, VariationResult
     from fp8tune.check.lint import Report as LintReport
-    from fp8tune.choose.heldout import Regret
     from fp8tune.export.merging import Merged
     from fp8tune.export.selecting import TableRow
 
@@ -22,14 +22,14 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
     """The fallback rows: the worst loss where they were chosen, and what lookups lose on shapes held out, by this row
     and by that of the nearest key. ``nearest`` are the kernels that go by the latter."""
 
-    def regret(text: Callable[[Regret], str], of: str) -> Callable[[TableRow], str]:
-        return lambda row: text(getattr(row.held_out, of)) if row.held_out and getattr(row.held_out, of) else ""
+    def of_row(text: Callable[[Regret], str], rule: str) -> Callable[[TableRow], str]:
+        return lambda row: text(regret(getattr(item, rule) for item in row.held_out)) if row.held_out else ""
 
     def mean(regret: Regret) -> str:
-        return slower(regret.geomean_slowdown) + (f" ({regret.untimed} not timed)" if regret.untimed else "")
+        return slower(regret.mean) + (f" ({regret.unknown} not timed)" if regret.unknown else "")
 
     def worst(regret: Regret) -> str:
-        return slower(regret.worst_slowdown)
+        return slower(regret.worst)
 
     columns: list[Column[TableRow]] = [
         left("kernel", lambda row: kernel_name(row.kernel)),
@@ -37,10 +37,10 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
         left("for any other shape", lambda row: str(row.config)),
         right("measured on", lambda row: str(len(row.problems))),
         right("worst", lambda row: slower(row.worst_slowdown)),
-        right("held out: mean", regret(mean, "robust")),
-        right("worst", regret(worst, "robust")),
-        right("nearest key: mean", regret(mean, "nearest")),
-        right("worst", regret(worst, "nearest")),
+        right("held out: mean", of_row(mean, "fallback")),
+        right("worst", of_row(worst, "fallback")),
+        right("nearest key: mean", of_row(mean, "nearest")),
+        right("worst", of_row(worst, "nearest")),
         left("lookups take", lambda row: "the nearest key's row" if row.kernel in nearest else "this row"),
     ]
     if rows:

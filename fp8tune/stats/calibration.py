@@ -12,7 +12,6 @@ import numpy as np
 from fp8tune.records import Device
 from fp8tune.stats.decide import PLAN, TICK_SHARE, MeasuringPlan
 from fp8tune.stats.estimate import t_quantile
-from fp8tune.stats.means import median
 from fp8tune.stats.pairs import Block, Matrix, process_values, residuals
 
 PROCESS_SD = "process_sd"
@@ -22,19 +21,7 @@ COPY = "copy_ceiling_gb_per_s"
 REFERENCE_US = "reference_launch_us"
 COUNTED = "calibration_processes"
 
-MEASURED: Mapping[str, str] = {
-    TICK_US: "smallest step between two samples of the timer",
-    "empty_kernel_us": "a kernel that does nothing",
-    COPY: "device-to-device copy of 512 MiB, read plus written",
-    PROCESS_SD: "spread of a config from process to process",
-    BLOCK_SD: "spread of a config from block to block in one process",
-    REFERENCE_US: "colwise's default at M=16640 K=2048",
-    COUNTED: "fresh processes that measured both spreads",
-}
-"""Names of calibrated values, with their meaning."""
-
-OF_ONE_DEVICE = (COPY, REFERENCE_US, COUNTED)
-LARGEST_COUNTS = (PROCESS_SD, BLOCK_SD, TICK_US)  # a larger one asks for more processes rather than for fewer
+SHARED = (PROCESS_SD, BLOCK_SD, TICK_US)  # values that peers lend: none that tells devices apart
 
 PROCESSES = 4, 12
 ROUNDS = 4, 6
@@ -62,8 +49,8 @@ def calibration_of(
     """Return the values that a device uses, of everything measured on devices of its name, the newest last.
 
     Its own calibration comes first, also one with another torch or Triton: noise is the hardware's and the driver's.
-    Else that of its peers, which differ in nothing but the UUID: the largest spreads and tick, the median of the rest,
-    and nothing that tells devices apart. Without any, only what sweeps measured of the device.
+    Else the largest spreads and tick of its peers, which differ in nothing but the UUID. Without any, only what sweeps
+    measured of the device.
     """
     own = dict(measured.get(device, {}))
     if is_calibrated(own):
@@ -75,11 +62,9 @@ def calibration_of(
     peers = [values for other, values in calibrated.items() if are_peers(other, device)]
     if not peers:
         return own, Source.NONE
-    shared: dict[str, float] = {}
-    for name in MEASURED:
-        if name not in OF_ONE_DEVICE and (of_peers := [values[name] for values in peers if name in values]):
-            shared[name] = max(of_peers) if name in LARGEST_COUNTS else median(of_peers)
-    return {**shared, **own}, Source.PEERS
+    # The largest values ask for more processes rather than for fewer.
+    largest = {name: max(values.get(name, 0.0) for values in peers) for name in SHARED}
+    return {**{name: value for name, value in largest.items() if value}, **own}, Source.PEERS
 
 
 def _is_same_gpu(first: Device, second: Device) -> bool:

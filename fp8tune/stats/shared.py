@@ -212,6 +212,16 @@ class Cover:
     slowdowns: tuple[float, ...]
     """Time of the chosen config over the best time, for each problem."""
 
+    @property
+    def worst(self) -> float:
+        """The largest loss of any problem, as a share."""
+        return max(self.slowdowns) - 1
+
+    @property
+    def mean(self) -> float:
+        """The loss in the geometric mean, as a share."""
+        return geomean(self.slowdowns) - 1
+
 
 def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: Axes = ()) -> Cover:
     """Choose few configs such that each problem has one within a share of its best time.

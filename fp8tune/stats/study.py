@@ -12,6 +12,9 @@ from functools import cached_property
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.stats.means import trimmed_mean
 
+CACHED_RATE = 1.15
+"""Rate over the copy rate above which data came from a cache: reading twice as much as writing reaches 1.06."""
+
 
 class Stage(StrEnum):
     """Phase of a sweep that timed a config. Times of two stages are never compared."""
@@ -63,6 +66,8 @@ class Precedence(StrEnum):
     """No config is proven faster than the current one by more than the keep band."""
     TOO_SHORT = "too short"
     """Times are too short to tell configs apart."""
+    UNCONFIRMED = "coarse pass"
+    """The coarse pass alone timed it, in one process, which proves nothing."""
 
 
 class Origin(StrEnum):
@@ -291,6 +296,13 @@ class Study:
         others = (self.rival(config) for config in self.times_us if config != self.choice.pick)
         rivals = (rival for rival in others if rival is not None)
         return min(rivals, key=lambda rival: (rival.ratio, rival.config.canonical), default=None)
+
+    @property
+    def precedence(self) -> Precedence:
+        """Reason why the next best config is not the pick, where it is faster or was not confirmed."""
+        if self.next_best is None or self.next_best.config == self.choice.runner_up:
+            return self.choice.precedence
+        return Precedence.UNCONFIRMED if self.finals else Precedence.NONE
 
     @property
     def speedup(self) -> float | None:

@@ -30,7 +30,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from fp8tune.ceiling import CACHED_SHARE, FLOP_PER_S, ceiling_gb_per_s
+from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.records import (
     RECORDED,
     Code,
@@ -43,7 +43,7 @@ from fp8tune.records import (
     ProcessTimes,
     Status,
 )
-from fp8tune.stats.study import process_us
+from fp8tune.stats.study import CACHED_RATE, process_us
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.packed import POOL, Ids, Pool, is_empty
@@ -359,7 +359,7 @@ class Gathering:
         if subject not in self.fastest:
             ids = [id for id, one in self.shared.devices.items() if one.name == subject[0]]
             newest = max(self.ceilings[None, id] for id in ids if (None, id) in self.ceilings)
-            self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_SHARE * newest)
+            self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_RATE * newest)
         return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
 
 

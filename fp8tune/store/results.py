@@ -361,7 +361,7 @@ class Store(Reading):
         """One record a candidate that has rows; None means any.
 
         ``device``: with the software that drove it. ``keep``: which pools to read, see
-        :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
+        :func:`fp8tune.stats.rank.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
         what reached them.
         """
         if problems is not None and not are_there(self._connection, kernel, arch, kinds, problems):

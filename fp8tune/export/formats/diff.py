@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
-from fp8tune.choose.covering import Covering, coverings
 from fp8tune.errors import UsageError
 from fp8tune.export.given import Given, Tuned
 from fp8tune.recording import Config, Kernel, Value
 from fp8tune.records import NamedInts, Problem, Status
 from fp8tune.revisions import source
+from fp8tune.stats.shared import Cover, cover
 
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)
 """Other bounds on the loss, for the reader of a pull request."""
@@ -36,8 +36,8 @@ class Shrunk:
     given: Given
     tuned: tuple[Tuned, ...]
     """What was measured, in the order of the covering's problems."""
-    covering: Covering
-    others: tuple[Covering, ...]
+    covering: Cover
+    others: tuple[Cover, ...]
     """For :data:`BOUNDS`."""
     wrong: Mapping[NamedInts, tuple[Problem, ...]]
     """Configs whose output was wrong -> where. They are in no list."""
@@ -79,15 +79,11 @@ def shrink(given: Given, within: float) -> Shrunk:
             raise UsageError(f"every config that is right on {one.problem.shape} is wrong elsewhere: no list is right")
     if not tuned:
         raise UsageError(f"nothing of {given.kernel} was measured: run fp8tune sweep")
-    covering, *others = coverings(
-        right, [within, *BOUNDS], failed=[{*one.failures, *wrong} for one in tuned], axes=given.axes
-    )
+    covering, *others = (cover(right, bound, given.axes) for bound in (within, *BOUNDS))
     path, below = source_file(kernel)
     text = _text(path)
     new, notes = replaced(text, kernel, [given.configs[config] for config in covering.configs], str(below))
     notes += _changed(kernel, path, below)
-    if not covering.is_smallest:
-        notes.append("the smallest set was not found in time: the list is a greedy one, and a smaller one may do")
     shrunk = Shrunk(given, tuned, covering, tuple(others), wrong, len(kernel.configs), "", below, tuple(notes))
     diff = unified(text, new, below)
     head = f"{given.kernel} on {given.device.name or given.device.arch}: {shrunk.headline}\n" if diff else ""

@@ -1,19 +1,16 @@
-"""Which picks are shown, and in which order: pure functions over winners. Imports nothing that takes time."""
+"""Filters and order of the picks that ``show`` and ``explain`` print. Imports nothing that takes time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from fp8tune.choose.verdict import PUBLISHED, WORDS
+from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, Problem
-
-if TYPE_CHECKING:
-    from fp8tune.choose.candidates import Winner
+from fp8tune.stats.study import Study, Verdict
 
 
 class Sort(StrEnum):
@@ -26,18 +23,9 @@ class Sort(StrEnum):
     NOISE = "noise"
 
 
-_KEYS: Mapping[Sort, Callable[[Winner], float]] = {
-    Sort.TIME: lambda winner: -winner.time_us,
-    Sort.SHARE: lambda winner: math.inf if winner.ceiling_share is None else winner.ceiling_share,
-    Sort.GAIN: lambda winner: -(winner.decision.ratio or 0.0),
-    Sort.NOISE: lambda winner: -(winner.noise_floor if winner.noise_floor is not None else -1.0),
-}
-"""The largest time, gain and noise first; the least share first."""
-
-
 @dataclass(frozen=True)
-class Wanted:
-    """Which rows are asked for; of each filter one has to fit, and an empty one lets all through."""
+class Filters:
+    """Filters of picks. One value of each filter has to fit, and an empty filter lets all through."""
 
     shapes: Sequence[Mapping[str, int]] = ()
     """Sizes by name; a problem may have more."""
@@ -46,23 +34,23 @@ class Wanted:
     verdicts: Collection[str] = ()
 
     def has_problem(self, problem: Problem) -> bool:
-        """Whether the problem has the sizes of one of the shapes."""
+        """Return True if the problem has the sizes of one of the shapes."""
         return not self.shapes or any(shape.items() <= problem.shape.items() for shape in self.shapes)
 
     def has_device(self, device: Device) -> bool:
-        """Whether the text is in the device's name; in its arch, where it has no name."""
+        """Return True if the text is in the device's name, or in its arch where it has no name."""
         return self.device.casefold() in (device.name or device.arch).casefold()
 
-    def has(self, winner: Winner) -> bool:
-        """Whether a pick is asked for."""
-        is_wanted = self.has_problem(winner.problem) and self.has_device(winner.device)
-        return is_wanted and (not self.verdicts or word(winner) in self.verdicts)
+    def fits(self, study: Study) -> bool:
+        """Return True if a study passes all filters."""
+        fits = self.has_problem(study.problem) and self.has_device(study.device)
+        return fits and (not self.verdicts or study.choice.verdict in self.verdicts)
 
     def check(self, problems: Iterable[Problem], devices: Iterable[Device]) -> None:
         """Raise UsageError, naming what there is, for a word, size or device that none of these has."""
         for verdict in self.verdicts:
-            if verdict not in WORDS:
-                raise unknown("verdict", verdict, WORDS)
+            if verdict not in list(Verdict):
+                raise unknown("verdict", verdict, list(Verdict))
         known = list(problems)
         for shape in self.shapes:
             check_shape(shape, known)
@@ -86,26 +74,26 @@ def check_shape(shape: Mapping[str, int], problems: Collection[Problem]) -> None
     raise UsageError(f"no problem has {text} together: leave one size out to see what there is")
 
 
-def word(winner: Winner) -> str:
-    """The verdict of a pick in one word; ``published`` where it has none."""
-    return str(winner.verdict or PUBLISHED)
+def ordered(studies: Iterable[Study], sort: Sort = Sort.SHAPE) -> list[Study]:
+    """Sort by kernel, arch and device, then as the sizes are read, numerically; or by ``sort`` over all."""
+    in_order = sorted(studies, key=_as_read)
+    return in_order if sort is Sort.SHAPE else sorted(in_order, key=lambda study: _sort_value(study, sort))
 
 
-def ordered(winners: Iterable[Winner], sort: Sort = Sort.SHAPE) -> list[Winner]:
-    """By kernel, arch and device, then as the sizes are read, numerically; or by ``sort`` over all."""
-    found = sorted(winners, key=_as_read)
-    return found if sort is Sort.SHAPE else sorted(found, key=_KEYS[sort])
+def _sort_value(study: Study, sort: Sort) -> float:
+    """Return the sort key: the largest time, gain and noise first, and the least share."""
+    if sort is Sort.TIME:
+        return -study.choice.time_us
+    if sort is Sort.SHARE:
+        ceiling = ceiling_of(study)
+        return math.inf if ceiling is None else ceiling.share
+    if sort is Sort.GAIN:
+        return -(study.next_best.ratio if study.next_best else 0.0)
+    return -(study.noise if study.noise is not None else -1.0)
 
 
-def _as_read(winner: Winner) -> tuple[object, ...]:
-    problem, device = winner.problem, winner.device
+def _as_read(study: Study) -> tuple[object, ...]:
+    problem, device = study.problem, study.device
+    sizes = tuple(problem.shape), tuple(problem.shape.values())
     rest = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)
-    return (
-        problem.kernel,
-        device.arch,
-        device.name,
-        tuple(problem.shape),
-        tuple(problem.shape.values()),
-        *rest,
-        problem.seed,
-    )
+    return problem.kernel, device.arch, device.name, *sizes, *rest, problem.seed
