@@ -47,7 +47,7 @@ EMPTIED = "import fp8tune_kernels.tables.{arch} as table; table.ROWS = table.NEA
 SEEDS = range(1, 21)
 FORMATS = {
     "python": "",
-    "json": "--size M=elements --size N=1 --size E=1",
+    "hf": "--size M=elements --size N=1 --size E=1",
     "triton-cache": "",
     "diff": "",
 }

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from fp8tune.tables.launch_table import Entry, LaunchTable, Place
+from fp8tune.errors import UsageError
+from fp8tune.tables.files import read, update
+from fp8tune.tables.launch_table import Entry, LaunchTable, Place, parse
+from fp8tune.tables.select import Selection
 
 Known = Mapping[str, frozenset[str]]
 """Kernel -> devices that the database has results of."""
@@ -89,3 +93,38 @@ def _nearest(old: LaunchTable, new: LaunchTable, after: Mapping[Place, Entry], k
         {kernel for kernel in new.nearest if kernel in decided or kernel not in before}
         | {kernel for kernel in old.nearest & kernels if kernel not in decided}
     )
+
+
+def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry: bool = False) -> tuple[Merged, bool]:
+    """Merge selected rows into the module at a path, in one step that excludes other writers.
+
+    Args:
+        path: The module. None need be there.
+        selection: Rows selected from the database.
+        prune: Remove rows that the database could give and does not.
+        is_dry: Write nothing.
+
+    Returns:
+        The merged table, and True if the text of the module changes.
+
+    Raises:
+        UsageError: The file is no whole module, or cannot be written.
+    """
+    results = []
+
+    def change(text: str | None) -> str:
+        before = LaunchTable(selection.table.arch)
+        if text is not None:
+            try:
+                before = parse(text, before.arch)
+            except ValueError as error:
+                raise UsageError(f"{path} is no table, {error}: restore or remove it, or give --output") from None
+        results.append(merge(before, selection.table, selection.known, prune=prune))
+        return results[-1].table.render()
+
+    if is_dry:
+        text = read(path)
+        is_changed = change(text) != text
+    else:
+        is_changed = update(path, change)
+    return results[-1], is_changed

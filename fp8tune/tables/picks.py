@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fp8tune.autotuned import configs
-from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.errors import DatabaseError
 from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.stats.study import Study
@@ -52,8 +52,33 @@ class KernelPicks:
     """The recorded kernel without its launches."""
     notices: tuple[str, ...] = ()
     """Results that were left out, and the reason."""
+
     @property
-    def least_worst(picks: Sequence[Pick]) -> tuple[NamedInts, float]:
+    def bare_name(self) -> str:
+        """Name of the kernel's function: ``module:attribute`` -> ``attribute``."""
+        return self.kernel.rpartition(":")[2].rpartition(".")[2] or self.kernel
+
+    def triton_config(self, config: NamedInts) -> Config:
+        """Return a row's config as Triton takes it, its names in the order of the kernel's declaration.
+
+        Raises:
+            DatabaseError: A number stands for no value of the recorded kernel.
+        """
+        if self.recorded is None:
+            options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
+            if "maxnreg" in options:
+                options["maxnreg"] = options["maxnreg"] or None  # 0 is no limit
+            return Config({name: value for name, value in config.items() if name not in CONFIG_OPTIONS}, **options)
+        try:
+            decoded = configs.decoded(self.recorded, config)
+        except (ValueError, TypeError) as error:
+            raise DatabaseError(f"{error}: forget that row, or sweep the kernel again") from None
+        names = dict.fromkeys(name for declared in self.recorded.configs for name in declared.kwargs)
+        kwargs = {name: decoded.kwargs[name] for name in {**names, **decoded.kwargs} if name in decoded.kwargs}
+        return replace(decoded, kwargs=kwargs)
+
+
+def least_worst(picks: Sequence[Pick]) -> tuple[NamedInts, float]:
     """Choose one config for problems that a format does not distinguish.
 
     Returns:

@@ -14,7 +14,7 @@ from functools import cached_property
 from fp8tune.records import KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import geomean, grouped
-from fp8tune.stats.shared import HeldOut, choose_shared, hold_out, prefers_nearest
+from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
 from fp8tune.stats.study import Study
 from fp8tune.tables.launch_table import Entry, LaunchTable
 from fp8tune_kernels.catalog import SPANS
@@ -192,18 +192,10 @@ class _KernelRows:
         self._add_fallback("", best.config, first, served)
 
     def _add_fallback(self, device: str, config: NamedInts, studies: Sequence[Study], served: Sequence[Study]) -> None:
-        keyed = [entry.row for entry in self.entries if entry.key is not None]
-
-        def nearest_config(study: Study, omitted: frozenset[NamedInts]) -> NamedInts | None:
-            rows: list[Row] = [
-                row for row in keyed if row[1] in (study.device.name, "") and NamedInts(row[2] or ()) not in omitted
-            ]
-            row = nearest(_items(_key(study)), rows, SPANS.get(self.kernel), study.default)
-            return NamedInts(row[3]) if row else None
-
+        rows = [entry.row for entry in self.entries if entry.key is not None]
         entry = self._entry(device, None, config, studies)
         self.entries.append(entry)
-        held_out = tuple(hold_out(studies, served, nearest_config))
+        held_out = tuple(hold_out(studies, served, nearest_of(rows)))
         self.fallbacks.append(Fallback(entry, tuple(studies), _worst(config, studies), held_out))
 
     def _add_published(self, published: Sequence[Study]) -> None:
@@ -256,6 +248,18 @@ class _KernelRows:
     def _entry(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
         devices = tuple(sorted({study.device.name for study in studies if config in study.times_us}))
         return Entry(self.kernel, device, key, _declared_order(config, studies[0].version), devices)
+
+
+def nearest_of(rows: Sequence[Row]) -> Nearest:
+    """Return the lookup of the nearest key among the rows of a kernel's table."""
+
+    def nearest_config(study: Study, omitted: frozenset[NamedInts]) -> NamedInts | None:
+        keys = set(map(_items, omitted))
+        comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in keys]
+        row = nearest(_items(_key(study)), comparable, SPANS.get(study.problem.kernel), study.default)
+        return NamedInts(row[3]) if row else None
+
+    return nearest_config
 
 
 def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:

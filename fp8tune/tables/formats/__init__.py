@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -52,7 +52,7 @@ class Format:
     write: Callable[[Sequence[KernelPicks], Options], Sequence[File]]
     """Function from the picks of one kernel to files. It raises UsageError for picks that the format cannot hold."""
     next: str
-    """One line on the use of the files. ``{folder}`` is where they were written, ``{device}`` the first folder below."""
+    """One line on the use of the files. ``{folder}`` is where they are, ``{device}`` the first folder below."""
     options: tuple[str, ...] = ()
     """Names of the :class:`Options` that it uses."""
     has_all_devices: bool = False
@@ -84,3 +84,17 @@ def load(name: str) -> Format:
     if not isinstance(loaded, Format):
         raise UsageError(f"format {name} is no fp8tune.tables.formats.Format: its package declares another object")
     return loaded
+
+
+def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:
+    """Refuse options that a format does not use, and any number of kernels but one.
+
+    Raises:
+        UsageError: There is no such format, or it cannot be used so.
+    """
+    users = {"sizes": "hf, vllm and sglang", "dtype": "vllm and sglang", "within": "diff"}
+    for option in options:
+        if option not in load(name).options:
+            raise UsageError(f"--{option.removesuffix('s')} is for --for {users[option]}: leave it out with {name}")
+    if len(kernels) != 1:
+        raise UsageError(f"--for {name} writes the picks of one kernel: name it with --kernel")

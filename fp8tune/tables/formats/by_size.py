@@ -4,8 +4,8 @@ Hugging Face: docs/source/builder/triton-autotune.md of huggingface/kernels, and
 kernel chooses the sizes in the name; the reader takes the nearest M.
 
 vLLM: ``get_config_file_name`` and ``get_moe_configs`` of its fused MoE. All of the H200 family are ``NVIDIA_H200``.
-SGLang: fused_moe_triton_config.py. A blank in ``block_shape=[128, 128]``, a folder for each version of Triton instead of
-the entry ``triton_version``, and ``_down`` for the second GEMM.
+SGLang: fused_moe_triton_config.py, with a blank in ``block_shape=[128, 128]``, and a folder for each version of Triton
+instead of the entry ``triton_version``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list
         return len({_size(pick.problem, name, options) for pick in kernel.picks})
 
     inside = "M" if "M" in names else max(names, key=count)
-    outside = sorted((name for name in names if name != inside), key=lambda name: ([*_ORDER, name].index(name)))
+    outside = sorted((name for name in names if name != inside), key=lambda name: [*_ORDER, name].index(name))
     has_dtypes = len({pick.problem.in_dtype for pick in kernel.picks}) > 1
     files = []
     for group in _groups(kernel, outside, inside, options, has_dtypes):

@@ -256,7 +256,12 @@ def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Sequenc
 
 
 def _config_list(
-    value: ast.expr, lines: Sequence[str], configs: Sequence[Config], tree: ast.Module, names: Mapping[str, str], at: str
+    value: ast.expr,
+    lines: Sequence[str],
+    configs: Sequence[Config],
+    tree: ast.Module,
+    names: Mapping[str, str],
+    at: str,
 ) -> str:
     """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_triton(node.func, names, "Config")]

@@ -130,6 +130,4 @@ def _literal(value: object) -> str:
     return literal(value, {module: module for module in _IMPORTS})
 
 
-FORMAT = Format(
-    write, "put the file beside the kernel; its docstring has the lines that use it", has_all_devices=True
-)
+FORMAT = Format(write, "put the file beside the kernel; its docstring has the lines that use it", has_all_devices=True)

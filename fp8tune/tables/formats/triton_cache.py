@@ -127,7 +127,9 @@ def _timings(kernel: KernelPicks, chosen: NamedInts, picks: Sequence[Pick]) -> d
     """
     first = _triton_config(kernel.triton_config(chosen))
     times = [pick.study.times_us for pick in picks]
-    times_us = {config: fmean(row[config] for row in times) for config in times[0] if all(config in row for row in times)}
+    times_us = {
+        config: fmean(row[config] for row in times) for config in times[0] if all(config in row for row in times)
+    }
     if chosen not in times_us:
         return {first: None}
     slower = {config: time_us for config, time_us in times_us.items() if times_us[chosen] < time_us < math.inf}
@@ -155,7 +157,9 @@ def _pruned(autotuner: Any, launch: Launch) -> Sequence[Any]:
         raise ValueError("the program had set another list")
     if not (autotuner.early_config_prune or autotuner.perf_model):
         return list(autotuner.configs)
-    arguments = {item.name: _meta(item) if isinstance(item, Tensor) else _value(item.value) for item in launch.arguments}
+    arguments = {
+        item.name: _meta(item) if isinstance(item, Tensor) else _value(item.value) for item in launch.arguments
+    }
     options = {"grid": (1, 1, 1), "warmup": False, **{name: _value(value) for name, value in launch.options.items()}}
     # A function that prunes may look for each argument in either place; a model gets it once.
     autotuner.nargs = arguments
