@@ -199,10 +199,10 @@ def _study_of(rows: list[Evidence]) -> Study:
 
 
 def _result_of(row: Evidence) -> Result:
-    result = Result(
+    return Result(
         config=row.config,
         status=row.status,
-        coarse_us=row.screen_us,
+        coarse_us=row.screen_us if row.finals or not row.times_us else median(row.times_us),
         figures=len(row.times_us),
         finals=row.finals,
         control=row.duplicate,
@@ -215,7 +215,6 @@ def _result_of(row: Evidence) -> Result:
         peak_flop_per_s=row.peak_flop_per_s,
         newest=row.newest,
     )
-    return result if row.finals or not row.times_us else replace(result, coarse_us=median(row.times_us))
 
 
 def _order(row: Evidence) -> tuple[object, ...]:

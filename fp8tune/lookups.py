@@ -103,7 +103,8 @@ def look_up(spec: Declaration, where: Device, key: NamedInts) -> Lookup:
         own = user_tables.of_kernel(declared, user_tables.user_table(where.arch))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    exported = user_tables.overlay(own, table(where.arch))
+    shipped = table(where.arch)
+    exported = user_tables.overlay(own, shipped) if own.rows else shipped
     step, row = taken(declared, key, exported, where.name)
     config = NamedInts({**spec.default, **dict(row[3] if row else ())})
     if row is None:

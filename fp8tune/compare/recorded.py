@@ -37,7 +37,7 @@ def stored(store: Reader, both: Sides) -> list[Evidence]:
                 by_version[pool.version.kernel, pool.version.source_hash].append(pool)
         return [pool for same in by_version.values() for pool in competing(same)]
 
-    return store.evidence(kinds=TIMED_KINDS, keep=keep, finalists_only=True)
+    return store.evidence(kinds=TIMED_KINDS, keep=keep)
 
 
 def compare(evidence: Iterable[Evidence], both: Sides) -> Comparison:

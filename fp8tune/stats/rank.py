@@ -25,13 +25,10 @@ Pool = TypeVar("Pool", Study, ComparableRows)
 
 def competing(pools: Iterable[Pool]) -> list[Pool]:
     """Return the pool that answers each question, and all pools that hold no times."""
-
-    def question(pool: Pool) -> Hashable:
-        is_timed = pool.kind in TIMED_KINDS and pool.newest
-        return (pool.problem, pool.device.arch, pool.device.name) if is_timed else pool
-
-    groups = grouped(pools, question).values()
-    return [_best(rivals) if len(rivals) > 1 else rivals[0] for rivals in groups]
+    timed, rest = list[Pool](), list[Pool]()
+    for pool in pools:
+        (timed if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
+    return [*_answers(timed), *rest]
 
 
 def answering(pools: Iterable[Pool]) -> list[Pool]:
@@ -40,10 +37,15 @@ def answering(pools: Iterable[Pool]) -> list[Pool]:
     The newest complete kernel version answers, by the device that ran finals if there is one: a coarse pass on another
     machine does not replace finals. A publication answers only where nothing was measured.
     """
-    answers = competing(pool for pool in pools if pool.kind in TIMED_KINDS)
+    answers = _answers(pool for pool in pools if pool.kind in TIMED_KINDS)
     measured = {_subject(pool) for pool in answers if pool.kind is not Kind.PUBLISHED}
     rest = [pool for pool in answers if pool.kind is not Kind.PUBLISHED or _subject(pool) not in measured]
     return sorted(rest, key=lambda pool: display_order(pool.problem, pool.device))
+
+
+def _answers(pools: Iterable[Pool]) -> list[Pool]:
+    questions = grouped(pools, lambda pool: (pool.problem, pool.device.arch, pool.device.name))
+    return list(map(_best, questions.values()))
 
 
 def _best(rivals: Sequence[Pool]) -> Pool:

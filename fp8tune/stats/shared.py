@@ -226,8 +226,8 @@ class Cover:
 def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: Axes = ()) -> Cover:
     """Choose few configs such that each problem has one within a share of its best time.
 
-    Greedy: each config is the one for most of the problems that are left, and a config that the others make redundant
-    is dropped. The smallest set is often as large, and takes integer programming to find.
+    Greedy: each config is the one for most of the problems that are left, of least worst loss there, and a config that
+    the others make redundant is dropped. Finding the smallest set takes integer programming.
 
     Args:
         slowdowns: For each problem, time over the best time of each config that is right there.
@@ -242,13 +242,14 @@ def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: A
     order = canonical_order(axes)
     configs = sorted({config for row in slowdowns for config in row}, key=order)
     bound = 1 + within + 1e-12  # a ratio that is 1.02 but for rounding is within 2 %
-    near = [{config for config, slowdown in row.items() if slowdown <= bound * min(row.values())} for row in slowdowns]
+    near = [{config: loss for config, loss in row.items() if loss <= bound * min(row.values())} for row in slowdowns]
     chosen: list[NamedInts] = []
-    while left := [row for row in near if row.isdisjoint(chosen)]:
-        chosen.append(max(configs, key=lambda config: sum(config in row for row in left)))
+    while left := [row for row in near if row.keys().isdisjoint(chosen)]:
+        gains = {config: [row[config] for row in left if config in row] for config in configs}
+        chosen.append(max(configs, key=lambda config: (len(gains[config]), -max(gains[config], default=0.0))))
     for config in list(chosen):
         rest = [other for other in chosen if other != config]
-        if not any(row.isdisjoint(rest) for row in near):
+        if not any(row.keys().isdisjoint(rest) for row in near):
             chosen = rest
     chosen.sort(key=order)
     best = [min((c for c in chosen if c in row), key=lambda c: row[c]) for row in slowdowns]

@@ -16,9 +16,11 @@ import pytest
 from scipy.stats import binomtest
 from simulated_sweeps import AXES, CONFIGS, SimulatedProblem, finals, sweep
 
-from fp8tune.choose.calibration import BLOCK_SD, PROCESS_SD, measuring_plan_of
-from fp8tune.choose.decision import Block, Decision, MeasuringPlan, decide, process_values
 from fp8tune.measure.simulated import MEASURED, Noise
+from fp8tune.stats.calibration import BLOCK_SD, PROCESS_SD, plan_for
+from fp8tune.stats.decide import MeasuringPlan, decide
+from fp8tune.stats.pairs import Block, process_values
+from fp8tune.stats.study import Decision
 
 ROWS, TABLES = 20, 6
 IMPROBABLE = 1e-4
@@ -47,13 +49,13 @@ def table(seed: Sequence[int], noise: Noise, plan: MeasuringPlan = MeasuringPlan
 def row(problem: SimulatedProblem, random: np.random.Generator, plan: MeasuringPlan) -> Row:
     """Sweep a problem three times and compare with its true times."""
     first, second = (sweep(problem, None, random, plan) for _ in range(2))
-    again = sweep(problem, first.config, random, plan)
+    again = sweep(problem, first.pick, random, plan)
     return Row(
-        is_kept=again.config == first.config,
-        is_agreed=second.config == first.config,
-        disagreement=abs(math.log1p(problem.slowdown(second.config, first.config))),
-        regret=problem.slowdown(first.config),
-        against_default=problem.slowdown(first.config, problem.default),
+        is_kept=again.pick == first.pick,
+        is_agreed=second.pick == first.pick,
+        disagreement=abs(math.log1p(problem.slowdown(second.pick, first.pick))),
+        regret=problem.slowdown(first.pick),
+        against_default=problem.slowdown(first.pick, problem.default),
     )
 
 
@@ -91,7 +93,7 @@ def test_picks_are_close_to_the_best_and_lose_nothing_against_the_default(rows: 
 def test_the_plan_of_a_calibrated_device_holds_its_picks(device: str) -> None:
     """One table for each: that the noise of a device and the plan that follows from it go together."""
     noise = MEASURED[device]
-    plan = measuring_plan_of({PROCESS_SD: noise.process_sd, BLOCK_SD: noise.block_sd})
+    plan = plan_for({PROCESS_SD: noise.process_sd, BLOCK_SD: noise.block_sd})
     rows = table((18,), noise, plan)
     assert is_met(sum(not row.is_kept for row in rows), len(rows), 1 - 0.98 ** (1 / ROWS), "greater")
     assert max(row.regret for row in rows) <= 0.02
@@ -123,7 +125,7 @@ def blocks_of(problem: SimulatedProblem) -> Iterator[Block]:
 
 
 def decided(problem: SimulatedProblem, blocks: list[Block]) -> Decision:
-    return decide(process_values(blocks), incumbent=None, default=problem.default, axes=AXES)
+    return decide(process_values(blocks), current=None, default=problem.default, axes=AXES)
 
 
 def test_a_sweep_is_a_function_of_its_seed() -> None:

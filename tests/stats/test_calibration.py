@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from fp8tune.calibrate import record as calibrate
-from fp8tune.choose.calibration import floor_us, is_calibrated, measuring_plan_of
-from fp8tune.choose.decision import Block, MeasuringPlan
 from fp8tune.errors import MachineError
-from fp8tune.measure.arms import Arm, KernelArm
+from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.backends.interpreter import InterpreterBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.measure.simulated import Noise
-from fp8tune.records import NamedInts, Outcome, Status
+from fp8tune.measure.simulated import Noise, SimulatedClock
+from fp8tune.measure.timing import tick
+from fp8tune.records import Device, NamedInts, Outcome, Status
+from fp8tune.stats.calibration import COPY, COUNTED, Source, calibration_of, floor_us, is_calibrated, plan_for, spreads
+from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.stats.pairs import Block
 from fp8tune.store.results import Store
+from fp8tune.sweep import calibrate
 
-spreads = st.floats(0.0, 0.05)
+sds = st.floats(0.0, 0.05)
 
 
 def measured(process: float, block: float) -> dict[str, float]:
@@ -30,28 +32,28 @@ def measured(process: float, block: float) -> dict[str, float]:
 
 
 def test_without_a_calibration_the_protocol_is_the_standard_one() -> None:
-    assert measuring_plan_of({}) == measuring_plan_of({"copy_ceiling_gb_per_s": 3000.0}) == MeasuringPlan()
+    assert plan_for({}) == plan_for({"copy_ceiling_gb_per_s": 3000.0}) == MeasuringPlan()
     assert not is_calibrated({"copy_ceiling_gb_per_s": 3000.0})
 
 
 def test_the_guessed_noise_asks_for_the_standard_protocol() -> None:
-    assert measuring_plan_of(measured(0.003, 0.0035)) == MeasuringPlan()
+    assert plan_for(measured(0.003, 0.0035)) == MeasuringPlan()
 
 
 def test_a_quiet_device_needs_less_and_a_noisy_one_more() -> None:
-    quiet, noisy = measuring_plan_of(measured(0.0005, 0.0002)), measuring_plan_of(measured(0.006, 0.004))
+    quiet, noisy = plan_for(measured(0.0005, 0.0002)), plan_for(measured(0.006, 0.004))
     assert (quiet.processes, quiet.rounds, quiet.more_processes) == (4, 4, (8, 16, 32))
     assert noisy.processes > MeasuringPlan().processes
     assert noisy.keep_band == MeasuringPlan().keep_band
-    far_off = measuring_plan_of(measured(0.03, 0.03))
+    far_off = plan_for(measured(0.03, 0.03))
     assert far_off.keep_band > MeasuringPlan().keep_band
     assert far_off.tie_band / far_off.keep_band == pytest.approx(2 / 3)
     assert far_off.screen_band > MeasuringPlan().screen_band
 
 
-@given(spreads, spreads)
+@given(sds, sds)
 def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(process: float, block: float) -> None:
-    protocol = measuring_plan_of(measured(process, block))
+    protocol = plan_for(measured(process, block))
     assert 4 <= protocol.rounds <= 6
     assert 4 <= protocol.processes <= 12
     last = protocol.more_processes[-1]
@@ -60,9 +62,9 @@ def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(proces
     assert bound <= protocol.keep_band
 
 
-@given(spreads, spreads, spreads)
+@given(sds, sds, sds)
 def test_more_noise_never_asks_for_less(process: float, block: float, more: float) -> None:
-    one, other = measuring_plan_of(measured(process, block)), measuring_plan_of(measured(process + more, block))
+    one, other = plan_for(measured(process, block)), plan_for(measured(process + more, block))
     assert other.keep_band >= one.keep_band
     assert other.screen_band >= one.screen_band
 
@@ -72,6 +74,48 @@ def test_the_floor_follows_the_finest_tick() -> None:
     assert floor_us({}, 0.032) == pytest.approx(12.8)
     assert floor_us({"timer_tick_us": 0.01}, 0.032) == pytest.approx(4.0)  # samples show an upper bound only
 
+
+def test_a_coarse_tick_raises_the_floor() -> None:
+    """1.024 us, as seen on some devices, is 0.25 % of 410 us."""
+    coarse, fine = (
+        SimulatedClock(1, Noise(tick_us=tick_us)).block(Work("x", 300_000_000), Place()).samples_us
+        for tick_us in (1.024, 0.032)
+    )
+    assert floor_us({}, tick(coarse)) == pytest.approx(410, rel=0.01)
+    assert floor_us({}, tick(fine)) == pytest.approx(12.8, rel=0.01)
+
+
+# Whose calibration a device uses
+
+H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
+PEER, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
+WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_kernel_us": 9.0, COPY: 4160.0}
+
+
+def test_a_gpu_is_known_by_its_id_and_driver_whatever_torch_there_is() -> None:
+    measured = {H200: WHOLE}
+    assert calibration_of(H200, measured) == (WHOLE, Source.OWN)
+    assert calibration_of(replace(H200, torch="2.13.0", triton="3.7.1"), measured) == (WHOLE, Source.OWN)
+    assert calibration_of(replace(H200, driver="590.0"), measured) == ({}, Source.NONE)
+    nameless = replace(H200, uuid_hash="")
+    assert calibration_of(nameless, {replace(nameless, torch="2.13.0"): WHOLE})[1] is Source.NONE
+    old, new = replace(H200, torch="2.9.0"), replace(H200, torch="2.10.0")
+    assert calibration_of(H200, {old: WHOLE, new: {**WHOLE, "process_sd": 0.002}})[0]["process_sd"] == 0.002
+
+
+def test_a_gpu_without_a_calibration_uses_the_noise_of_its_peers_and_never_their_speed() -> None:
+    noisier = {**WHOLE, "process_sd": 0.003, COUNTED: 20.0}
+    values, source = calibration_of(H200, {PEER: WHOLE, OTHER: noisier, H200: {COPY: 4000.0}})
+    assert source is Source.PEERS
+    assert values == {"process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, COPY: 4000.0}
+
+
+@pytest.mark.parametrize("field", ["arch", "name", "driver", "runtime", "torch", "triton"])
+def test_a_device_that_differs_in_more_than_the_id_is_no_peer(field: str) -> None:
+    assert calibration_of(H200, {replace(PEER, **{field: "other"}): WHOLE})[1] is Source.NONE
+
+
+# Calibrating
 
 SIMULATED = SimulatedBackend("simulated:3")
 
@@ -89,7 +133,7 @@ def test_calibrating_finds_the_simulated_noise_and_keeps_it(tmp_path: Path) -> N
     assert result.values["empty_kernel_us"] > 0
     assert 0.5 * noise.process_sd < result.values["process_sd"] < 2 * noise.process_sd
     assert 0.7 * noise.block_sd < result.values["block_sd"] < 2 * noise.block_sd
-    assert result.protocol == measuring_plan_of(result.values)
+    assert result.protocol == plan_for(result.values)
 
 
 def test_one_stalled_block_is_not_taken_for_noise() -> None:
@@ -100,7 +144,7 @@ def test_one_stalled_block_is_not_taken_for_noise() -> None:
         stall = 4 if (process, round) == (3, 2) and config == configs[1] else 1
         time_us = 100 * stall * math.exp(0.005 * random.standard_normal())
         blocks.append(Block(f"{process:02d}", round, config, time_us))
-    values = calibrate.spreads(blocks)
+    values = spreads(blocks)
     assert 0.004 < values["block_sd"] < 0.006
     assert values["process_sd"] < 0.003
 

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.choose.decision import Block, Decision, MeasuringPlan, decide, needs_more, process_values
-from fp8tune.choose.screening import finalists
 from fp8tune.measure.simulated import Noise, log_slowdown, near_share
 from fp8tune.records import NamedInts
+from fp8tune.stats.decide import MeasuringPlan, decide
+from fp8tune.stats.pairs import Block, process_values
+from fp8tune.stats.screen import choose_finalists
+from fp8tune.stats.study import Decision
 
 AXES = (
     ("BLOCK_SIZE", (32, 64, 128, 256)),
@@ -94,14 +96,14 @@ def sweep(
 ) -> Decision:
     """Screen, finals in as many processes as it takes, pick."""
     keepers = [config for config in (incumbent, problem.default) if config is not None]
-    chosen = finalists(screen(problem, random, plan), AXES, keepers, plan)
+    chosen = choose_finalists(screen(problem, random, plan), AXES, keepers, plan)
     blocks: list[Block] = []
     for processes in (plan.processes, *plan.more_processes):
         while (number := len(blocks) // (plan.rounds * len(chosen))) < processes:
             blocks.extend(finals(problem, chosen, str(number), random, plan))
         values = process_values(blocks)
-        decision = decide(values, incumbent=incumbent, default=problem.default, axes=AXES, plan=plan)
-        if not needs_more(decision):
+        decision = decide(values, current=incumbent, default=problem.default, axes=AXES, plan=plan)
+        if not decision.needs_more:
             break
     return decision
 

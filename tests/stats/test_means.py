@@ -3,9 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import stdtrit
 
-from fp8tune.stats.estimate import t_quantile
 from fp8tune.stats.means import geomean, median, trimmed_mean
 
 TIMES_US = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=60)
@@ -34,11 +32,6 @@ def test_median_of_an_even_count_is_the_mean_of_the_two_middle_ones():
 @given(TIMES_US)
 def test_geomean_of_ratios_and_of_their_inverses_cancel(ratios):
     assert geomean(ratios) * geomean([1 / ratio for ratio in ratios]) == pytest.approx(1.0, rel=1e-9)
-
-
-@given(st.floats(min_value=0.501, max_value=1 - 1e-6), st.integers(min_value=1, max_value=200))
-def test_t_quantile_is_scipys(share, degrees):
-    assert t_quantile(share, degrees) == pytest.approx(stdtrit(degrees, share), rel=1e-7)
 
 
 @pytest.mark.parametrize("function", [trimmed_mean, median, geomean])
