@@ -20,8 +20,7 @@ def literal(value: object, modules: Mapping[str, str] = {}) -> str:
         value: A number, text, None, sequence, or a recorded value such as ``{"dtype": "tl.float32"}``.
         modules: Name of ``tl`` and ``torch`` in the source, where they are imported.
 
-    Raises:
-        UsageError: The value has no literal.
+    Raises UsageError if the value has no literal.
     """
     if value is None or isinstance(value, int):
         return repr(value)

@@ -8,10 +8,11 @@ from pathlib import PurePosixPath
 
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts
+from fp8tune.stats.means import grouped
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.literals import literal
-from fp8tune.tables.picks import KernelPicks, Pick, least_worst
+from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune.text import visible
 
 _IMPORTS = {"tl": "import triton.language as tl", "torch": "import torch"}
@@ -81,10 +82,8 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
         raise UsageError(f"{first.kernel} was recorded with other keys on other devices: name one with --device")
     table, evidence = [], []
     for kernel in kernels:
-        by_key: dict[str, list[Pick]] = {}
-        for pick in kernel.picks:
-            by_key.setdefault(_literal(pick.key), []).append(pick)
-        table += _block(kernel, {key: _config(kernel, least_worst(picks)[0]) for key, picks in by_key.items()})
+        by_key = grouped(kernel.picks, lambda pick: _literal(pick.key))
+        table += _block(kernel, {key: _config(kernel, shared_config(picks)) for key, picks in by_key.items()})
         evidence += _block(kernel, {key: _literal(_note(picks)) for key, picks in by_key.items()})
     devices = ", ".join(kernel.device.name for kernel in kernels)
     text = _TEXT.format(
