@@ -25,7 +25,8 @@ Pool = TypeVar("Pool", Study, ComparableRows)
 
 def competing(pools: Iterable[Pool]) -> list[Pool]:
     """Return the pool that answers each question, and all pools that hold no times."""
-    timed, rest = list[Pool](), list[Pool]()
+    timed: list[Pool] = []
+    rest: list[Pool] = []
     for pool in pools:
         (timed if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
     return [*_answers(timed), *rest]

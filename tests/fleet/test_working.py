@@ -23,7 +23,6 @@ from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
 from fp8tune import alive, cli, recording
-from fp8tune.choose.calibration import is_calibrated
 from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
 from fp8tune.fleet import on_ray, units, worker
@@ -36,6 +35,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
 from fp8tune.recording import Kernel
 from fp8tune.records import Status
+from fp8tune.stats.calibration import is_calibrated
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session

@@ -16,7 +16,7 @@ import pytest
 from database_rows import KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
 
-from fp8tune.choose import ranking
+from fp8tune.adapter import read_studies
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Code, Facts, Kind, NamedInts, Row, Status, Subject, Telemetry
 from fp8tune.store import archives, compacting
@@ -73,7 +73,7 @@ def said(path: Path) -> tuple[object, ...]:
         tallies = [store.tally(one) for one in store.tried_subjects()]
         return (
             store.evidence(),
-            ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True)),
+            [study.choice for study in read_studies(store)],
             sorted(store.pools(), key=str),
             [(tally.subject, tally.outcomes) for tally in tallies],
             [store.commit(tally.subject) for tally in tallies],
