@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
 from servers import on_both
 
 from fp8tune.adapter import studies_of
-from fp8tune.export import table as export
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
@@ -152,4 +151,4 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
     evidence = store.evidence(keep=competing)
-    return [study.choice for study in studies_of(evidence)], export.render(evidence, "sm_90")
+    return [study.choice for study in studies_of(evidence)], table_text(evidence, "sm_90")
