@@ -179,7 +179,7 @@ class Rival:
     ratio: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Study:
     """All results that compare with each other on one problem and device, the best first, with their decision."""
 
@@ -206,6 +206,10 @@ class Study:
     """None until :func:`fp8tune.stats.decide.decide_study`."""
     noise: float | None = None
     """Difference between the default and its A/A control, as a share."""
+
+    def __hash__(self) -> int:
+        """Hash what identifies the study: the fields hold mappings."""
+        return hash((self.problem, self.device, self.kind, self.version))
 
     @property
     def newest(self) -> float:
