@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.passes import Choice
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.export.merging import Merged
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.lookups import Lookup
     from fp8tune.stats.explain import Explanation
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fp8tune.store.results import Tally
     from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
+    from fp8tune.tables.merge import Merged
 
 Object = Mapping[str, object]
 
@@ -251,8 +251,8 @@ def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[st
 
 def exported_table(path: str, state: str, merged: Merged) -> Object:
     """``export`` without ``--for``. ``state`` is written, unchanged, stale or up to date; the rest are numbers of rows,
-    ``left`` those of ``kept`` that the database does not give."""
-    names = ("added", "changed", "kept", "removed", "left")
+    ``prunable`` those of ``unchanged`` that the database could give and does not."""
+    names = ("added", "changed", "unchanged", "removed", "prunable")
     return {"path": path, "state": state, **{name: len(getattr(merged, name)) for name in names}}
 
 

@@ -1,4 +1,4 @@
-"""Which GPUs a fleet relies on: remembered calibrations, mates that differ, and GPUs that are left out."""
+"""GPUs that a fleet relies on: calibrations before the first finals, and GPUs that are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fp8tune.fleet.events import Notice, WorkerEnded
 from fp8tune.fleet.trust import Guard, UntrustedError
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.health import ErrorWatch, Health
-from fp8tune.records import Device
 from fp8tune.render.fleet import print_queue
 from fp8tune.stats.calibration import COUNTED, is_calibrated
 from fp8tune.store.results import Store
@@ -26,10 +25,7 @@ from fp8tune.sweep.calibrate import PROCESSES
 from fp8tune.sweep.events import Event
 from fp8tune.sweep.options import Options
 
-H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
-MATE, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
 FEW = ("BLOCK_SIZE=16", "LEAD=0", "num_warps=2", "num_stages=1", "maxnreg=0")
-WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_kernel_us": 9.0, COPY: 4160.0}
 
 
 @pytest.fixture

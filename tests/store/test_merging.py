@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
+from fp8tune.export import table as export
 from servers import on_both
 
 from fp8tune.adapter import studies_of
-from fp8tune.export import table as export
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
