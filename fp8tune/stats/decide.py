@@ -103,10 +103,7 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
 
 
 def decide_study(study: Study) -> Study:
-    """Return the study with its decision: by its finals, or by the coarse pass if it has none.
-
-    Raises ValueError for a study without a time.
-    """
+    """Return the study with its decision, by its finals or else by the coarse pass. Raises ValueError without times."""
     if not study.finals or study.version is None:
         return replace(study, decision=_reject_cached(study, _decide_coarse(study)))
     decision = decide_finals(study.finals, study.current, study.default, study.axes)

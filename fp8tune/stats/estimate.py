@@ -38,10 +38,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
-    """Return the trimmed mean of independent values, with the error from their winsorized variance.
+    """Return the trimmed mean of independent values, with the error of Tukey and McLaughlin (1963).
 
-    Without trimming it is Student's t; with it, the statistic of Tukey and McLaughlin (1963). Raises ValueError for
-    fewer than two finite values.
+    Raises ValueError for fewer than two finite values.
     """
     if len(values) < 2 or not all(map(math.isfinite, values)):
         raise ValueError(f"an error needs two finite values, got {list(values)[:4]}")

@@ -13,6 +13,7 @@ from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.shared import HeldOut, choose_shared, cover, hold_out, prefers_nearest, regret
 from fp8tune.stats.study import Study
 from fp8tune.tables import select
+from fp8tune.tables.select import nearest_of
 from fp8tune_kernels.spec import Span
 from fp8tune_kernels.tables import Row
 
