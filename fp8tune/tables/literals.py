@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from fp8tune.errors import UsageError
 from fp8tune.text import visible
 
-_DTYPE = re.compile(r"(tl|torch)\.([a-z][a-z0-9_]{1,30})")
+_DTYPE = re.compile(r"(tl|torch)\.(u?int\d{1,2}|b?float\d{1,2}\w{0,12}|bool)", re.ASCII)
 
 
 def literal(value: object, modules: Mapping[str, str] = {}) -> str:
