@@ -64,7 +64,7 @@ def test_held_out_slowdowns_are_those_of_a_lookup_in_the_table_without_the_shape
                 exported = Table(tuple(entry.row for entry in rest.entries), nearest)
                 launched = NamedInts(lookup.pick(SPEC, key(K), exported, device.name))
                 expected = slowdowns[K].study.slowdowns[launched]
-                if device.name in fallbacks or "" in fallbacks and not nearest == ():
+                if device.name in fallbacks or ("" in fallbacks and not nearest == ()):
                     assert (slowdowns[K].nearest if nearest else slowdowns[K].fallback) is not None
                 if len(fallbacks) == 1:
                     assert (slowdowns[K].nearest if nearest else slowdowns[K].fallback) == expected
