@@ -209,7 +209,10 @@ def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, cap
     kernel = tuner()
     fp8tune.pin(kernel, tmp_path, "strict")
     assert block(kernel) == 128
-    assert "1 key for NVIDIA H200; evidence of the first: n=4096, certified, 7.00 us, exact; unknown keys: strict" in caplog.text
+    assert (
+        "1 key for NVIDIA H200; evidence of the first: n=4096, certified, 7.00 us, exact; unknown keys: strict"
+        in caplog.text
+    )
 
 
 @pytest.mark.usefixtures("on_an_h200")

@@ -131,7 +131,9 @@ def test_a_lookup_reads_the_users_own_table_first(tmp_path: Path, monkeypatch: p
     shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
     key = (("G", 16), ("K", 5120), ("M_bucket", 16384))
     rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2)), 0),)
-    (tmp_path / "gfx942.py").write_text(f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {rows!r}\n")
+    (tmp_path / "gfx942.py").write_text(
+        f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {rows!r}\n"
+    )
     lookup.forget()
     try:
         found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")

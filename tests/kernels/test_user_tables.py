@@ -145,7 +145,11 @@ def test_a_broken_table_is_no_missing_table(folder: Path) -> None:
     assert str(folder) in str(raised.value)
 
 
-@given(st.one_of(st.text(), st.text().map((HEAD + "ROWS: tuple = ({!r},)").format), st.just(HEAD + "ROWS: tuple = " + "(" * 5000)))
+@given(
+    st.one_of(
+        st.text(), st.text().map((HEAD + "ROWS: tuple = ({!r},)").format), st.just(HEAD + "ROWS: tuple = " + "(" * 5000)
+    )
+)
 def test_any_text_is_a_table_or_one_error(text: str) -> None:
     try:
         assert parsed(text).rows == ()

@@ -212,7 +212,9 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
     imported = fp8tune("import", path, "--kernel", NAME, "--db", db)
     assert (imported.returncode, "2 rows added, 0 already there" in imported.stdout) == (0, True), imported.stderr
     assert "0 rows added, 2 already there" in fp8tune("import", path, "--kernel", NAME, "--db", db).stdout
-    (shown,) = json.loads(fp8tune("show", "--format", "json", "--db", db).stdout)  # a file without times decides nothing
+    (shown,) = json.loads(
+        fp8tune("show", "--format", "json", "--db", db).stdout
+    )  # a file without times decides nothing
     assert (shown["kind"], shown["config"]) == ("measured", dict(other))
 
 

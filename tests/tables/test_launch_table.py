@@ -35,7 +35,9 @@ def selection(rows: list[Evidence], current: adapter.CurrentTables = adapter.NO_
 
 def many_rows() -> list[Evidence]:
     return [
-        evidence(100.0 + (block * 7 + K + G) % 23, of=problem(K=K, G=G, routing=routing), config=config(block), device=d)
+        evidence(
+            100.0 + (block * 7 + K + G) % 23, of=problem(K=K, G=G, routing=routing), config=config(block), device=d
+        )
         for K in (1024, 5120)
         for G in (4, 64)
         for routing in ("jagged", "zipf")
@@ -239,5 +241,5 @@ def test_any_row_reads_back_or_is_refused(key, launch, kernel, device, origin) -
         assert "\n" not in str(error)
         return
     module = run(text)
-    assert module.ROWS == ((*entry.row, 0),)
-    assert (module.NEAREST, module.ORIGINS) == ((kernel,), ((origin,),))
+    assert ((*entry.row, 0),) == module.ROWS
+    assert ((kernel,), ((origin,),)) == (module.NEAREST, module.ORIGINS)

@@ -162,7 +162,10 @@ def static(config: NamedInts = COMPLETED, **others: object) -> Evidence:
 
 def test_a_published_config_is_exported_if_our_kernel_compiles_with_it():
     entries = selection([published(), static()], "gfx942").table.entries
-    assert [(entry.key is None, NamedInts(entry.config)) for entry in entries] == [(False, COMPLETED), (True, COMPLETED)]
+    assert [(entry.key is None, NamedInts(entry.config)) for entry in entries] == [
+        (False, COMPLETED),
+        (True, COMPLETED),
+    ]
     assert {entry.origins for entry in entries} == {(MI300X.name, "a/b#1")}
 
 
