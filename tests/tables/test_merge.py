@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,11 +221,7 @@ def test_an_installed_fp8tune_writes_the_users_own_table(
     assert "FP8TUNE_TABLES is empty" in fp8tune("export", "--arch", "sm_90", "--db", toy).stderr
 
 
-@pytest.fixture(params=["sm_90", "gfx942"])
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
-
-
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
     text = (SHIPPED / f"{arch}.py").read_text()
     assert parse(text, arch).render() == text
