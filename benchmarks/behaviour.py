@@ -47,7 +47,7 @@ EMPTIED = "import fp8tune_kernels.tables.{arch} as table; table.ROWS = table.NEA
 SEEDS = range(1, 21)
 FORMATS = {
     "python": "",
-    "json": "--size M=elements --size N=1 --size E=1",
+    "hf": "--size M=elements --size N=1 --size E=1",
     "triton-cache": "",
     "diff": "",
 }
@@ -167,6 +167,8 @@ def tables() -> Values:
     values: Values = {}
     for arch, origin in itertools.product(ARCHES, ("committed", "empty")):
         path = Path(f"{origin}_{arch}.py")
+        if origin == "committed":
+            path.write_text((printed.ROOT / "kernels" / "fp8tune_kernels" / "tables" / f"{arch}.py").read_text())
         emptied = "" if origin == "committed" else EMPTIED.format(arch=arch)
         program = f"{emptied}from fp8tune.cli import main; main()"
         command = [sys.executable, "-c", program, "export", "--arch", arch, "--output", f"{path}", "--db", "results.db"]

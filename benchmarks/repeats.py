@@ -19,10 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, studies_of
+from fp8tune.adapter import NO_TABLES, CurrentTables, read_studies, select_rows
 from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.export import selecting
-from fp8tune.export import table as exporting
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render.terminal import notice
 from fp8tune.stats.calibration import is_calibrated
@@ -86,10 +84,12 @@ def swept(options: Options, folder: Path, calibration: str | None, tables: Curre
         with store.adding_together(TOGETHER_S):
             for _ in sweep(store, plan):
                 pass
-        evidence = selecting.evidence_for(store, plan.backend.device.arch)
-    made = exporting.render(evidence, plan.backend.device.arch, tables=tables)
-    found = {study.problem: study for study in studies_of(evidence) if study.is_usable}
-    return Outcome(made.module, Table(tuple(entry.row for entry in made.entries), made.nearest), found)
+        table = select_rows(store, plan.backend.device.arch, tables=tables).table
+        studies = read_studies(store, arch=plan.backend.device.arch, tables=NO_TABLES)
+    found = {study.problem: study for study in studies if study.is_usable}
+    return Outcome(
+        table.render(), Table(tuple(entry.row for entry in table.entries), tuple(sorted(table.nearest))), found
+    )
 
 
 def check_calibration(store: Store, device: Device) -> None:

@@ -8,12 +8,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fp8tune import lookups, recording
 from fp8tune.autotuned.configs import encoded
 from fp8tune.ceiling import ceiling_of
-from fp8tune.errors import DatabaseError
+from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.recording import Kernel, Launch
 from fp8tune.records import (
     Device,
@@ -22,21 +23,28 @@ from fp8tune.records import (
     KernelVersion,
     Kind,
     NamedInts,
+    Outcome,
     Pick,
     Problem,
     Status,
+    Subject,
 )
-from fp8tune.stats.decide import decide_study
+from fp8tune.stats.decide import MeasuringPlan, decide_study, pairs_of, plan_of
 from fp8tune.stats.means import grouped, median
+from fp8tune.stats.pairs import Pairs
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
-from fp8tune.stats.shared import Nearest
-from fp8tune.stats.study import Origin, Result, Study, Today, Verdict, process_us
+from fp8tune.stats.study import Origin, Result, Stage, Study, Today, Verdict, process_us
+from fp8tune.store import names
 from fp8tune.store.layers import Reader
-from fp8tune_kernels.catalog import SPANS
+from fp8tune.tables.files import File
+from fp8tune.tables.formats import Options, load
+from fp8tune.tables.picks import KernelPicks
+from fp8tune.tables.picks import Pick as TablePick
+from fp8tune.tables.select import CurrentTable, Selection, select
+from fp8tune.text import visible
 from fp8tune_kernels.runtime.chain import Step
-from fp8tune_kernels.runtime.nearest import nearest as nearest_row
 from fp8tune_kernels.runtime.user_tables import installed
-from fp8tune_kernels.tables import Key, Row, Table, table
+from fp8tune_kernels.tables import Key, Table, table
 
 
 class CurrentTables:
@@ -44,11 +52,12 @@ class CurrentTables:
 
     def __init__(self, table: Callable[[str], Table]) -> None:
         """Read the table of an arch with ``table``, once."""
-        self._table = functools.cache(table)
+        self.table = functools.cache(table)
+        """Function that returns the table of an arch."""
 
         @functools.cache
         def configs(arch: str) -> Mapping[tuple[str, str, Key | None], NamedInts]:
-            return {row[:3]: NamedInts(row[3]) for row in self._table(arch).rows}
+            return {row[:3]: NamedInts(row[3]) for row in self.table(arch).rows}
 
         self._configs = configs
 
@@ -67,12 +76,13 @@ class CurrentTables:
     def takes_nearest(self, kernel: str, arch: str) -> bool | None:
         """Return True if unseen keys take the row of the nearest key; None if the table has no row for them."""
         has_fallback = self._config(kernel, arch, "", None) is not None
-        return kernel in self._table(arch).nearest if has_fallback else None
+        return kernel in self.table(arch).nearest if has_fallback else None
 
     def _config(self, kernel: str, arch: str, device: str, key: NamedInts | None) -> NamedInts | None:
         return self._configs(arch).get((kernel, device, None if key is None else tuple(sorted(key.items()))))
 
 
+CACHED = "Its times are too short to tell configs apart, or faster than memory allows: what was there stays."
 NO_CONFIGS: Mapping[Problem, NamedInts] = {}
 NO_TABLES = CurrentTables(lambda arch: Table())
 SHIPPED = CurrentTables(table)
@@ -228,19 +238,6 @@ def _with_tables(study: Study, tables: CurrentTables, recorded: Mapping[Problem,
     return replace(study, current=completed(current, study.version), today=today)
 
 
-def nearest_of(rows: Sequence[Row]) -> Nearest:
-    """Return the lookup of the nearest key among the rows of a table of one kernel."""
-
-    def nearest(study: Study, left_out: frozenset[NamedInts]) -> NamedInts | None:
-        gone = {tuple(sorted(key.items())) for key in left_out}
-        comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in gone]
-        key = tuple(sorted((study.lookup_key or NamedInts()).items()))
-        row = nearest_row(key, comparable, SPANS.get(study.problem.kernel), study.default)
-        return NamedInts(row[3]) if row else None
-
-    return nearest
-
-
 @dataclass(frozen=True)
 class KernelSummary:
     """All picks of one kernel."""
@@ -349,3 +346,225 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def select_rows(store: Reader, arch: str, kernels: Collection[str] = (), tables: CurrentTables = SHIPPED) -> Selection:
+    """Select the rows of an arch's table.
+
+    Args:
+        store: The results.
+        arch: The arch.
+        kernels: Kernels to select; empty for all.
+        tables: Tables whose configs stay until beaten.
+    """
+    evidence = store.evidence(arch=arch, keep=competing)
+    if kernels:
+        evidence = [row for row in evidence if row.problem.kernel in kernels]
+    return select(studies_of(evidence, tables), compiled_studies(evidence), arch, CurrentTable(tables.table(arch)))
+
+
+def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None) -> KernelPicks:
+    """Read the picks of a kernel on one device: the one named, else the one with the most problems.
+
+    Raises:
+        UsageError: Nothing was swept to the end, there is no such device, or several have as many problems.
+    """
+    studies = _named_studies(store, arch, kernel)
+    name, notices = _chosen_device(grouped(studies, lambda study: study.device.name), device)
+    here = [study for study in studies if study.device.name == name]
+    usable = [study for study in here if study.is_usable]
+    left_out = "left out, not swept to the end: run fp8tune sweep again"
+    notices += [f"{study.problem.shape} {left_out}" for study in here if not study.is_usable]
+    if not usable:
+        raise UsageError(f"no problem of {kernel} was swept to the end on {name or arch}: run fp8tune sweep again")
+    launches = {problem: recorded_launch(text) for problem, text in store.recorded_launches(kernel).items()}
+    newest = max(usable, key=lambda study: study.newest)
+    recorded = launches[newest.problem][0] if newest.problem in launches else None
+    alike = [study for study in usable if _is_of(recorded, launches.get(study.problem))]
+    other = "left out, recorded of a kernel with other configs or another key: record and sweep it again"
+    notices += [f"{study.problem.shape} {other}" for study in usable if recorded and study not in alike]
+    places = {problem: place for place, problem in enumerate(launches)}
+    alike.sort(key=lambda study: places.get(study.problem, len(places)))
+    picks = []
+    for study in alike:
+        wrong = sum(status is Status.WRONG for status in study.failures.values())
+        if wrong > len(study.times_us):
+            count = f"{wrong} of {wrong + len(study.times_us)} configs are wrong"
+            advice = "see that what they were compared with is right, or sweep with --reference"
+            notices.append(f"{study.problem.shape}: {count}: {advice}")
+        launch = launches[study.problem][1] if study.problem in launches else None
+        picks.append(TablePick(study, _evidence_line(store, study), launch))
+    return KernelPicks(kernel, newest.device, tuple(picks), recorded, tuple(dict.fromkeys(notices)))
+
+
+def read_picks_of_devices(store: Reader, arch: str, kernel: str) -> list[KernelPicks]:
+    """Read the picks of a kernel on each device of an arch; a device without complete sweeps becomes a notice.
+
+    Raises:
+        UsageError: No device has a complete sweep.
+    """
+    picks, refused = [], []
+    for name in sorted({study.device.name for study in _named_studies(store, arch, kernel)}):
+        try:
+            picks.append(read_picks(store, arch, kernel, name))
+        except UsageError as error:
+            refused.append(str(error))
+    if not picks:
+        raise UsageError(refused[0])
+    return [replace(picks[0], notices=(*picks[0].notices, *refused)), *picks[1:]]
+
+
+def read_for_format(
+    store: Reader, arch: str, kernels: Sequence[str], device: str | None, name: str
+) -> list[KernelPicks]:
+    """Read the picks of one kernel, for each device that one file of a format holds."""
+    names.check_arch(arch, store)
+    (kernel,) = names.stored_kernels(kernels, store)
+    if load(name).has_all_devices and device is None:
+        return read_picks_of_devices(store, arch, kernel)
+    return [read_picks(store, arch, kernel, device)]
+
+
+def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) -> list[File]:
+    """Return the files of a format.
+
+    Raises:
+        UsageError: The format cannot hold these picks.
+    """
+    files = load(name).write(kernels, options)
+    if not files:
+        raise UsageError(f"{kernels[0].kernel} has no pick that --for {name} can hold: run fp8tune sweep")
+    return list(files)
+
+
+def _named_studies(store: Reader, arch: str, kernel: str) -> list[Study]:
+    studies = [study for study in read_studies(store, kernel, arch) if any(r.config is not None for r in study.results)]
+    if not studies:
+        raise UsageError(
+            f"{kernel} has no timed rows for {arch}: run fp8tune sweep, or name another database with --db"
+        )
+    return studies
+
+
+def _is_of(recorded: Kernel | None, launch: tuple[Kernel, Launch] | None) -> bool:
+    """Return True for a launch of the same kernel: configs of another declaration have other numbers."""
+    if recorded is None or launch is None:
+        return recorded is None and launch is None
+    return (launch[0].configs, launch[0].key) == (recorded.configs, recorded.key)
+
+
+def _chosen_device(by_name: Mapping[str, Sequence[Study]], device: str | None) -> tuple[str, list[str]]:
+    """Return the name of the device to export, and a notice where there are others."""
+    counts = ", ".join(f"{name or 'not named'} ({len(studies)})" for name, studies in sorted(by_name.items()))
+    if device is not None:
+        if device not in by_name:
+            raise UsageError(f"no rows of a device {device!r}: name one of these, with their problems: {counts}")
+        return device, []
+    most = max(map(len, by_name.values()))
+    first, *others = (name for name, studies in by_name.items() if len(studies) == most)
+    if others:
+        raise UsageError(f"as many problems were swept on several devices: name one with --device: {counts}")
+    return first, [f"{first or 'not named'}, which has the most problems of {counts}"] if len(by_name) > 1 else []
+
+
+def _evidence_line(store: Reader, study: Study) -> str:
+    """``certified, 12.34 us, 6 processes, NVIDIA H200, driver 580.1, triton 3.6.0, commit c0ffee, code 0123abcd``."""
+    decision, device, version = study.choice, study.device, study.version
+    is_published, count = decision.verdict is Verdict.PUBLISHED, decision.processes
+    commit = store.commit(Subject(version, device, study.kind, study.problem)) if version else ""
+    parts = [
+        f"published by {study.pick.source}" if is_published else decision.verdict,
+        f"{decision.time_us:.2f} us",
+        "" if is_published else f"{count} process{'' if count == 1 else 'es'}",
+        device.name or device.arch,
+        f"driver {device.driver}" if device.driver else "",
+        f"triton {device.triton}" if device.triton else "",
+        f"commit {commit}" if commit else "",
+        f"code {version.source_hash}" if version else "",
+    ]
+    return visible(", ".join(filter(None, parts)))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One config of a study. The slowdown is its time over the pick's in the same stage."""
+
+    config: NamedInts | None
+    status: Status
+    stage: Stage = Stage.COARSE
+    time_us: float | None = None
+    slowdown: float | None = None
+    interval: tuple[float, float] | None = None
+    """One-sided bounds of the slowdown; None without finals of several processes."""
+    reason: str = ""  # why it has no time
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A decided study, with the stored outcomes of configs that have no time in it."""
+
+    study: Study
+    outcomes: Mapping[NamedInts, Outcome] = field(default_factory=dict)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """All pairs of finalists; None without finals."""
+        study = self.study
+        return pairs_of(study.finals, study.default, study.axes) if study.finals else None
+
+    @property
+    def plan(self) -> MeasuringPlan:
+        """Bands that the verdict goes by."""
+        return plan_of(self.study.finals) if self.study.finals else MeasuringPlan()
+
+    @cached_property
+    def attempts(self) -> Sequence[Attempt]:
+        """The pick, then the other finalists and the coarse configs, each by time, then those without a time."""
+        timed = [self._timed(place) for place in range(len(self.study.results))]
+        pick = self.study.pick.config
+        timed.sort(key=lambda a: (a.config != pick, a.stage is not Stage.FINAL, a.time_us, str(a.config)))
+        known = {attempt.config for attempt in timed}
+        rest = [Attempt(c, o.status, reason=o.reason) for c, o in self.outcomes.items() if c not in known]
+        return [*timed, *sorted(rest, key=lambda attempt: (attempt.status, attempt.reason, str(attempt.config)))]
+
+    def _timed(self, place: int) -> Attempt:
+        study, result, pick = self.study, self.study.results[place], self.study.pick
+        config, times_us = result.config, self.study.choice.times_us
+        if not result.finals or config is None or config not in times_us:
+            slowdown = result.value_us / pick.coarse_us if pick.coarse_us else None
+            return Attempt(config, Status.OK, Stage.COARSE, result.value_us, slowdown)
+        slowdown = study.choice.ratios.get(config, times_us[config] / study.choice.time_us)
+        interval, pairs = None, self.pairs
+        if pairs and config != pick.config and config in pairs.configs and pick.config in pairs.configs:
+            at = pairs.configs.index(config), pairs.configs.index(pick.config)
+            low, high = math.exp(pairs.lower[at]), math.exp(pairs.upper[at])
+            interval = (low, high) if math.isfinite(high) else None
+        return Attempt(config, Status.OK, Stage.FINAL, times_us[config], slowdown, interval)
+
+
+def reasons(explanation: Explanation) -> list[str]:
+    """Return the steps from the times to the verdict, one sentence each."""
+    decision, pairs = explanation.study.choice, explanation.pairs
+    if decision.verdict is Verdict.PUBLISHED:
+        return ["Others published these rows: their sources say too little for a verdict."]
+    is_unresolvable = decision.verdict is Verdict.UNRESOLVABLE
+    if pairs is None:
+        coarse = "There were no finals: the screen, in one process, chose the pick."
+        return [coarse, CACHED] if is_unresolvable else [coarse]
+    count, loss, keep = len(pairs.configs), decision.upper, explanation.plan.keep_band
+    configs = "1 config" if count == 1 else f"{count} configs in turns"
+    steps = [f"The finals timed {configs}, in {decision.processes} fresh processes."]
+    if is_unresolvable:
+        return [*steps, CACHED]
+    if count == 1:
+        return [*steps, "No other config was in the finals, so there is nothing to compare it with: only."]
+    if loss <= 0:
+        return [*steps, "Paired over processes, the pick is proven faster than every other finalist: certified."]
+    steps.append(f"Paired over processes, the pick loses at most {100 * loss:.1f} % against any other finalist.")
+    if loss > keep:
+        end = f"That is above the band of {100 * keep:.1f} % within which a pick is kept: ambiguous."
+    elif decision.verdict is Verdict.KEPT_INCUMBENT:
+        end = f"That is within {100 * keep:.1f} %, and a new table would hold another config: kept-incumbent."
+    else:
+        end = f"That is within {100 * keep:.1f} %, and a new table would hold the same config: near-tie."
+    return [*steps, end]

@@ -19,6 +19,7 @@ from fp8tune.redaction import redacted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fp8tune.adapter import Explanation
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -27,15 +28,14 @@ if TYPE_CHECKING:
     from fp8tune.check.lint import VariationResult
     from fp8tune.choose.passes import Choice
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.export.merging import Merged
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.lookups import Lookup
-    from fp8tune.stats.explain import Explanation
     from fp8tune.stats.study import Study
     from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
     from fp8tune.store.units import Exclusion, Queue, QueuedSweep, Unit, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
+    from fp8tune.tables.merge import Merged
 
 Object = Mapping[str, object]
 
@@ -118,6 +118,8 @@ def bounded_winner(study: Study) -> Object:
 def explanation(found: Explanation, lookup: Lookup | None) -> Object:
     """``explain``: the pick of one problem with everything behind it. ``slowdown`` and its bounds are ratios to the
     pick, in the same stage; those of ``pairs`` are of ``config`` to ``rival``."""
+    from fp8tune.adapter import reasons
+
     pairs = found.pairs
     places = [(i, j) for i in range(len(pairs.configs)) for j in range(len(pairs.configs)) if i != j] if pairs else []
     return {
@@ -144,7 +146,7 @@ def explanation(found: Explanation, lookup: Lookup | None) -> Object:
             for i, j in places
             if pairs
         ],
-        "why": found.reasons(),
+        "why": reasons(found),
         "lookup": lookup
         and {
             "key": dict(lookup.key),
@@ -250,8 +252,8 @@ def forgotten(db: str, rows: Sequence[tuple[str, int]], removed: Mapping[str, in
 
 def exported_table(path: str, state: str, merged: Merged) -> Object:
     """``export`` without ``--for``. ``state`` is written, unchanged, stale or up to date; the rest are numbers of rows,
-    ``left`` those of ``kept`` that the database does not give."""
-    names = ("added", "changed", "kept", "removed", "left")
+    ``prunable`` those of ``unchanged`` that the database could give and does not."""
+    names = ("added", "changed", "unchanged", "removed", "prunable")
     return {"path": path, "state": state, **{name: len(getattr(merged, name)) for name in names}}
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune import adapter
 from fp8tune.plan import shapes
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
@@ -17,6 +16,7 @@ from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats.means import grouped
 from fp8tune.stats.shared import hold_out, regret
 from fp8tune.stats.study import OPEN, Verdict
+from fp8tune.tables.select import nearest_of
 from fp8tune_kernels import tables
 
 RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}
@@ -55,7 +55,7 @@ def _of_place(rows: Sequence[Row]) -> Iterator[Loss]:
         if one.is_usable and one.lookup_key is not None and one.pick.config is not None:
             key = tuple(sorted(one.lookup_key.items()))
             keyed.setdefault(key, (one.problem.kernel, "", key, tuple(one.pick.config.items())))
-    held_out = hold_out(found, (), adapter.nearest_of(list(keyed.values())))
+    held_out = hold_out(found, (), nearest_of(list(keyed.values())))
     chosen: Mapping[str, Mapping[Problem, float | None]] = {}
     if held_out:
         chosen = {

@@ -14,12 +14,11 @@ from fake_gpu import Answer, FakeGpu
 from places import PLANTED
 from servers import on_both
 
-from fp8tune.adapter import studies_of, summarize
+from fp8tune.adapter import Explanation, reasons, studies_of, summarize
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.render.found import found_lines
 from fp8tune.stats.calibration import plan_for
-from fp8tune.stats.explain import Explanation
 from fp8tune.stats.study import OPEN, SETTLED, Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, picks, planning, session
@@ -163,7 +162,7 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     (counted,) = summarize(kept)
     assert (counted.count(*SETTLED), counted.count(*OPEN)) == (2, 0)  # of what was asked for nothing is left to measure
     both = studies_of(store.evidence())
-    assert Explanation(both[0]).reasons()[-1].endswith("there is nothing to compare it with: only.")
+    assert reasons(Explanation(both[0]))[-1].endswith("there is nothing to compare it with: only.")
     assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
 
 
