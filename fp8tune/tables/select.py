@@ -196,9 +196,9 @@ class _KernelRows:
             self._add_proven(None, best.config, keyed)
 
     def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
-        """Add a published config, with the default of axes that only our kernel has, if it compiles without spills."""
+        """Add a published config, with axes that only our kernel has off, if it compiles here without spills."""
         version = _newest(self.static)
-        complete = config if version is None else NamedInts({**version.default, **config})
+        complete = version.complete(config) if version else config
         compiled = (study for study in self.static if study.version == version)
         results = [result for study in compiled for result in study.results if result.config == complete]
         if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):

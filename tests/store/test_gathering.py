@@ -7,11 +7,22 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import (
+    H100,
+    H200,
+    KERNEL,
+    begin,
+    config,
+    end_finals,
+    finished_sweep,
+    problem,
+    row,
+    subject,
+    table_text,
+)
 from places import ROOT
 
 from fp8tune.adapter import studies_of
-from fp8tune.export import table as export
 from fp8tune.records import ComparableRows, Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Verdict
@@ -58,7 +69,7 @@ def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> Non
     assert studies_of(some) == studies_of(everything)
     for arch in ("sm_90", "gfx942"):
         narrowed = store.evidence(arch=arch, keep=competing)
-        assert export.render(narrowed, arch) == export.render(everything, arch)
+        assert table_text(narrowed, arch) == table_text(everything, arch)
 
 
 def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:

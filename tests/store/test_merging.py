@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
-from fp8tune.export import table as export
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
 from servers import on_both
 
 from fp8tune.adapter import studies_of
@@ -156,4 +155,4 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
     evidence = store.evidence(keep=competing)
-    return studies_of(evidence), export.render(evidence, "sm_90")
+    return studies_of(evidence), table_text(evidence)

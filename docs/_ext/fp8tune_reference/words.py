@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from fp8tune.export.selecting import Basis
+
 from fp8tune.check.finding import Level
 from fp8tune.check.lint import KeyVerdict
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
-from fp8tune.export.selecting import Basis
 from fp8tune.records import Kind, Status
 from fp8tune.render import legend
 from fp8tune.stats.study import Verdict
