@@ -85,6 +85,9 @@ class Connected:
         assert self._open is not None, "outside of a transaction"
         return self._open
 
+    def _before_reading(self) -> None:
+        """Store what waits: whatever is asked next knows it."""
+
     def _begin(self, *, write: bool) -> None:
         """Do what each transaction begins with."""
         if write and self._fence is not None:
@@ -106,6 +109,8 @@ class Connected:
         """
         if self._open is not None:  # within another transaction
             return work()
+        if not write:
+            self._before_reading()
         waiting = _Waiting()
         while True:
             try:

@@ -7,6 +7,7 @@ same kind of device.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -39,20 +40,26 @@ class Layers:
 
     def evidence(self, *args: Any, keep: Keep | None = None, **options: Any) -> list[Evidence]:
         """Return the evidence of both; ``keep`` sees the pools of both at once."""
-        own, shipped = self.own.pools(*args, **options), self.shipped_pools(*args, **options)
+        own, shipped = self._visible(*args, **options)
         if keep is not None:
             kept = set(keep([*own, *shipped]))
             own, shipped = [pool for pool in own if pool in kept], [pool for pool in shipped if pool in kept]
         read = ((self.own, own), (self.shipped, shipped))
-        evidence = (store.evidence(*args, keep=_these(pools), **options) for store, pools in read if pools)
-        # A row that was imported into the own database is in both.
-        return list({_candidate(item): item for items in reversed(list(evidence)) for item in items}.values())
+        found = [store.evidence(*args, keep=_these(pools), **options) if pools else [] for store, pools in read]
+        there = {_candidate(item) for item in found[0]}
+        return found[0] + [item for item in found[1] if _candidate(item) not in there]
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
-        yield from self.own.rows(kernel, arch)
-        visible = {_pool(pool) for pool in self.shipped_pools(kernel, arch)}
-        yield from (row for row in self.shipped.rows(kernel, arch) if _pool(row) in visible)
+        own, shipped = ({_pool(pool) for pool in pools} for pools in self._visible(kernel, arch))
+        there = set()
+        for row in self.own.rows(kernel, arch):
+            if _pool(row) in own:
+                there.add(_candidate(row))
+                yield row
+        for row in self.shipped.rows(kernel, arch):
+            if _pool(row) in shipped and _candidate(row) not in there:
+                yield row
 
     def tally(self, subject: Subject) -> Tally:
         """Return what became of the configs of a problem."""
@@ -60,7 +67,12 @@ class Layers:
 
     def tried(self, subject: Subject, **wanted: Any) -> dict[NamedInts, Outcome]:
         """Return the last outcome of each config."""
-        return {**self.shipped.tried(subject, **wanted), **self.own.tried(subject, **wanted)}
+        visible = self._visible(problems=[subject.problem])
+        outcomes: dict[NamedInts, Outcome] = {}
+        for store, pools in ((self.shipped, visible[1]), (self.own, visible[0])):
+            if _pool(subject) in map(_pool, pools):
+                outcomes |= store.tried(subject, **wanted)
+        return outcomes
 
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Return every problem with the newest kernel version that was tried on it, the own one first."""
@@ -74,10 +86,9 @@ class Layers:
 
     def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
         """Return the outcomes and the commit of many problems, without the configs that are known of each."""
-        own, shipped = self.own.histories(known), self.shipped.histories(known)
         return {
-            subject: History({**shipped[subject].outcomes, **own[subject].outcomes}, self.commit(subject))
-            for subject in known
+            subject: History({c: o for c, o in self.tried(subject).items() if c not in configs}, self.commit(subject))
+            for subject, configs in known.items()
         }
 
     def calibration(self, device: Device) -> dict[str, float]:
@@ -102,10 +113,11 @@ class Layers:
 
     def counts(self) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind."""
-        visible = {_pool(pool) for pool in self.shipped_pools()}
-        hidden = [pool for pool in self.shipped.pools() if _pool(pool) not in visible]
-        own, shipped = self.own.counts(), self.shipped.counts(hidden)
-        return {place: own.get(place, 0) + shipped.get(place, 0) for place in sorted({**own, **shipped})}
+        counts = Counter[tuple[str, Kind]]()
+        for store, pools in zip((self.own, self.shipped), self._visible(), strict=True):
+            visible = {_pool(pool) for pool in pools}
+            counts.update(store.counts([pool for pool in store.pools() if _pool(pool) not in visible]))
+        return dict(sorted(counts.items()))
 
     def timed_sources(self) -> dict[str, set[str]]:
         """Return the source hashes of each kernel that have rows from a GPU."""
@@ -117,11 +129,14 @@ class Layers:
         self.own.close()
         self.shipped.close()
 
-    def shipped_pools(self, *args: Any, **options: Any) -> list[ComparableRows]:
-        """Return the shipped pools that no own results stand for."""
-        timed = (Kind.MEASURED, Kind.SIMULATED)
-        own = {_place(pool) for pool in self.own.pools() if pool.kind in timed and pool.complete and pool.newest}
-        return [pool for pool in self.shipped.pools(*args, **options) if _place(pool) not in own]
+    def _visible(self, *args: Any, **options: Any) -> tuple[list[ComparableRows], list[ComparableRows]]:
+        """Return the pools of both that are read: of a problem on a kind of device, those of one database."""
+        own, shipped = self.own.pools(*args, **options), self.shipped.pools(*args, **options)
+        mine, theirs = ({_place(pool) for pool in pools if _is_settled(pool)} for pools in (own, shipped))
+        return (
+            [pool for pool in own if _place(pool) in mine or _place(pool) not in theirs],
+            [pool for pool in shipped if _place(pool) not in mine],
+        )
 
 
 Reader = Store | Layers
@@ -160,11 +175,15 @@ def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Ite
             yield Layers(own, shipped)
 
 
-def _version(of: ComparableRows | Row | Evidence) -> tuple[str, str] | None:
+def _is_settled(pool: ComparableRows) -> bool:
+    return pool.kind in (Kind.MEASURED, Kind.SIMULATED) and pool.complete and pool.newest > 0
+
+
+def _version(of: ComparableRows | Row | Evidence | Subject) -> tuple[str, str] | None:
     return of.version and (of.version.kernel, of.version.source_hash)
 
 
-def _pool(of: ComparableRows | Row) -> tuple[object, ...]:
+def _pool(of: ComparableRows | Row | Subject) -> tuple[object, ...]:
     return of.problem, of.device, of.kind, _version(of)
 
 
@@ -172,7 +191,7 @@ def _place(pool: ComparableRows) -> Place:
     return pool.problem, pool.device.arch, pool.device.name, pool.kind
 
 
-def _candidate(item: Evidence) -> tuple[object, ...]:
+def _candidate(item: Evidence | Row) -> tuple[object, ...]:
     return item.problem, item.device, item.kind, _version(item), item.config, item.source, item.note
 
 

@@ -21,7 +21,7 @@ FULL = 1
 
 _SHARED = (db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies)
 _ROWS = (db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.RecordedLaunches, db.SharedLaunches)
-_NEWER = {"versions": ("default_id", "axes", "key"), "problems": ("flops",)}
+_NEWER = {"versions": ("axes", "key"), "problems": ("flops",)}
 _CHUNK = 2000
 
 
@@ -36,8 +36,12 @@ class Merging(Reading, Writing):
         """
         if other.database.version == db.VERSION:
             other.evidence()  # raises for a row whose checksum differs
-        with other.database.transaction() as source:
-            added, given = self.run(lambda: self._merge(source), write=True)
+        self._is_merging = True
+        try:
+            with other.database.transaction() as source:
+                added, given = self.run(lambda: self._merge(source), write=True)
+        finally:
+            self._is_merging = False
         if added >= 10_000:
             self.database.analyze()
         return added, given - added

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Select, Table, func, select
 from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
+    RECORDED,
     Code,
     ComparableRows,
     Device,
@@ -33,7 +34,6 @@ from fp8tune.records import (
     Status,
     Subject,
     Telemetry,
-    is_recorded,
 )
 from fp8tune.stats.means import trimmed_mean
 from fp8tune.stats.study import CACHED_RATE
@@ -423,6 +423,7 @@ class Reading(Connected):
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial with its samples, in the order of the studies."""
+        self._before_reading()
         with self.database.transaction() as connection:
             gathering = Gathering(connection)
             studies = {study.id: study for study in gathering.select(kernel, arch, None, None, None)}
@@ -734,21 +735,13 @@ class Gathering:
     def _ceiling(self, copy_gb_per_s: float, device: str, kind: str) -> float:
         """Return the copy rate, or the highest rate of any kernel on devices of this name; see fp8tune.ceiling."""
         if (device, kind) not in self._fastest:
-            on = {id for id, one in self.names.devices.items() if one.name == device}
-            rates = [self.calibrations[COPY_CEILING, None, id] for id in on if (COPY_CEILING, None, id) in self.calibrations]
-            most = 1e3 * CACHED_RATE * max(rates)
-            least = select(db.Results.c.study_id, func.min(db.Results.c.coarse_us), func.min(db.Results.c.final_us))
-            studies = {
-                study.id: study.bytes_moved
-                for study in self.studies
-                if study.device_id in on and study.kind == kind and study.bytes_moved
-                if not is_recorded(self.names.problems[study.problem_id])
-            }
-            fastest = 0.0
-            for study, *times_us in self.connection.execute(least.group_by(db.Results.c.study_id)):
-                rates = [studies[study] / time_us for time_us in times_us if time_us and study in studies]
-                fastest = max([fastest, *(rate for rate in rates if rate <= most)])
-            self._fastest[device, kind] = fastest / 1e3
+            on = [id for id, named in self.names.devices.items() if named.name == device]
+            rates = [rate for id in on if (rate := self.calibrations.get((COPY_CEILING, None, id))) is not None]
+            mb_per_s = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
+            query = select(func.max(mb_per_s)).join_from(db.Results, db.Studies).join(db.Problems)
+            wanted = (db.Studies.c.device_id.in_(on), db.Studies.c.kind == kind, db.Results.c.status == Status.OK)
+            wanted += (mb_per_s <= 1e3 * CACHED_RATE * max(rates), ~db.Problems.c.input_layout.startswith(RECORDED))
+            self._fastest[device, kind] = (self.connection.scalar(query.where(*wanted)) or 0.0) / 1e3
         return ceiling_gb_per_s(copy_gb_per_s, [self._fastest[device, kind]])
 
 

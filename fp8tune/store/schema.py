@@ -80,9 +80,10 @@ def _integer(name: str, *, null: bool = False, **options: Any) -> Column[Any]:
     return Column(name, _INTEGER, CheckConstraint(f"{name} >= 0"), nullable=null, **options)
 
 
-def _real(name: str, *, null: bool = True) -> Column[Any]:
+def _real(name: str, *, null: bool = True, default: int | None = None) -> Column[Any]:
     # Rejects infinities, and NaN, which PostgreSQL sorts above every number.
-    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null)
+    text = None if default is None else str(default)
+    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null, server_default=text)
 
 
 def _duration(name: str) -> Column[Any]:
@@ -188,7 +189,7 @@ Sweeps = _table(
     _id(),
     _text("uid", _NAME, unique=True),
     _refers("device_id", "devices"),
-    _text("request", _NAME),
+    _text("request"),
     _text("command", longest=10_000),
     _text("git_commit", _NAME),
     _text("timer"),
@@ -223,7 +224,7 @@ Studies = _table(
     _choice("kind", Kind),
     Column("lookup_key", Text),
     _integer("bytes_moved", null=True),
-    _integer("timed_at", server_default="0"),
+    _real("timed_at", null=False, default=0),
     _crc(),
     UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
 )

@@ -61,6 +61,10 @@ class Writing(Connected):
         self._result_ids: dict[tuple[object, ...], tuple[int, dict[str, Any]]] = {}
         self._waiting: list[tuple[int, Row]] = []
         self._waits_s, self._stored_at = 0.0, -math.inf
+        self._is_merging = False
+
+    def _before_reading(self) -> None:
+        self.flush()
 
     def _begin(self, *, write: bool) -> None:
         super()._begin(write=write)
@@ -281,6 +285,8 @@ class Writing(Connected):
         for key, row in zip(keys, plain, strict=True):
             id, facts = self._result_ids[key]
             newer = {name: row[name] for name in db.FACTS if row.get(name) is not None and row[name] != facts[name]}
+            if self._is_merging:
+                newer = {name: value for name, value in newer.items() if facts[name] is None or value > facts[name]}
             if newer:
                 self._connection.execute(update(db.Results).where(of.id == id).values(**newer))
                 facts.update(newer)
@@ -327,6 +333,8 @@ class Writing(Connected):
         same = [table.c[name] == plain[name] for name in db.unique_names(table)]
         stored = dict(self._connection.execute(select(table).where(*same)).mappings().one())
         changes = {name: plain[name] for name in newer if plain[name] is not None and plain[name] != stored[name]}
+        if self._is_merging:  # whichever is merged into which, the same stays
+            changes = {name: value for name, value in changes.items() if stored[name] is None or value > stored[name]}
         if changes:
             if "crc" in table.c:
                 changes["crc"] = row_checksum(table, stored | changes, references)
@@ -397,7 +405,13 @@ class Writing(Connected):
             for ids in chunks({trial["result_id"] for trial in trials})
             for row in self._connection.execute(query.where(of.result_id.in_(ids)))
         }
-        return [trial for trial in trials if tuple(trial[name] for name in names) not in there]
+        new = []
+        for trial in trials:
+            place = tuple(trial[name] for name in names)
+            if place not in there:
+                there.add(place)
+                new.append(trial)
+        return new
 
     def _insert(self, table: Table, rows: Sequence[Values]) -> int:
         if not rows:
@@ -409,7 +423,7 @@ class Writing(Connected):
     def _note_time(self, study_id: int) -> None:
         """Note that a study was timed just now."""
         row = dict(self._connection.execute(select(db.Studies).where(db.Studies.c.id == study_id)).mappings().one())
-        row["timed_at"] = int(time.time())
+        row["timed_at"] = time.time()
         names = {"problem_id": db.Problems, "version_id": db.Versions, "device_id": db.Devices}
         references = {name: self._identity(table, row[name]) for name, table in names.items()}
         values = {"timed_at": row["timed_at"], "crc": row_checksum(db.Studies, row, references)}

@@ -54,7 +54,7 @@ def fill(store: Store, seed: int) -> None:
                     made = row(generator.uniform(90, 110), of=problem(K=K), config=config(block), device=device)
                     status = generator.choice([Status.OK, Status.OK, Status.OK, Status.CRASHED])
                     time_us = made.outcome.time_us if status is Status.OK else None
-                    outcome = replace(made.outcome, status=status, time_us=time_us)
+                    outcome = replace(made.outcome, status=status, time_us=time_us, reason="" if time_us else "gone")
                     store.add(sweep, replace(made, version=version, outcome=outcome))
                 if generator.random() < 0.7:
                     store.mark_complete(sweep, subject(problem(K=K), device, version), 3)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import H100, H200, begin, config, finished_sweep, problem, row, subject
 
 from fp8tune.adapter import studies_of
 from fp8tune.errors import DatabaseError
@@ -17,7 +17,7 @@ from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
-from fp8tune.store.outcomes import History
+from fp8tune.store.read import History
 from fp8tune.store.results import Store
 
 
@@ -92,19 +92,7 @@ def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Data
         assert [one.config for one in reader.rows()] == [config(32)]
 
 
-def test_finals_of_the_base_outweigh_an_own_screen_of_the_same_gpu(databases: location.Databases) -> None:
-    of = problem(K=1024)
-    with both(databases) as (own, base):
-        sweep = begin(base)
-        base.add_many(sweep, [row(100.0, of=of), row(101.0, of=of, stage="final", process="w2")])
-        base.mark_complete(sweep, subject(of), 1)
-        end_finals(base, sweep, of)
-        finished_sweep(own, {of: {config(64): 50.0}})
-    with read(databases) as reader:
-        assert picks(reader) == {(1024, H100.name): pytest.approx(101.0)}
-
-
-def test_the_newest_code_wins_across_both(databases: location.Databases) -> None:
+def test_own_results_win_whatever_the_code(databases: location.Databases) -> None:
     of = problem(K=1024)
     newer = replace(subject(of).version, source_hash="bbbb")
     with both(databases) as (own, base):
@@ -114,7 +102,7 @@ def test_the_newest_code_wins_across_both(databases: location.Databases) -> None
         own.mark_complete(sweep, subject(of, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
-        assert {one.version.source_hash for one in reader.evidence() if one.version} == {"aaaa", "bbbb"}
+        assert {one.version.source_hash for one in reader.evidence() if one.version} == {"bbbb"}
 
 
 def test_what_was_not_timed_is_read_config_by_config(databases: location.Databases) -> None:
@@ -171,7 +159,7 @@ def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Data
     with layers.opened_databases(databases, said.append) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
     (line,) = said
-    assert line.startswith("left out the rows that come with fp8tune: ")
+    assert line.startswith("left out the results that come with fp8tune: ")
     assert "newer fp8tune" in line
     with (
         pytest.raises(DatabaseError, match="newer fp8tune"),

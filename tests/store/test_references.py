@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_rows import KERNEL, begin, config, row, subject
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fp8tune.records import Status
-from fp8tune.store import references
-from fp8tune.store.references import Ended, last_status
 from fp8tune.store.results import Store
 
 OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
@@ -93,40 +88,3 @@ def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None
         other.merge(store)
         store.merge(other)
         assert status(store) is status(other) is OK
-
-
-TRIALS = st.builds(
-    Ended,
-    st.sampled_from([OK, WRONG, CRASHED]),
-    st.integers(0, 9).map(float),
-    st.sampled_from(["screen", "final"]),
-    st.integers(0, 2),
-    st.integers(0, 3),
-    st.sampled_from(["", "aaaa", "bbbb"]),
-)
-
-
-@given(st.lists(TRIALS, min_size=1, max_size=8), st.randoms())
-def test_the_order_of_rows_makes_no_difference_and_the_newest_reference_decides(
-    trials: list[Ended], shuffle: object
-) -> None:
-    found = last_status(trials)
-    shuffled = list(trials)
-    shuffle.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert last_status(shuffled) is found
-    assert found in {trial.status for trial in trials}
-    newer = replace(trials[0], status=OK, created_at=10.0, reference="cccc")
-    assert last_status([*trials, newer]) is OK
-    if all(trial.status is not WRONG for trial in trials):
-        assert found is not WRONG
-    unknown = [replace(trial, reference="", sweep=1) for trial in trials]
-    if any(trial.status is WRONG for trial in unknown):
-        assert last_status(unknown) is WRONG  # in one sweep, wrong once is wrong
-
-
-def test_what_counts_as_outdated() -> None:
-    assert not references.is_outdated(OK, "", "b")
-    assert references.is_outdated(WRONG, "", "b")
-    assert references.is_outdated(OK, "a", "b")
-    assert not references.is_outdated(WRONG, "b", "b")
-    assert not references.is_outdated(Status.PRUNED, "a", "b")

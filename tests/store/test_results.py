@@ -73,7 +73,7 @@ def test_bulk_and_single_rows_are_the_same(store):
 
 def test_bulk_is_all_or_nothing(store):
     sweep = begin(store)
-    with pytest.raises(DatabaseError, match="refused"):
+    with pytest.raises(DatabaseError, match="was not stored"):
         store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
     assert store.evidence() == []
     assert store.add(sweep, row())  # ids of what was rolled back are forgotten
@@ -164,7 +164,7 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     end_finals(store, sweep)
     (item,) = store.evidence()
     assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
-    assert [visit.time_us for visit in item.duplicate] == [101.0]
+    assert [times.blocks[0][1] for times in item.duplicate] == [101.0]
 
 
 def test_later_finals_replace_the_earlier_ones(store):
@@ -263,7 +263,7 @@ def test_a_lookup_key_learned_later_is_filled_in(store):
     sweep = begin(store)
     store.add(sweep, replace(row(), lookup_key=None))
     with_key = row(process="w2")
-    store._writer.forget()  # as in another run
+    store._forget()  # as in another run
     store.add(sweep, with_key)
     assert [item.lookup_key for item in store.evidence()] == [with_key.lookup_key]
 
@@ -414,7 +414,7 @@ def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -
         def broken_off(*_: object) -> None:
             raise KeyboardInterrupt
 
-        event.listen(store._connection.engine, "do_execute", broken_off, once=True)
+        event.listen(store.database._engine, "do_execute", broken_off, once=True)
 
     break_off_the_next()
     with pytest.raises(KeyboardInterrupt):
