@@ -18,6 +18,9 @@ from fp8tune.store.schema import VERSION
 PATIENCE_S = 300.0
 """Patience with a server that went away: one that is restarted or upgraded is back by then."""
 
+LONGEST_PAUSE_S = 5.0
+ANNOUNCED_AFTER_S = 1.0
+
 _logger = logging.getLogger("fp8tune")
 _reached: set[str] = set()
 
@@ -169,13 +172,13 @@ class _Waiting:
         left_s = PATIENCE_S - (now - self._since)
         if left_s <= 0:
             raise lost
-        if now - self._since >= 1 and not self._label:
+        if now - self._since >= ANNOUNCED_AFTER_S and not self._label:
             self._label = lost.label
             _logger.warning(f"{lost.label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
         alive.sign()
         # Many workers have lost the same server: they come back one by one.
         time.sleep(min(self._pause_s * random.uniform(0.5, 1), left_s))
-        self._pause_s = min(2 * self._pause_s, 5.0)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def end(self) -> None:
         """Log that the connection is back, if a wait was announced."""

@@ -148,9 +148,9 @@ class Database:
             self._engine.dispose()
             raise
         self._is_ours = True
-        if not self.is_server:
+        if self.path is not None:
             self._engine.dispose()  # connections from now on use a write-ahead log
-            self._inode = None if self.path is None else _inode(self.path)
+            self._inode = _inode(self.path)
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -270,6 +270,8 @@ class Database:
             yield
         except (DBAPIError, sqlite3.Error) as error:
             raise self._error(error) from error
+        except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a schema that is none any more
+            raise DatabaseError(f"{self.label} {_DAMAGED}") from error
 
     def _error(self, error: Exception) -> DatabaseError:
         cause = getattr(error, "orig", None) or error

@@ -86,8 +86,8 @@ def _real(name: str, *, null: bool = True, default: int | None = None) -> Column
     return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null, server_default=text)
 
 
-def _duration(name: str) -> Column[Any]:
-    return Column(name, _REAL, CheckConstraint(f"{name} > 0 AND {name} <= 1e12"))
+def _duration(name: str, *, null: bool = True) -> Column[Any]:
+    return Column(name, _REAL, CheckConstraint(f"{name} > 0 AND {name} <= 1e12"), nullable=null)
 
 
 def _text(name: str, characters: str | None = None, *, longest: int = 500, **options: Any) -> Any:
@@ -342,7 +342,7 @@ PublishedOperations = _table(
     _refers("problem_id", "problems"),
     _refers("device_id", "devices"),
     *(_text(name) for name in ("recipe", "source", "note")),
-    *(_duration(name) for name in PUBLISHED),
+    *(_duration(name, null=False) for name in PUBLISHED),
     UniqueConstraint("problem_id", "device_id", "recipe", "source", "note", *PUBLISHED),
 )
 
