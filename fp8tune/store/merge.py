@@ -70,6 +70,8 @@ class Merging(Reading, Writing):
                 if table in (db.Trials, db.PublishedOperations):
                     added, given = added + stored, given + len(chunk)
         self.summarize(set(results.values()))
+        for study in ids["studies"].values():
+            self.update_study(study.id)
         return added, given
 
     def _merged(self, table: Table, row: Mapping[str, Any], ids: Mapping[str, Mapping[int, Named]]) -> Named:

@@ -53,6 +53,8 @@ class Pruning(Reading, Writing):
         removed = connection.execute(delete(db.Trials).where(trials.stage == db.COARSE)).rowcount
         for ids in chunks(gone):
             connection.execute(delete(db.Results).where(results.id.in_(ids)))
+        for id in connection.scalars(select(db.Studies.c.id)).all():
+            self.update_study(id)
         kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
         return Pruned(len(gone), removed, kept)
 

@@ -152,9 +152,9 @@ class Names:
                     if values[name] is not None
                 }
             except KeyError:
-                raise _damaged(self._connection, table.name, values.get("id", "")) from None
+                raise damaged(self._connection, table.name, values.get("id", "")) from None
             if row_checksum(table, values, references) != row.crc:
-                raise _damaged(self._connection, table.name, values.get("id", ""))
+                raise damaged(self._connection, table.name, values.get("id", ""))
             if "id" in values:
                 identities[row.id] = row_checksum(table, values, references, identity=True)
         self.identities[table.name] = identities
@@ -173,7 +173,7 @@ class Names:
         try:
             axes, key = parse_axes(row.axes), tuple(row.key.split())
         except ValueError:
-            raise _damaged(self._connection, "versions", row.id) from None
+            raise damaged(self._connection, "versions", row.id) from None
         version = KernelVersion(checked("kernel", row.kernel), row.source_hash, self.configs[row.default_id], axes, key)
         return version if row.source_hash else None
 
@@ -640,6 +640,10 @@ class Gathering:
         if len(by_id) <= _FEW:
             query = query.where(db.Results.c.study_id.in_(list(by_id)))
         results = [row for row in self.connection.execute(query).mappings() if row["study_id"] in by_id]
+        counts = Counter(row["study_id"] for row in results)
+        for study in studies:  # checksums notice no row that is missing
+            if (counts[study.id], len(self.runs.get(study.id, ()))) != (study.results, study.runs):
+                raise damaged(self.connection, "studies", study.id)
         blocks = self._blocks(by_id, len(by_id) <= _FEW)
         codes, shared = self.codes, {id: self._shared(study) for id, study in by_id.items()}
         return [
@@ -697,9 +701,9 @@ class Gathering:
             crc = blocks_checksum([(stage, processes[p], round, time_us) for stage, p, round, time_us in blocks])
             references = {"study_id": identities["studies"][study], "config_id": identities["configs"][row["config_id"]]}
         except KeyError:
-            raise _damaged(self.connection, "results", row["id"]) from None
+            raise damaged(self.connection, "results", row["id"]) from None
         if row_checksum(db.Results, row, references) ^ crc != row["crc"]:
-            raise _damaged(self.connection, "results", row["id"])
+            raise damaged(self.connection, "results", row["id"])
         config, status, coarse_us = self.names.configs[row["config_id"]], _STATUSES[row["status"]], row["coarse_us"]
         by_stage = self._finals(study, blocks) if blocks and study in self.finals else {}
         timed = by_stage.get(db.FINAL, ())
@@ -758,7 +762,8 @@ def unpack_samples(blob: bytes | None) -> Samples:
     return tuple(np.frombuffer(blob, "<f4").astype(float).round(3).tolist()) if blob else ()
 
 
-def _damaged(connection: Connection, table: str, id: object) -> DatabaseError:
+def damaged(connection: Connection, table: str, id: object) -> DatabaseError:
+    """Return the error for a row whose checksum differs."""
     where = f"{table}:{id}" if id != "" else f"a row of {table}"
     remedy = "restore the database from git or a copy"
     if table == "results":

@@ -216,7 +216,7 @@ Processes = _table(
 
 Studies = _table(
     "studies",
-    "One problem, kernel version and device: everything comparable.",
+    "One problem, kernel version and device: everything comparable; with the number of its results and runs.",
     _id(),
     _refers("problem_id", "problems"),
     _refers("version_id", "versions"),
@@ -225,6 +225,8 @@ Studies = _table(
     Column("lookup_key", Text),
     _integer("bytes_moved", null=True),
     _real("timed_at", null=False, default=0),
+    _integer("results", server_default="0"),
+    _integer("runs", server_default="0"),
     _crc(),
     UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
 )

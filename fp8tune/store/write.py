@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, geometric_mean, median
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, Text, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Table, Text, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, Published, Row, Status, Subject
@@ -118,13 +118,17 @@ class Writing(Connected):
     @writes
     def mark_complete(self, sweep_id: int, subject: Subject, planned: int) -> None:
         """Note that all planned configs of a problem have a row, so that the best of them is a pick."""
-        self._run_of(sweep_id, self._study(subject), planned=planned, **self._of_sweep(sweep_id, subject.version))
+        study = self._study(subject)
+        self._run_of(sweep_id, study, planned=planned, **self._of_sweep(sweep_id, subject.version))
+        self.update_study(study.id)
 
     @writes
     def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
         """Note that the finals of a problem ended: from now on they count, not earlier ones."""
         values = {name: value for name, value in vars(run).items() if name != "sweep"}
-        self._run_of(sweep_id, self._study(subject), **values)
+        study = self._study(subject)
+        self._run_of(sweep_id, study, **values)
+        self.update_study(study.id)
 
     @writes
     def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
@@ -224,6 +228,8 @@ class Writing(Connected):
             gone = self._connection.execute(delete(of).where(of.c["id"] == id)).rowcount
             removed[table] = removed.get(table, 0) + gone
         self._forget()
+        for id in self._connection.scalars(select(db.Studies.c.id)).all():
+            self.update_study(id)
         return removed
 
     # Shared rows
@@ -378,8 +384,8 @@ class Writing(Connected):
         there = {(t["result_id"], t["stage"], t["process_id"], t["round"]) for t in trials}
         self._insert(db.TrialDetails, [d for d in details if tuple(d[name] for name in db._TRIAL_KEY) in there])
         self.summarize({trial["result_id"] for trial in trials})
-        for study_id in timed if stored else ():
-            self._note_time(study_id)
+        for study_id in {study.id for study in studies} if stored else ():
+            self.update_study(study_id, is_timed=study_id in timed)
         return stored
 
     def _begun_study(self, sweep_id: int, row: Row) -> Named:
@@ -420,13 +426,18 @@ class Writing(Connected):
         rows = [{name: row[name] for name in table.c.keys() if name in row} for row in rows]
         return int(self._connection.execute(statement, rows, execution_options=_COUNTED).rowcount)
 
-    def _note_time(self, study_id: int) -> None:
-        """Note that a study was timed just now."""
+    def update_study(self, study_id: int, *, is_timed: bool = False) -> None:
+        """Count the results and runs of a study anew, and note that it was timed just now."""
         row = dict(self._connection.execute(select(db.Studies).where(db.Studies.c.id == study_id)).mappings().one())
-        row["timed_at"] = time.time()
+        if is_timed:
+            row["timed_at"] = time.time()
+        for name, table in (("results", db.Results), ("runs", db.StudyRuns)):
+            of_study = select(func.count()).select_from(table).where(table.c.study_id == study_id)
+            row[name] = self._connection.scalar(of_study)
         names = {"problem_id": db.Problems, "version_id": db.Versions, "device_id": db.Devices}
         references = {name: self._identity(table, row[name]) for name, table in names.items()}
-        values = {"timed_at": row["timed_at"], "crc": row_checksum(db.Studies, row, references)}
+        values = {name: row[name] for name in ("timed_at", "results", "runs")}
+        values["crc"] = row_checksum(db.Studies, row, references)
         self._connection.execute(update(db.Studies).where(db.Studies.c.id == study_id).values(**values))
 
     def summarize(self, results: Collection[int]) -> None:

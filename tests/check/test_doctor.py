@@ -125,7 +125,7 @@ def database(tmp_path: Path) -> Path:
 
 def test_a_sound_database_is_counted(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        findings = stored.check_store(str(database), store)
+        findings = stored.check(str(database), store)
     assert [finding.level for finding in findings] == [Level.OK]
     assert "sm_90 1 measured" in findings[0].what
 
@@ -133,7 +133,7 @@ def test_a_sound_database_is_counted(database: Path) -> None:
 def test_published_operations_are_counted_and_the_impossible_ones_too(database: Path) -> None:
     with Store.open(str(database)) as store:
         import_file(store, PUBLISHED_OPERATIONS)
-        finding, *_ = stored.check_store(str(database), store)
+        finding, *_ = stored.check(str(database), store)
     assert (finding.level, finding.fix) == (Level.OK, "")
     assert "sm_90 1 measured, 8 published of operations (1 impossible as printed)" in finding.what
 
@@ -177,7 +177,7 @@ def test_an_unfinished_sweep_names_its_command(database: Path) -> None:
     with Store.open(str(database)) as store:
         store.begin_sweep("s", H100, command="fp8tune sweep -k colwise", commit="", timer="do_bench", seed=0)
     with Store.open(str(database), writable=False) as store:
-        assert "fp8tune sweep -k colwise" in told(stored.check_store(str(database), store), Level.WARNING)
+        assert "fp8tune sweep -k colwise" in told(stored.check(str(database), store), Level.WARNING)
 
 
 def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_path: Path) -> None:
@@ -201,14 +201,11 @@ def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     assert "fp8tune sweep --kernel colwise" in said
 
 
-def test_rows_that_cannot_be_read_are_named(database: Path) -> None:
+def test_a_damaged_result_is_named(database: Path) -> None:
     with sqlite3.connect(database) as connection:
-        connection.execute("update trials set time_us = 0")
-    said = told(doctor.check_database(str(database)), Level.WARNING)
-    assert "trials:1 cannot be read and is left out: time_us: refused" in said
-    assert "fp8tune forget trials:1" in said
-    many = {("trials", id): "no time" for id in range(1000)}
-    assert "990 more rows" in told(stored.check_rows(many), Level.WARNING)
+        connection.execute("update results set coarse_us = coarse_us + 1")
+    said = told(doctor.check_database(str(database)), Level.ERROR)
+    assert "results:1 is damaged, its checksum differs" in said
 
 
 def test_every_declared_kernel_has_a_current_hash() -> None:
