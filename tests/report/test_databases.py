@@ -229,7 +229,7 @@ def hostile_contents(texts: list[str]) -> Contents:
                 for block in (32, 64)
             ]
             (found,) = studies_of(evidence)
-            rows.append(Row(found, text, contents.Explanation(found, {}, None)))
+            rows.append(Row(found, text, contents.Explanation(found)))
     return Contents(texts[0], rows, {(text, Kind.STATIC): 1 for text in texts}, left_out=texts[0])
 
 
