@@ -1,8 +1,8 @@
 """JSON files named by sizes and device, as Hugging Face kernels, vLLM and SGLang read them: one more size -> config.
 
 Hugging Face: triton-autotune.md of huggingface/kernels; each kernel chooses the sizes in the name. vLLM:
-``get_config_file_name`` of its fused MoE; all of the H200 family are ``NVIDIA_H200``. SGLang: fused_moe_triton_config.py,
-with a blank in ``block_shape=[128, 128]``, and a folder for each version of Triton instead of an entry ``triton_version``.
+``get_config_file_name``; all H200s are ``NVIDIA_H200``. SGLang: fused_moe_triton_config.py, with a blank in
+``block_shape=[128, 128]``, and a folder for each version of Triton instead of an entry ``triton_version``.
 """
 
 from __future__ import annotations
