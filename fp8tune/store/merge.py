@@ -14,7 +14,7 @@ from fp8tune.records import NamedInts
 from fp8tune.store import schema as db
 from fp8tune.store.read import Reading
 from fp8tune.store.texts import parse_named_ints
-from fp8tune.store.write import Named, Writing, defaults
+from fp8tune.store.write import Named, Writing, defaults, stored_command
 
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
@@ -101,6 +101,8 @@ def _is_file(source: Connection) -> bool:
 
 def _upgraded(table: Table, row: dict[str, Any], flops: Mapping[int, int | None]) -> dict[str, Any]:
     """Add what the full set of trials does not say: columns that its schema did not have yet."""
+    if table is db.Sweeps:
+        row = {**row, "command": stored_command(row["command"])}
     if table is db.Devices and "timing" not in row and row["multiprocessors"]:
         return {**row, "timing": "events", "codegen": "fp_fusion=1"}
     if table is db.Configs and "canonical" not in row:
