@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fp8tune.adapter import read_studies
+from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
@@ -30,7 +30,7 @@ def complete_studies(db: Path) -> Sequence[Study]:
 @functools.lru_cache(1)  # two tables of the pages are made of them
 def _complete_studies(db: Path, changed_ns: int) -> Sequence[Study]:
     with Store.open(str(db), writable=False) as store:
-        studies = read_studies(store, kinds=[Kind.MEASURED])
+        studies = read_studies(store, kinds=[Kind.MEASURED], tables=NO_TABLES)
     return [study for study in studies if study.complete and study.bytes_moved]
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fp8tune import recording
-from fp8tune.adapter import read_studies
+from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import Fp8tuneError
 from fp8tune.recording import Kernel, Launch, Recording
@@ -106,7 +106,7 @@ def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
     kinds = (Kind.MEASURED, Kind.SIMULATED)
     found = {
         (candidates.problem.kernel, candidates.problem.input_layout): candidates
-        for candidates in read_studies(store, kinds=kinds)
+        for candidates in read_studies(store, kinds=kinds, tables=NO_TABLES)
     }
     return [_studied(kernel, recordings, found, store) for kernel in recordings[0].kernels]
 
