@@ -24,7 +24,6 @@ from pathlib import Path
 
 from fp8tune import scratch
 from fp8tune.records import (
-    Decided,
     Device,
     FinalsRun,
     KernelVersion,
@@ -185,7 +184,7 @@ def compare(path: Path, server: str, runs: int) -> None:
                 run("doctor", "--repair", "--db", db)
             else:
                 with Store.open(db) as store:
-                    store.keep_picks(Decided((), ()), "", "")
+                    store.keep_picks([], "")
         for name, arguments in commands.items():
             times = [(run(*arguments, "--db", path)[1], run(*arguments, "--db", server)[1]) for _ in range(runs)]
             file_s, server_s = map(min, zip(*times, strict=True))

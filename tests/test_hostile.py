@@ -36,11 +36,11 @@ from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
-from fp8tune.store.texts import LARGEST, CommandLine
 from fp8tune.store.importing import COLUMNS, import_file
 from fp8tune.store.published import read_operations
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
+from fp8tune.store.texts import LARGEST, CommandLine
 from fp8tune.sweep import picks
 from fp8tune.sweep.published import lookup_key
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from fp8tune import cli
-from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import command_line, passwords, redacted, without
 from fp8tune.store import schema
@@ -114,7 +113,9 @@ def stored_with(path: Path, command: str) -> None:
         row = connection.execute("select * from sweeps").fetchone()
         values = {**dict(zip(of.c.keys(), row, strict=True)), "command": command}
         (device,) = connection.execute("select * from devices").fetchall()
-        identity = schema.row_checksum(schema.Devices, dict(zip(schema.Devices.c.keys(), device, strict=True)), {}, identity=True)
+        identity = schema.row_checksum(
+            schema.Devices, dict(zip(schema.Devices.c.keys(), device, strict=True)), {}, identity=True
+        )
         crc = schema.row_checksum(of, values, {"device_id": identity})
         connection.execute("update sweeps set command = ?, crc = ?", (command, crc))
     connection.close()

@@ -48,7 +48,11 @@ def way_back(db: str) -> str:
     if "://" in db:
         return "restore it from the server's backup"
     away = [f"mv {db} {db}.damaged"]
-    away += [f"mv {log} {db}.damaged{log.name.removeprefix(Path(db).name)}" for log in (Path(f"{db}-wal"), Path(f"{db}-shm")) if log.exists()]
+    away += [
+        f"mv {log} {db}.damaged{log.name.removeprefix(Path(db).name)}"
+        for log in (Path(f"{db}-wal"), Path(f"{db}-shm"))
+        if log.exists()
+    ]
     if git.tracks(Path(db)):
         away.append(f"then git checkout -- {db} for the rows committed last")
     return (

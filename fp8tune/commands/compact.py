@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
 from fp8tune.options import Group, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
 from fp8tune.render.terminal import print_json
 from fp8tune.text import visible
+from fp8tune_kernels.spec import NamedInts
+
+if TYPE_CHECKING:
+    from fp8tune.store.results import Store
 
 
 @examples(
@@ -51,8 +55,7 @@ def compact(
         archives.copy(path, output)
         path = output
     with Store.open(str(path)) as store:
-        of_kernels = {(pick.problem.kernel, pick.config) for pick in picks.read(store) if pick.config is not None}
-        pruned = store.prune(of_kernels)
+        pruned = store.prune(_configs_in_use(store))
         picks.keep_current(store)
     after = path.stat().st_size
     if format is TableFormat.JSON:
@@ -63,6 +66,19 @@ def compact(
     print(f"  removed  {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
     if archive is not None and archived is not None:
         print(f"  archive  {_mb(archived)}: fp8tune import {visible(str(archive))} reads it")
+
+
+def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
+    """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
+    from fp8tune.adapter import NO_TABLES, SHIPPED, completed, read_studies
+    from fp8tune_kernels.arches import ARCHES
+    from fp8tune_kernels.tables import table
+
+    studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
+    configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
+    in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
+    versions = {study.version.kernel: study.version for study in studies if study.version is not None}
+    return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
 
 
 def _mb(size: int) -> str:

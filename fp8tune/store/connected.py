@@ -138,14 +138,16 @@ def reads(
     method: Callable[Concatenate[AnyStore, Arguments], Value],
 ) -> Callable[Concatenate[AnyStore, Arguments], Value]:
     """Make a method read in one transaction, which sees one state of the database."""
-    return _within(method, write=False)
+    reading: Callable[Concatenate[AnyStore, Arguments], Value] = _within(method, write=False)
+    return reading
 
 
 def writes(
     method: Callable[Concatenate[AnyStore, Arguments], Value],
 ) -> Callable[Concatenate[AnyStore, Arguments], Value]:
     """Make a method write in one transaction, all or nothing."""
-    return _within(method, write=True)
+    writing: Callable[Concatenate[AnyStore, Arguments], Value] = _within(method, write=True)
+    return writing
 
 
 def _within(method: Any, *, write: bool) -> Any:

@@ -194,7 +194,7 @@ class Database:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
     def _server(self, url: URL) -> Engine:
-        options = {name: value for name, value in _CONNECT.items() if name not in url.query}
+        options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
         given = url.query.get("options", "")
         options["options"] = f"{_OPTIONS} {given if isinstance(given, str) else ' '.join(given)}"
         options["application_name"] = "fp8tune"
@@ -255,13 +255,15 @@ class Database:
         if self._inode in (None, _inode(self.path)):
             return
         self._inode = None  # saved once
-        saved = next(p for n in range(1, 10**6) if not (p := self.path.with_name(f"{self.path.name}.saved{n}")).exists())
+        names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
+        names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
+        saved = next(path for path in names if not path.exists())
         with self._engine.connect() as connection:
             cursor: Any = connection.connection.driver_connection
             cursor.execute("VACUUM INTO ?", (str(saved),))
         raise DatabaseError(
-            f"{self.path} was replaced or removed while it was in use (git checkout, pull or switch?): every row stored "
-            f"before is in {saved}; run fp8tune import {saved}, then this again"
+            f"{self.path} was replaced or removed while it was in use (git checkout, pull or switch?): "
+            f"every row stored before is in {saved}; run fp8tune import {saved}, then this again"
         )
 
     @contextlib.contextmanager
@@ -348,8 +350,8 @@ def _check_path(path: Path, *, create: bool, writable: bool) -> None:
     if path.exists() and not os.access(path, os.R_OK):
         raise DatabaseError(f"{path} cannot be read: ask its owner for the right to, or give another file with --db")
     log = Path(f"{path}-wal")
-    # Only a file whose header says WAL has a log with pages. Looked at twice: another process may just open the file.
-    if all(_write_version(path) == 1 and _size(log) > 32 for _ in range(3) if time.sleep(0.01 * bool(_)) is None):
+    # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
+    if all(_write_version(path) == 1 and _size(log) > 32 for _ in range(3)):
         raise ForeignLogError(
             f"{path} was replaced (git checkout, pull or switch?) while {log.name}, the log of a process that was "
             f"killed, lay beside it: move {log.name} away, then run this again"
@@ -402,5 +404,7 @@ def _virtual_tables(connection: Connection) -> set[str]:
     """Return the virtual tables of a file, and the tables that have a trigger: both run what the file says."""
     if connection.dialect.name != "sqlite":
         return set()
-    query = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger' OR (type = 'table' AND sql LIKE 'create virtual%')"
+    query = (
+        "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger' OR (type = 'table' AND sql LIKE 'create virtual%')"
+    )
     return {str(name) for name in connection.exec_driver_sql(query).scalars()}

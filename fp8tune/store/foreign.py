@@ -18,8 +18,8 @@ from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import DatabaseError, UsageError, one_line
 from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
 from fp8tune.store.results import Store
+from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
 from fp8tune.text import KERNEL_NAME as KERNEL
 from fp8tune.text import NAME, WORD, visible
 

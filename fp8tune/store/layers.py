@@ -180,7 +180,7 @@ def _is_settled(pool: ComparableRows) -> bool:
 
 
 def _version(of: ComparableRows | Row | Evidence | Subject) -> tuple[str, str] | None:
-    return of.version and (of.version.kernel, of.version.source_hash)
+    return None if of.version is None else (of.version.kernel, of.version.source_hash)
 
 
 def _pool(of: ComparableRows | Row | Subject) -> tuple[object, ...]:

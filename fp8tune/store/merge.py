@@ -52,8 +52,10 @@ class Merging(Reading, Writing):
         for table in _SHARED:
             rows = (_upgraded(table, row, flops) for row in _rows(source, table))
             ids[table.name] = {row["id"]: self._merged(table, row, ids) for row in rows}
-        rows = [{**defaults(db.Results), **_translated(db.Results, row, ids)} for row in _rows(source, db.Results)]
-        results = dict(zip((row["id"] for row in _rows(source, db.Results)), self._results(rows), strict=True))
+        with_names = [
+            {**defaults(db.Results), **_translated(db.Results, row, ids)} for row in _rows(source, db.Results)
+        ]
+        results = dict(zip((row["id"] for row in _rows(source, db.Results)), self._results(with_names), strict=True))
         ids["results"] = {old: Named(new, 0) for old, new in results.items()}
         for table in (db.StudyRuns, db.Calibrations):
             for row in _rows(source, table):

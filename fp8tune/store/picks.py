@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select
 
-from fp8tune.records import NamedInts, Pick
+from fp8tune.records import Pick
 from fp8tune.store import schema as db
 from fp8tune.store.connected import reads, writes
 from fp8tune.store.read import Gathering, Reading
@@ -29,7 +29,7 @@ class Deciding(Reading, Writing):
         rows = []
         for pick in picks:
             version = self._version(pick.version, pick.problem.kernel)
-            key = {"problem_id": self._problem(pick.problem), "version_id": version}
+            key: dict[str, Any] = {"problem_id": self._problem(pick.problem), "version_id": version}
             key |= {"device_id": self._device(pick.device), "kind": str(pick.kind)}
             named: dict[str, Any] = {"study_id": self._name(db.Studies, key)}
             for name, column in _CONFIGS.items():
@@ -70,7 +70,7 @@ class Deciding(Reading, Writing):
 
 def _pick(row: Mapping[str, Any], study: Any, gathering: Gathering) -> Pick:
     problem, device, kind, version = gathering.names.subject(study)
-    configs: dict[str, NamedInts | None] = {}
+    configs: dict[str, Any] = {}
     for name, column in _CONFIGS.items():
         configs[name] = None if row[column] is None else gathering.names.configs[row[column]]
     values = {name: row[name] for name in _COLUMNS}

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, NamedInts, Published
-from fp8tune.store.texts import ARCH, LINE, UNSTATED, WORD, check_sizes, parse_named_ints
-from fp8tune.text import unquoted_formula
+from fp8tune.store.texts import ARCH, UNSTATED, check_sizes, parse_named_ints
+from fp8tune.text import LINE, WORD, unquoted_formula
 from fp8tune_kernels.arches import ARCHES
 
 SHORTEST_US, LONGEST_US = 1e-3, 1e9

@@ -144,7 +144,7 @@ class Names:
         links = {column.name: key.column.table.name for column in table.c for key in column.foreign_keys}
         identities: dict[int, int] = {}
         for row in rows:
-            values = row._mapping
+            values = dict(row._mapping)
             try:
                 references = {
                     name: self.identities[other][values[name]]
@@ -211,8 +211,12 @@ class Reading(Connected):
         if sweep is None:
             return None
         names = Names(self._connection)
-        runs = select(db.StudyRuns.c.study_id).where(db.StudyRuns.c.sweep_id == sweep, db.StudyRuns.c.planned.is_not(None))
-        studies = self._connection.execute(select(db.Studies).where(db.Studies.c.id.in_(runs)).order_by(db.Studies.c.id))
+        runs = select(db.StudyRuns.c.study_id).where(
+            db.StudyRuns.c.sweep_id == sweep, db.StudyRuns.c.planned.is_not(None)
+        )
+        studies = self._connection.execute(
+            select(db.Studies).where(db.Studies.c.id.in_(runs)).order_by(db.Studies.c.id)
+        )
         subjects = (names.subject(study) for study in studies)
         return [(version, problem) for problem, _, _, version in subjects if version is not None]
 
@@ -227,7 +231,9 @@ class Reading(Connected):
         """Return the devices on which a request was begun after a moment and has not ended."""
         of = db.Sweeps.c
         query = select(db.Devices).join(db.Sweeps, of.device_id == db.Devices.c.id)
-        rows = self._connection.execute(query.where(of.request == request, of.finished_at.is_(None), of.started_at >= since))
+        rows = self._connection.execute(
+            query.where(of.request == request, of.finished_at.is_(None), of.started_at >= since)
+        )
         return [_record(Device, row) for row in rows]
 
     def calibration(self, device: Device) -> dict[str, float]:
@@ -381,7 +387,9 @@ class Reading(Connected):
             blocks: dict[tuple[str, str], list[tuple[int, float]]] = {}
             for row in rows:
                 if row.is_block and row.time_us is not None:
-                    blocks.setdefault((_STAGES[row.stage], processes[row.process_id]), []).append((row.round, row.time_us))
+                    blocks.setdefault((_STAGES[row.stage], processes[row.process_id]), []).append(
+                        (row.round, row.time_us)
+                    )
             if blocks:
                 timed[results[id][0]] = [Timed(*place, tuple(sorted(blocks[place]))) for place in sorted(blocks)]
         return timed
@@ -411,7 +419,9 @@ class Reading(Connected):
                 trials.setdefault(row.result_id, []).append(row)
         return trials
 
-    def _pruned(self, results: Mapping[int, tuple[NamedInts, Any]], trials: Collection[int]) -> dict[NamedInts, Outcome]:
+    def _pruned(
+        self, results: Mapping[int, tuple[NamedInts, Any]], trials: Collection[int]
+    ) -> dict[NamedInts, Outcome]:
         """Return the outcomes of results whose coarse trials were removed, from what is left of them."""
         return {
             config: Outcome(Status(row.status), row.coarse_us, facts=_facts(row))
@@ -444,7 +454,7 @@ class Reading(Connected):
                     row[db.Trials.c.reason],
                     unpack_samples(row["samples"]),
                     row["tick_us"],
-                    Facts(*(row[db.Results.c[name]] for name in db.FACTS), codes.get(row[db.Results.c.id])),
+                    _facts(row, codes.get(row[db.Results.c.id])),
                     Telemetry(*(_whole(name, row[name]) for name in Telemetry.__dataclass_fields__)),
                 )
                 yield Row(
@@ -526,7 +536,9 @@ class Reading(Connected):
             for study in gathering.studies
             if not left_out or gathering.names.subject(study) not in left_out
         }
-        stored = select(db.Results.c.study_id, func.count()).join_from(db.Trials, db.Results).group_by(db.Results.c.study_id)
+        stored = (
+            select(db.Results.c.study_id, func.count()).join_from(db.Trials, db.Results).group_by(db.Results.c.study_id)
+        )
         removed = select(db.RemovedTrials.c.study_id, db.RemovedTrials.c.trials)
         for query in (stored, removed):
             for study, number in self._connection.execute(query):
@@ -699,7 +711,10 @@ class Gathering:
         processes = identities["processes"]
         try:
             crc = blocks_checksum([(stage, processes[p], round, time_us) for stage, p, round, time_us in blocks])
-            references = {"study_id": identities["studies"][study], "config_id": identities["configs"][row["config_id"]]}
+            references = {
+                "study_id": identities["studies"][study],
+                "config_id": identities["configs"][row["config_id"]],
+            }
         except KeyError:
             raise damaged(self.connection, "results", row["id"]) from None
         if row_checksum(db.Results, row, references) ^ crc != row["crc"]:
@@ -741,9 +756,13 @@ class Gathering:
         if (device, kind) not in self._fastest:
             on = [id for id, named in self.names.devices.items() if named.name == device]
             rates = [rate for id in on if (rate := self.calibrations.get((COPY_CEILING, None, id))) is not None]
-            mb_per_s = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
+            mb_per_s: Any = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
             query = select(func.max(mb_per_s)).join_from(db.Results, db.Studies).join(db.Problems)
-            wanted = (db.Studies.c.device_id.in_(on), db.Studies.c.kind == kind, db.Results.c.status == Status.OK)
+            wanted: tuple[Any, ...] = (
+                db.Studies.c.device_id.in_(on),
+                db.Studies.c.kind == kind,
+                db.Results.c.status == Status.OK,
+            )
             wanted += (mb_per_s <= 1e3 * CACHED_RATE * max(rates), ~db.Problems.c.input_layout.startswith(RECORDED))
             self._fastest[device, kind] = (self.connection.scalar(query.where(*wanted)) or 0.0) / 1e3
         return ceiling_gb_per_s(copy_gb_per_s, [self._fastest[device, kind]])
@@ -754,7 +773,9 @@ def parsed(table: Table, id: int, text: str) -> NamedInts:
     try:
         return parse_named_ints(text)
     except ValueError as error:
-        raise DatabaseError(f"{table.name}:{id} is damaged ({error}): restore the database from git or a copy") from None
+        raise DatabaseError(
+            f"{table.name}:{id} is damaged ({error}): restore the database from git or a copy"
+        ) from None
 
 
 def unpack_samples(blob: bytes | None) -> Samples:

@@ -63,9 +63,7 @@ class UnitState(StrEnum):
 def _table(name: str, about: str, *parts: SchemaItem, rowid: bool = True) -> Table:
     # Checks that differ by dialect must belong to the table: SQLAlchemy ignores ddl_if in columns.
     checks = [check for part in parts for check in part.info.get("checks", ())]
-    return Table(
-        name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info={"about": about}
-    )
+    return Table(name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info={"about": about})
 
 
 def _id() -> Column[Any]:
@@ -115,7 +113,9 @@ def _refers(name: str, table: str, *, null: bool = False, **options: Any) -> Col
     return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=null, **options)
 
 
-Meta = _table("meta", "Facts about the database: its schema version.", _text("name", _NAME, primary_key=True), _text("value"))
+Meta = _table(
+    "meta", "Facts about the database: its schema version.", _text("name", _NAME, primary_key=True), _text("value")
+)
 
 _DEVICE = ("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton", "timing", "codegen")
 Devices = _table(
@@ -397,9 +397,7 @@ def checksum(*values: object) -> int:
 _UNCHECKED = {"id", "crc", "finished_at"}
 
 
-def row_checksum(
-    table: Table, row: Mapping[str, Any], references: Mapping[str, int], *, identity: bool = False
-) -> int:
+def row_checksum(table: Table, row: Mapping[str, Any], references: Mapping[str, int], *, identity: bool = False) -> int:
     """Return the checksum of a row, with the identities of the rows that it refers to in place of their ids.
 
     Args:
@@ -409,14 +407,18 @@ def row_checksum(
         identity: Cover the columns that name the row in every copy of a database, and nothing that may change.
     """
     values = []
-    for column in [table.c[name] for name in unique_names(table)] if identity else table.c:
-        if column.name in _UNCHECKED:
-            continue
-        value = row[column.name]
-        if column.name in references and value is not None:
-            value = references[column.name]
-        values.append(float(value) if column.type is _REAL and value is not None else value)
+    for name, is_real in _checked_columns(table, identity=identity):
+        value = row[name]
+        if value is not None:
+            value = references[name] if name in references else float(value) if is_real else value
+        values.append(value)
     return checksum(*values)
+
+
+@functools.cache
+def _checked_columns(table: Table, *, identity: bool) -> list[tuple[str, bool]]:
+    columns = [table.c[name] for name in unique_names(table)] if identity else list(table.c)
+    return [(column.name, column.type is _REAL) for column in columns if column.name not in _UNCHECKED]
 
 
 @functools.cache
@@ -426,5 +428,3 @@ def unique_names(table: Table) -> list[str]:
         if isinstance(constraint, UniqueConstraint):
             return [column.name for column in constraint.columns]
     return [column.name for column in table.primary_key]
-
-

@@ -64,7 +64,7 @@ def checked(column: str, text: str) -> str:
         DatabaseError: It holds control characters, or is no name of this kind.
     """
     if not _PATTERNS.get(column, LINE).fullmatch(text):
-        raise DatabaseError(f"refused {column.replace('_', ' ')} {ascii(text[:80])}: it holds unexpected characters")
+        raise DatabaseError(f"refused {column.replace('_', ' ')} {text[:80]!a}: it holds unexpected characters")
     return text
 
 
@@ -96,4 +96,4 @@ def parse_document(text: str) -> dict[str, object]:
             document = None
         if isinstance(document, dict):
             return document
-    raise DatabaseError(f"refused {ascii(text[:80])}: that is no JSON object of at most {LARGEST_DOCUMENT} bytes")
+    raise DatabaseError(f"refused {text[:80]!a}: that is no JSON object of at most {LARGEST_DOCUMENT} bytes")

@@ -179,7 +179,7 @@ class Queueing(Connected):
         self.return_expired_units()
         now, of = self._now(), QueuedSweeps.c
         running = select(Units.c.kernel, func.count()).where(Units.c.state == "running").group_by(Units.c.kernel)
-        workers = {kernel: count for kernel, count in self._connection.execute(running)}
+        workers = {row[0]: row[1] for row in self._connection.execute(running)}
         order = [Units.c.worth.desc(), Units.c.kernel != last_kernel]
         order += [case(workers, value=Units.c.kernel, else_=0)] if workers else []
         order += [Units.c.expected_s.desc(), of.created_at, Units.c.position]

@@ -42,6 +42,7 @@ _COUNTED = {"preserve_rowcount": True}  # the number of rows an insert really st
 _DETAILS = ("samples", *db.TELEMETRY)
 
 Values = Mapping[str, Any]
+_NOTHING: Values = {}
 
 
 class Named(NamedTuple):
@@ -105,7 +106,12 @@ class Writing(Connected):
         unfinished = select(of.id).where(*wanted, of.finished_at.is_(None)).order_by(of.id.desc())
         if uid is None and (id := self._connection.scalar(unfinished.limit(1))) is not None:
             return int(id)
-        values = {"device_id": named, "request": request, "command": stored_command(command), "git_commit": commit}
+        values: dict[str, Any] = {
+            "device_id": named,
+            "request": request,
+            "command": stored_command(command),
+            "git_commit": commit,
+        }
         values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
         return self._name(db.Sweeps, {"uid": uid or uuid.uuid4().hex}, values).id
 
@@ -145,7 +151,9 @@ class Writing(Connected):
         """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
         for problem, document in documents.items():
             key = {"problem_id": self._problem(problem).id}
-            self._connection.execute(delete(db.RecordedLaunches).where(db.RecordedLaunches.c.problem_id == key["problem_id"]))
+            self._connection.execute(
+                delete(db.RecordedLaunches).where(db.RecordedLaunches.c.problem_id == key["problem_id"])
+            )
             self._connection.execute(insert(db.RecordedLaunches), {**key, "document": document})
 
     @writes
@@ -276,18 +284,22 @@ class Writing(Connected):
         """
         of, names = db.Results.c, db.unique_names(db.Results)
         keys = [(row["study_id"].id, row["config_id"].id, row["source"], row["note"]) for row in rows]
-        plain = [{**row, "study_id": key[0], "config_id": key[1], "crc": 0} for row, key in zip(rows, keys, strict=True)]
+        plain = [
+            {**row, "study_id": key[0], "config_id": key[1], "crc": 0} for row, key in zip(rows, keys, strict=True)
+        ]
         new = {key: row for key, row in zip(keys, plain, strict=True) if key not in self._result_ids}
         if new:
             if len(self._result_ids) >= _REMEMBERED:
                 self._result_ids.clear()
                 new = dict(zip(keys, plain, strict=True))
             filled = [{**defaults(db.Results), **row} for row in new.values()]
-            self._insert(db.Results, [{name: row[name] for name in db.Results.c.keys() if name != "id"} for row in filled])
+            self._insert(
+                db.Results, [{name: row[name] for name in _names(db.Results) if name != "id"} for row in filled]
+            )
             query = select(of.id, *(of[name] for name in (*names, *db.FACTS)))
             for ids in chunks({key[0] for key in new}):
-                for row in self._connection.execute(query.where(of.study_id.in_(ids))):
-                    self._result_ids[tuple(row[1:5])] = row[0], dict(zip(db.FACTS, row[5:], strict=True))
+                for found in self._connection.execute(query.where(of.study_id.in_(ids))):
+                    self._result_ids[tuple(found[1:5])] = found[0], dict(zip(db.FACTS, found[5:], strict=True))
         for key, row in zip(keys, plain, strict=True):
             id, facts = self._result_ids[key]
             newer = {name: row[name] for name in db.FACTS if row.get(name) is not None and row[name] != facts[name]}
@@ -310,7 +322,7 @@ class Writing(Connected):
     def _sweep_facts(self) -> dict[tuple[int, str, str], dict[str, str]]:
         return {}
 
-    def _name(self, table: Table, key: Values, rest: Values = {}, newer: Values = {}) -> Named:
+    def _name(self, table: Table, key: Values, rest: Values = _NOTHING, newer: Values = _NOTHING) -> Named:
         """Return the row with this unique key, inserted with the other values if it is new.
 
         Values in ``newer`` other than None replace what the row says.
@@ -350,7 +362,7 @@ class Writing(Connected):
     def _identity(self, table: Table, id: int) -> int:
         """Return the checksum of what names a stored row."""
         if (table.name, id) not in self._identities:
-            row = self._connection.execute(select(table).where(table.c.id == id)).mappings().one()
+            row = dict(self._connection.execute(select(table).where(table.c.id == id)).mappings().one())
             references = {
                 column.name: self._identity(key.column.table, row[column.name])
                 for column in table.c
@@ -365,12 +377,14 @@ class Writing(Connected):
     def _store_rows(self, rows: Sequence[tuple[int, Row]], *, once: bool) -> int:
         trials, details, timed = [], [], set()
         studies = [self._begun_study(sweep_id, row) for sweep_id, row in rows]
-        results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in zip(studies, rows, strict=True)])
+        results = self._results(
+            [_result(study, self._config(row.config), row) for study, (_, row) in zip(studies, rows, strict=True)]
+        )
         for (sweep_id, row), study, result in zip(rows, studies, results, strict=True):
             sweep = Named(sweep_id, self._identity(db.Sweeps, sweep_id))
             process = {"sweep_id": sweep, "name": row.process, "git_commit": row.commit}
             trial = _trial(row, result, self._name(db.Processes, process, {"started_at": time.time()}).id)
-            trials.append({name: trial[name] for name in db.Trials.c.keys()} | {"sweep_id": sweep_id})
+            trials.append({name: trial[name] for name in _names(db.Trials)} | {"sweep_id": sweep_id})
             if any(trial[name] is not None for name in _DETAILS):
                 details.append(trial)
             if row.outcome.time_us is not None or row.kind in (Kind.STATIC, Kind.INTERPRETER):
@@ -423,7 +437,7 @@ class Writing(Connected):
         if not rows:
             return 0
         statement = insert_ignoring(self._connection, table)
-        rows = [{name: row[name] for name in table.c.keys() if name in row} for row in rows]
+        rows = [{name: row[name] for name in _names(table) if name in row} for row in rows]
         return int(self._connection.execute(statement, rows, execution_options=_COUNTED).rowcount)
 
     def update_study(self, study_id: int, *, is_timed: bool = False) -> None:
@@ -448,7 +462,9 @@ class Writing(Connected):
                 trials.setdefault(trial.result_id, []).append(trial)
             query = select(db.Results, db.Studies.c.kind).join(db.Studies, db.Studies.c.id == db.Results.c.study_id)
             rows = self._connection.execute(query.where(db.Results.c.id.in_(ids))).mappings()
-            values = [{"result": row["id"], **self._summary(dict(row), trials.get(row["id"], []))} for row in rows.all()]
+            values = [
+                {"result": row["id"], **self._summary(dict(row), trials.get(row["id"], []))} for row in rows.all()
+            ]
             self._connection.execute(_update_summary(), values)
 
     def _summary(self, row: dict[str, Any], trials: Sequence[TrialRow]) -> Values:
@@ -466,7 +482,9 @@ class Writing(Connected):
             row["final_us"] = geometric_mean(map(trimmed_mean, by_process.values()))
         tables = {"study_id": db.Studies, "config_id": db.Configs}
         references = {name: self._identity(table, row[name]) for name, table in tables.items()}
-        blocks = [(t.stage, self._identity(db.Processes, t.process_id), t.round, t.time_us) for t in trials if t.is_block]
+        blocks = [
+            (t.stage, self._identity(db.Processes, t.process_id), t.round, t.time_us) for t in trials if t.is_block
+        ]
         crc = row_checksum(db.Results, row, references) ^ blocks_checksum(blocks)
         names = ("status", "coarse_us", "coarse_processes", "final_us")
         return {f"new_{name}": row[name] for name in names} | {"new_crc": crc}
@@ -595,6 +613,11 @@ def _trial(row: Row, result_id: int, process_id: int) -> dict[str, Any]:
         **vars(outcome.telemetry),
         "samples": array("f", outcome.samples_us).tobytes() if outcome.samples_us else None,
     }
+
+
+@functools.cache
+def _names(table: Table) -> list[str]:
+    return [column.name for column in table.c]
 
 
 @functools.cache

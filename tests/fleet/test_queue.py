@@ -6,14 +6,12 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from database_rows import H100, begin, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.errors import DatabaseError
 from fp8tune.fleet.run import left_s
 from fp8tune.store import units
 from fp8tune.store.results import Store
@@ -170,6 +168,9 @@ def test_a_forgotten_sweep_takes_its_units_along_and_leaves_rows(db: str) -> Non
         assert store.forget_units(SWEEP.key) == 2
         assert store.queue() == Queue()
         assert len(list(store.rows())) == 1
+
+
+SECONDS = st.floats(0.001, 1e4)
 
 
 @given(done=st.lists(st.tuples(SECONDS, SECONDS)), waiting=st.lists(SECONDS), workers=st.integers(1, 64))

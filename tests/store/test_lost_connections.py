@@ -207,9 +207,7 @@ def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
         assert len(list(store.rows())) == 300
 
 
-def test_an_import_from_a_file_is_done_again_whole(
-    proxy: Proxy, through: str, tmp_path: Path
-) -> None:
+def test_an_import_from_a_file_is_done_again_whole(proxy: Proxy, through: str, tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "a.db"), create=True) as local:
         sweep = begin(local)
         local.add_many(sweep, (row(process=f"{number}") for number in range(250)))
@@ -278,6 +276,8 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, s
         found = [(found.process, found.problem.shape["K"], found.round, str(found.config)) for found in store.rows()]
         assert len(found) == writers * rounds * 20 + rounds
         assert len(store.unfinished_sweeps()) == 1
-    count = "SELECT count(*), (SELECT count(*) FROM study_runs WHERE planned IS NOT NULL), (SELECT count(*) FROM sweeps)"
+    count = (
+        "SELECT count(*), (SELECT count(*) FROM study_runs WHERE planned IS NOT NULL), (SELECT count(*) FROM sweeps)"
+    )
     name = direct.rpartition("/")[2]
     assert server.execute(f"{count} FROM trials", name) == [(len(found), writers * rounds, writers + 1)]

@@ -141,7 +141,10 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
 
     monkeypatch.setattr(connected, "PATIENCE_S", 0.05)
     Store.open(url, create=True).close()
-    with Store.open(f"{url}?options=-c%20lock_timeout%3D50") as store, contextlib.closing(psycopg.connect(url)) as other:
+    with (
+        Store.open(f"{url}?options=-c%20lock_timeout%3D50") as store,
+        contextlib.closing(psycopg.connect(url)) as other,
+    ):
         other.execute(f"SELECT pg_advisory_xact_lock({database.WRITERS_LOCK})")
         with pytest.raises(DatabaseError):
             begin(store)
@@ -152,12 +155,19 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
 
 
 def test_a_writer_that_is_paused_within_a_transaction_loses_the_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_OPTIONS", database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=300"))
+    monkeypatch.setattr(
+        database, "_OPTIONS", database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=300")
+    )
     with Store.open(url, create=True) as paused, Store.open(url) as other:
         begun = time.monotonic()
-        with pytest.raises(DatabaseError, match="was lost"), paused.database.transaction(write=True) as connection:
-            assert other.add(begin(other), row())  # the paused writer says nothing meanwhile
-            connection.exec_driver_sql("SELECT 1")
+
+        def pause() -> None:
+            with paused.database.transaction(write=True) as connection:
+                assert other.add(begin(other), row())  # the paused writer says nothing meanwhile
+                connection.exec_driver_sql("SELECT 1")
+
+        with pytest.raises(DatabaseError, match="was lost"):
+            pause()
         assert time.monotonic() - begun < 10
     assert database.IDLE_S < LEASE_S
 
