@@ -42,7 +42,7 @@ from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.grouped_mm_operators import forward, gradients
-from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY
+from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, BF16_ONLY, FP8_ONLY
 from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
@@ -61,7 +61,7 @@ GEMM_MULTIPLE = 16
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-PRECISIONS = ("fp8", "auto")
+PRECISIONS = ("fp8", "bf16", "auto")
 
 Quantized = tuple[Tensor | None, ...]
 """Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
@@ -157,6 +157,8 @@ def _precision(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, are_codes
         raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
     if precision == "fp8" or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
         return FP8_ONLY
+    if precision == "bf16":
+        return BF16_ONLY
     return ANY_ONCE if are_codes_given else ANY
 
 

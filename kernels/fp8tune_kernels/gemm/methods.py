@@ -32,6 +32,11 @@ _SPECS = {
     "weight-gradient": grouped_mm_weight_gradient.SPEC,
 }
 
+BF16_ONLY = 3
+"""A precision: bfloat16."""
+
+BF16_METHODS = {"forward": BF16_TORCH, "input-gradient": BF16_TORCH, "weight-gradient": BF16_TORCH}
+
 _found: dict[tuple[str, tuple[int, ...], torch.device], int] = {}
 
 caches.append(_found.clear)
@@ -39,6 +44,8 @@ caches.append(_found.clear)
 
 def method_for(name: str, M: int, N: int, K: int, G: int, precision: int, device: torch.device) -> int:
     """The method (see :mod:`.passes`) of one of :data:`PASSES` on a layer: K inputs, N outputs, G experts, M rows."""
+    if precision == BF16_ONLY:
+        return BF16_METHODS[name]
     if precision == ANY_ONCE and name == "weight-gradient":
         precision = ANY
     key = bucket(M), N, K, G, precision

@@ -17,13 +17,14 @@ from fp8tune_kernels.moe.gated_bf16 import activate, activation_gradient
 __all__ = ["activation_gradients", "forward", "gate_up", "token_gradients"]
 
 METHOD = passes.BF16_TORCH
+FORWARD_METHOD = passes.BF16_TORCH
 UNUSED = torch.float8_e4m3fn
 """The FP8 dtype of passes in bfloat16, which cast nothing."""
 
 
 def _gate_up(x: Tensor, w13: Tensor, b13: Tensor | None, offs: Tensor, token_of_row: Tensor) -> Tensor:
     """Return gate and up, (M, 2N)."""
-    y = passes.forward(x.index_select(0, token_of_row), w13.mT, offs, METHOD, UNUSED)
+    y = passes.forward(x.index_select(0, token_of_row), w13.mT, offs, FORWARD_METHOD, UNUSED)
     return y if b13 is None else add_bias(y, b13, offs)
 
 
@@ -46,7 +47,7 @@ def _forward(
     offs, row_of, token_of_row, row_weights = sorted_by_expert(ids, weights, w13.shape[0])
     y = _gate_up(x, w13, b13, offs, token_of_row)
     h = activate(y, row_weights, offs, activation, layout)
-    rows = passes.forward(h, w2.mT, offs, METHOD, UNUSED)
+    rows = passes.forward(h, w2.mT, offs, FORWARD_METHOD, UNUSED)
     del h
     return [sum_of_rows(rows, row_of, b2, ids, weights), offs, row_of, token_of_row, row_weights, y]
 
