@@ -8,16 +8,18 @@ A step is forward and backward with gradients of all operands; of a layer, route
 process blocks of launches of all contenders alternate. Rows go to ``layer_precision.csv`` in ``$OUT``, or here:
 
     op           layer, or grouped: fp8_grouped_mm of gate and up
-    precision    fp8; once, FP8 with weights quantized before; bf16; bf16-ours, forward by our GEMM in place of torch's
-    median_us    of the blocks, per step; host_us: the least time until a step has returned to Python
+    precision    fp8; once, FP8 with weights quantized before; bf16
+    median_us    of the blocks, per step
+    host_us      the least time until a step has returned to Python: it includes waits where the GPU is far behind
+    graph_us     a step as a CUDA graph, which has no host time; empty after the first process
     rounds_us    per step, of each block
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
+import itertools
 import os
 import statistics
 import subprocess
@@ -33,8 +35,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8tune_kernels import choose_experts, fp8_grouped_mm, moe_layer, quantize_weights
-from fp8tune_kernels.gemm import methods, passes
-from fp8tune_kernels.moe import bf16_steps
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
 
 FILE = "layer_precision.csv"
@@ -43,6 +43,7 @@ ROUND_US = 10_000
 """Launches of a block last about so long, but there are at most MAXIMUM_LAUNCHES."""
 MAXIMUM_LAUNCHES = 6
 WARM_STEPS = 4
+GRAPH_REPLAYS = 9
 COMPILERS = 6
 """Processes that compile kernels before any clock starts."""
 
@@ -71,18 +72,18 @@ def _held_back(*sizes: int, tokens: tuple[int, ...]) -> Layer:
 LAYERS = {
     "tiny": Layer("test", 64, 48, 5, 3, (32,)),
     # fit
-    "OLMoE": _fit(2048, 1024, 64, 8, tokens=(128, 1024, 4096, 16384)),
-    "DeepSeek-MoE-16B": _fit(2048, 1408, 64, 6, tokens=(2048, 16384)),
-    "Granite-1B": _fit(1024, 512, 32, 8, tokens=(1024, 4096, 16384, 65536)),
-    "Mixtral-8x7B": _fit(4096, 14336, 8, 2, tokens=(1024, 4096)),
-    "Kimi-K2-EP32": _fit(7168, 2048, 12, 1, tokens=(3072, 24576)),
+    "OLMoE": _fit(2048, 1024, 64, 8, tokens=(128, 1024, 4096, 8192, 16384)),
+    "DeepSeek-MoE-16B": _fit(2048, 1408, 64, 6, tokens=(2048, 6144, 16384)),
+    "Granite-1B": _fit(1024, 512, 32, 8, tokens=(1024, 4096, 8192, 16384, 65536)),
+    "Mixtral-8x7B": _fit(4096, 14336, 8, 2, tokens=(1024, 2048, 4096)),
+    "Kimi-K2-EP32": _fit(7168, 2048, 12, 1, tokens=(3072, 6144, 24576)),
     "Qwen3-235B-EP8": _fit(4096, 1536, 16, 1, tokens=(4096, 32768)),
-    "Llama4-Scout-EP2": _fit(5120, 8192, 8, 1, tokens=(2048, 8192)),
+    "Llama4-Scout-EP2": _fit(5120, 8192, 8, 1, tokens=(2048, 4096, 8192)),
     "Hunyuan-A13B-EP4": _fit(4096, 3072, 16, 1, tokens=(8192,)),
-    "256 small": _fit(1024, 512, 256, 8, tokens=(2048, 16384)),
+    "256 small": _fit(1024, 512, 256, 8, tokens=(2048, 16384, 32768)),
     "128 flat": _fit(4096, 512, 128, 4, tokens=(8192, 32768)),
     "4 with many rows": _fit(2048, 4096, 4, 1, tokens=(65536,)),
-    "32 long": _fit(1536, 4096, 32, 2, tokens=(4096,)),
+    "32 long": _fit(1536, 4096, 32, 2, tokens=(4096, 8192, 16384)),
     "top 1": _fit(3072, 1024, 128, 1, tokens=(32768,)),
     # held back
     "Qwen3-30B-A3B": _held_back(2048, 768, 128, 8, tokens=(512, 4096, 16384)),
@@ -119,6 +120,7 @@ class Row:
     process: int
     median_us: float
     host_us: float
+    graph_us: float | None
     rounds_us: str
 
 
@@ -128,17 +130,6 @@ Step = Callable[[], object]
 
 
 # Contenders
-
-
-@contextlib.contextmanager
-def forward_method(method: int) -> Iterator[None]:
-    """Let forward passes in bfloat16 multiply by a method of :mod:`fp8tune_kernels.gemm.passes`."""
-    before = bf16_steps.FORWARD_METHOD, methods.BF16_METHODS["forward"]
-    bf16_steps.FORWARD_METHOD = methods.BF16_METHODS["forward"] = method
-    try:
-        yield
-    finally:
-        bf16_steps.FORWARD_METHOD, methods.BF16_METHODS["forward"] = before
 
 
 class Operands:
@@ -167,15 +158,10 @@ class Operands:
             out = moe_layer(x, w13, w2, ids, weights, precision=precision)
             torch.autograd.grad(out, (x, self.router, self.w13, self.w2), grad)
 
-        def ours() -> None:
-            with forward_method(passes.BF16):
-                step(self.w13, self.w2, "bf16")
-
         return {
             "fp8": lambda: step(self.w13, self.w2, "fp8"),
             "bf16": lambda: step(self.w13, self.w2, "bf16"),
             "once": lambda: step(*once, "fp8"),
-            "bf16-ours": ours,
         }
 
     def grouped_steps(self, tokens: int) -> dict[str, Step]:
@@ -192,15 +178,10 @@ class Operands:
             out = fp8_grouped_mm(A, B_t, offs, precision=precision)
             torch.autograd.grad(out, (A, self.w13), grad)
 
-        def ours() -> None:
-            with forward_method(passes.BF16):
-                step(self.w13.mT, "bf16")
-
         return {
             "fp8": lambda: step(self.w13.mT, "fp8"),
             "bf16": lambda: step(self.w13.mT, "bf16"),
             "once": lambda: step(once, "fp8"),
-            "bf16-ours": ours,
         }
 
 
@@ -244,6 +225,26 @@ def times_us(steps: dict[str, Step]) -> dict[str, tuple[list[float], float]]:
     }
 
 
+def graph_us(step: Step) -> float:
+    """Return the median microseconds of a step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # autograd's accumulators are made on the stream that is captured
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    graph.replay()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(GRAPH_REPLAYS + 1)]
+    for event in events[:-1]:
+        event.record()
+        graph.replay()
+    events[-1].record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in itertools.pairwise(events))
+
+
 def measure_layer(name: str, device: str, process: int, compiles_only: bool) -> Iterator[Row]:
     """Yield rows of a layer; without a GPU, or to compile only, run each step once and yield none."""
     layer = LAYERS[name]
@@ -260,8 +261,9 @@ def measure_layer(name: str, device: str, process: int, compiles_only: bool) -> 
             for precision, (rounds, host_us) in times_us(steps).items():
                 shown = " ".join(f"{us:.1f}" for us in rounds)
                 median_us = round(statistics.median(rounds), 1)
+                in_graph_us = round(graph_us(steps[precision]), 1) if process == 0 else None
                 of = name_of_device, layer.set, name, *sizes, tokens, op, precision, process
-                yield Row(*of, median_us, round(host_us, 1), shown)
+                yield Row(*of, median_us, round(host_us, 1), in_graph_us, shown)
             del steps
 
 
@@ -289,8 +291,9 @@ def measure(names: Sequence[str], process: int, path: Path, until: float, compil
             print(f"process {process}: {name}, {time.time() - started:.0f} s", flush=True)
             for op in ("layer", "grouped"):
                 for tokens in LAYERS[name].tokens:
-                    of = {row.precision: row.median_us for row in rows if (row.op, row.tokens) == (op, tokens)}
-                    print(f"  {op:8s}{tokens:7d} ", *(f" {key} {us:.0f}" for key, us in of.items()), flush=True)
+                    of = {row.precision: row for row in rows if (row.op, row.tokens) == (op, tokens)}
+                    shown = (f" {key} {row.median_us:.0f} ({row.graph_us or 0:.0f})" for key, row in of.items())
+                    print(f"  {op:8s}{tokens:7d} ", *shown, flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
     return failed
@@ -298,7 +301,7 @@ def measure(names: Sequence[str], process: int, path: Path, until: float, compil
 
 def read(path: Path) -> list[Row]:
     """Return the rows of a file."""
-    types = {"int": int, "float": float, "str": str}
+    types = {"int": int, "float": float, "str": str, "float | None": lambda text: float(text) if text else None}
     with path.open(newline="") as file:
         return [
             Row(**{field.name: types[str(field.type)](line[field.name]) for field in fields(Row)})
