@@ -174,9 +174,7 @@ FP8_GROUPED_MM = Operation(
             BF16_OF_TORCH: Part(
                 ("A", "B_t"), lambda given: _bf16_of_torch(given.A, given.B_t, given.offs), "out", width=2
             ),
-            BF16_OF_OURS: Part(
-                ("A", "B_t"), lambda given: _bf16_rows(given.A, given.B_t, given.offs), "out", width=2
-            ),
+            BF16_OF_OURS: Part(("A", "B_t"), lambda given: _bf16_rows(given.A, given.B_t, given.offs), "out", width=2),
             FP8_OF_TORCH: Part(("A", "B_t"), lambda given: _rows_of_torch(_forward_codes(given), given.offs), "out"),
         },
         "GEMM grad_A": {

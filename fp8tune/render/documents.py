@@ -538,7 +538,7 @@ DOCUMENTS: Mapping[str, Document] = {
             field("steps", "list of objects", "what was timed", of=STEP),
             field("fwd_bwd_us", "object of numbers", "contender -> forward and backward, or null"),
             field("speedups_fwd_bwd", "object of numbers", "contender -> bf16 over it, or null", "ratio"),
-            field("auto", "text or null", "what `precision=\"auto\"` took: `fp8` or `bf16`"),
+            field("auto", "text or null", 'what `precision="auto"` took: `fp8` or `bf16`'),
             field("sqnr_db", "object of objects", "contender -> result -> SQNR; null is exact"),
             field("speedup_fwd", "number or null", "bf16 over ours, forward alone", "ratio"),
             field("speedup_fwd_bwd", "number or null", "with both gradients", "ratio"),

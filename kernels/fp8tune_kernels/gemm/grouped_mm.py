@@ -41,8 +41,8 @@ from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.grouped_mm_operators import forward, gradients
-from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_product
+from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
@@ -87,8 +87,9 @@ def fp8_grouped_mm(
     ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
-    ``precision``: ``"fp8"``; ``"bf16"``, by torch's grouped GEMM; ``"auto"``, what :mod:`fp8tune_kernels.gemm.precision`
-    expects to take less time for operands of these shapes, but FP8 if an operand is not bfloat16 or is kept.
+    ``precision``: ``"fp8"``; ``"bf16"``, by torch's grouped GEMM; ``"auto"``, the one that
+    :mod:`fp8tune_kernels.gemm.precision` expects to take less time for these shapes. ``"auto"`` is FP8 for weights that
+    were quantized before, operands that are kept, and other dtypes than bfloat16.
     ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
     and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
     are not. None is what ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
@@ -155,7 +156,7 @@ def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool
 def _is_fp8(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, is_quantized: bool) -> bool:
     """Decide in which precision to multiply."""
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+        raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
     if precision == "auto":
         if is_quantized or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
             return True
@@ -163,7 +164,7 @@ def _is_fp8(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, is_quantized
         return is_fp8_product(M, K, N, E, A.device)
     if precision == "bf16" and (is_quantized or are_kept):
         name = "B_t that was quantized" if is_quantized else "keep_fp8"
-        raise ValueError(f"precision must be 'fp8' or 'auto' with {name}, got 'bf16'")
+        raise ValueError(f"precision is 'bf16', wanted 'fp8' or 'auto' with {name}")
     return precision == "fp8"
 
 

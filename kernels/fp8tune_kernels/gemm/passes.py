@@ -57,9 +57,7 @@ def quantize_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> Quan
     return q, scales
 
 
-def quantize_both_columns(
-    a: Tensor, b: Tensor, offs: Tensor, float8_dtype: torch.dtype
-) -> tuple[Quantized, Quantized]:
+def quantize_both_columns(a: Tensor, b: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
     """Return :func:`quantize_columns` of two matrices of one dtype, by one launch."""
     key = bucket(a.shape[0]), a.shape[1], b.shape[1], offs.shape[0]
     q_a, scales_a, q_b, scales_b = run(colwise_dual.SPEC, key, (a, b, offs, float8_dtype, True, ALIGNMENT))
