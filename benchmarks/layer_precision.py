@@ -3,6 +3,7 @@
 python -m benchmarks.layer_precision measure --quick              # one process for each set of layers
 python -m benchmarks.layer_precision measure --processes 5        # the held-back set in five fresh processes
 python -m benchmarks.layer_precision measure --layers tiny        # anywhere: without a GPU nothing is timed
+python -m benchmarks.layer_precision fit CSV                      # the figures of the rule, and its errors
 
 A step is forward and backward with gradients of all operands; of a layer, router and order of rows included. In one
 process blocks of launches of all contenders alternate. Rows go to ``layer_precision.csv`` in ``$OUT``, or here:
@@ -11,7 +12,7 @@ process blocks of launches of all contenders alternate. Rows go to ``layer_preci
     precision    fp8; once, FP8 with weights quantized before; bf16
     median_us    of the blocks, per step
     host_us      the least time until a step has returned to Python: it includes waits where the GPU is far behind
-    graph_us     a step as a CUDA graph, which has no host time; empty after the first process
+    graph_us     a step as a CUDA graph, which has no host time; nan after the first process
     rounds_us    per step, of each block
 """
 
@@ -20,28 +21,39 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fp8tune.stats import estimate, t_quantile
 from fp8tune_kernels import choose_experts, fp8_grouped_mm, moe_layer, quantize_weights
+from fp8tune_kernels.gemm.precision import LAYER, PRODUCT, Costs, Rule, least_fp8_rows
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
 
 FILE = "layer_precision.csv"
+CSV = Path(__file__).with_name(FILE)
+"""Times that the shipped rule was fitted to."""
 ROUNDS = 5
 ROUND_US = 10_000
 """Launches of a block last about so long, but there are at most MAXIMUM_LAUNCHES."""
 MAXIMUM_LAUNCHES = 6
+HOST_BOUND = 0.9
+"""A step waits for the host if the GPU is busy for less than this share of it."""
+GOAL = 0.98
+"""Share of the better precision's speed that decisions keep, as a lower bound of this CONFIDENCE."""
+CONFIDENCE = 0.95
 WARM_STEPS = 4
 GRAPH_REPLAYS = 9
 COMPILERS = 6
@@ -120,7 +132,7 @@ class Row:
     process: int
     median_us: float
     host_us: float
-    graph_us: float | None
+    graph_us: float
     rounds_us: str
 
 
@@ -242,7 +254,7 @@ def graph_us(step: Step) -> float:
         graph.replay()
     events[-1].record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in itertools.pairwise(events))
+    return statistics.median(float(begin.elapsed_time(end)) * 1e3 for begin, end in itertools.pairwise(events))
 
 
 def measure_layer(name: str, device: str, process: int, compiles_only: bool) -> Iterator[Row]:
@@ -261,7 +273,7 @@ def measure_layer(name: str, device: str, process: int, compiles_only: bool) -> 
             for precision, (rounds, host_us) in times_us(steps).items():
                 shown = " ".join(f"{us:.1f}" for us in rounds)
                 median_us = round(statistics.median(rounds), 1)
-                in_graph_us = round(graph_us(steps[precision]), 1) if process == 0 else None
+                in_graph_us = round(graph_us(steps[precision]), 1) if process == 0 else math.nan
                 of = name_of_device, layer.set, name, *sizes, tokens, op, precision, process
                 yield Row(*of, median_us, round(host_us, 1), in_graph_us, shown)
             del steps
@@ -292,7 +304,7 @@ def measure(names: Sequence[str], process: int, path: Path, until: float, compil
             for op in ("layer", "grouped"):
                 for tokens in LAYERS[name].tokens:
                     of = {row.precision: row for row in rows if (row.op, row.tokens) == (op, tokens)}
-                    shown = (f" {key} {row.median_us:.0f} ({row.graph_us or 0:.0f})" for key, row in of.items())
+                    shown = (f" {key} {row.median_us:.0f} ({row.graph_us:.0f})" for key, row in of.items())
                     print(f"  {op:8s}{tokens:7d} ", *shown, flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -301,12 +313,145 @@ def measure(names: Sequence[str], process: int, path: Path, until: float, compil
 
 def read(path: Path) -> list[Row]:
     """Return the rows of a file."""
-    types = {"int": int, "float": float, "str": str, "float | None": lambda text: float(text) if text else None}
     with path.open(newline="") as file:
-        return [
-            Row(**{field.name: types[str(field.type)](line[field.name]) for field in fields(Row)})
-            for line in csv.DictReader(file)
-        ]
+        lines = list(csv.DictReader(file))
+    numbers = {"hidden", "inner", "experts", "top_k", "tokens", "process"}
+    times = {"median_us", "host_us", "graph_us"}
+    values: list[dict[str, Any]] = [
+        {
+            name: int(text) if name in numbers else float(text or "nan") if name in times else text
+            for name, text in line.items()
+        }
+        for line in lines
+    ]
+    return [Row(**value) for value in values]
+
+
+# Fitting
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step in both precisions."""
+
+    layer: str
+    set: str
+    rows: int
+    inputs: int
+    outputs: int
+    experts: int
+    us: Mapping[str, tuple[float, ...]]
+    """Precision -> time in each process."""
+    graph_us: Mapping[str, float]
+    host_us: Mapping[str, float]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Inputs, outputs and experts."""
+        return self.inputs, self.outputs, self.experts
+
+    def us_of(self, precision: str) -> float:
+        """Return the median time of a precision."""
+        return statistics.median(self.us[precision])
+
+    @property
+    def bf16_us(self) -> float:
+        """Microseconds on the GPU in bfloat16."""
+        return self.graph_us["bf16"]
+
+    @property
+    def saved_us(self) -> float:
+        """Microseconds on the GPU that FP8 saves."""
+        return self.graph_us["bf16"] - self.graph_us["fp8"]
+
+    def kept(self, is_fp8: bool, share: float | None = None) -> float:
+        """Return the time of the better precision over that of one: the mean, or its lower confidence bound."""
+        better = min(("fp8", "bf16"), key=self.us_of)
+        ratios = [a / b for a, b in zip(self.us[better], self.us["fp8" if is_fp8 else "bf16"], strict=True)]
+        if share is None or len(ratios) < 2:
+            return statistics.fmean(ratios)
+        return estimate(ratios).mean - t_quantile(share, len(ratios) - 1) * estimate(ratios).error
+
+
+def cases(rows: Iterable[Row], op: str) -> list[Case]:
+    """Return the cases of an operation."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row.op == op:
+            groups.setdefault((row.layer, row.tokens), []).append(row)
+    result = []
+    for (layer, tokens), group in groups.items():
+        first = group[0]
+        names = dict.fromkeys(row.precision for row in group)
+        result.append(
+            Case(
+                layer=layer,
+                set=first.set,
+                rows=tokens * first.top_k,
+                inputs=first.hidden,
+                outputs=first.inner if op == "layer" else 2 * first.inner,
+                experts=first.experts,
+                us={name: tuple(row.median_us for row in group if row.precision == name) for name in names},
+                graph_us={row.precision: row.graph_us for row in group if not math.isnan(row.graph_us)},
+                host_us={name: min(row.host_us for row in group if row.precision == name) for name in names},
+            )
+        )
+    return result
+
+
+def fitted(fit: Sequence[Case]) -> Rule:
+    """Fit a rule by least squares of errors as shares of the time in bfloat16."""
+
+    def terms(case: Case) -> tuple[float, float, float]:
+        products = case.inputs * case.outputs
+        return case.rows * products / 1e9, case.rows * case.inputs / 1e6, case.experts * products / 1e6
+
+    matrix, bf16_us = np.array([terms(case) for case in fit]), np.array([case.bf16_us for case in fit])
+    saved = np.array([case.saved_us for case in fit]) / bf16_us
+    of_bf16 = np.linalg.lstsq(matrix / bf16_us[:, None], np.ones(len(fit)))[0]
+    of_saved = np.linalg.lstsq(matrix / bf16_us[:, None], saved)[0]
+    waiting = [case.host_us["fp8"] for case in fit if case.graph_us["fp8"] < HOST_BOUND * case.us["fp8"][0]]
+    return Rule(Costs(*map(float, of_bf16)), Costs(*map(float, of_saved)), statistics.median(waiting))
+
+
+def least_kept(rule: Rule, found: Sequence[Case]) -> tuple[float, float, list[str]]:
+    """Return the least share of the better precision's speed, its least lower bound, and lines on cases below 0.98."""
+    shares, bounds, lines = [], [], []
+    for case in found:
+        is_fp8 = case.rows >= least_fp8_rows(rule, *case.sizes)
+        shares.append(case.kept(is_fp8))
+        bounds.append(case.kept(is_fp8, CONFIDENCE))
+        if bounds[-1] < GOAL:
+            taken = "fp8" if is_fp8 else "bf16"
+            ratio = case.us_of("bf16") / case.us_of("fp8")
+            sizes = f"{case.rows} rows, {case.experts} experts of {case.inputs} x {case.outputs}"
+            lines.append(
+                f"    {case.layer}, {sizes}: {taken}, kept {shares[-1]:.3f} (bound {bounds[-1]:.3f}); {ratio:.2f}"
+            )
+    return min(shares), min(bounds), lines
+
+
+def report(rule: Rule, found: Sequence[Case]) -> Iterator[str]:
+    """Yield lines on a rule's errors: root mean squares of the two forms, and what its decisions lose."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{math.sqrt(statistics.fmean(value * value for value in values)):.1%}"
+
+    of_bf16 = [rule.bf16.us(case.rows, *case.sizes) / case.bf16_us - 1 for case in found]
+    of_saved = [(rule.saved.us(case.rows, *case.sizes) - case.saved_us) / case.bf16_us for case in found]
+    share, bound, lines = least_kept(rule, found)
+    right = sum(case.kept(case.rows >= least_fp8_rows(rule, *case.sizes)) >= 1 for case in found)
+    yield f"{len(found)} cases: bf16 within {spread(of_bf16)}, saving within {spread(of_saved)} of bf16 (rms)"
+    yield f"  the better precision in {right}; least share of its speed {share:.3f}, lower bound {bound:.3f}"
+    always = {name: statistics.geometric_mean(case.us_of(name) for case in found) for name in ("fp8", "bf16")}
+    taken = statistics.geometric_mean(
+        case.us_of("fp8" if case.rows >= least_fp8_rows(rule, *case.sizes) else "bf16") for case in found
+    )
+    yield f"  speed over always bf16 {always['bf16'] / taken:.3f}, over always fp8 {always['fp8'] / taken:.3f} (means)"
+    yield from lines
+
+
+# Commands
 
 
 def _main_measure(options: argparse.Namespace) -> int:
@@ -332,6 +477,18 @@ def _main_measure(options: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
+def _main_fit(options: argparse.Namespace) -> int:
+    rows = read(options.csv)
+    for op, shipped in (("layer", LAYER["sm_90"]), ("grouped", PRODUCT["sm_90"])):
+        by_set = {name: [case for case in cases(rows, op) if case.set == name] for name in ("fit", "held-back")}
+        rule = fitted(by_set["fit"])
+        for title, each in (("fitted", rule), ("shipped", shipped)):
+            print(f"{op}, {title}: {each}")
+            for name, found in by_set.items():
+                print(f"  {name}:", *report(each, found), sep="\n  ")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; return 1 if a layer failed."""
     parser = argparse.ArgumentParser(
@@ -347,6 +504,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--until", type=float, help=argparse.SUPPRESS)
     command.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run=_main_measure)
+    command = commands.add_parser("fit", help="fit the rule to the times of a file, and print its errors")
+    command.add_argument(
+        "csv", type=Path, nargs="?", default=CSV, help="what measure wrote; without it the shipped one"
+    )
+    command.set_defaults(run=_main_fit)
     options = parser.parse_args(arguments)
     return int(options.run(options))
 
