@@ -13,7 +13,6 @@ process blocks of launches of all contenders alternate. Rows go to ``layer_preci
     median_us    of the blocks, per step
     host_us      the least time until a step has returned to Python: it includes waits where the GPU is far behind
     graph_us     a step as a CUDA graph, which has no host time; nan after the first process
-    rounds_us    per step, of each block
 """
 
 from __future__ import annotations
@@ -54,6 +53,10 @@ HOST_BOUND = 0.9
 GOAL = 0.98
 """Share of the better precision's speed that decisions keep, as a lower bound of this CONFIDENCE."""
 CONFIDENCE = 0.95
+SOFTNESS = 0.1
+"""Share of the time in bfloat16 up to which all savings weigh alike in the fit; larger ones weigh less."""
+SAVED_TERMS = {"layer": (0, 2), "grouped": (0, 1, 2)}
+"""Operation -> terms of the saving. That of inputs is not significant for layers, which cast once per token."""
 WARM_STEPS = 4
 GRAPH_REPLAYS = 9
 COMPILERS = 6
@@ -133,7 +136,6 @@ class Row:
     median_us: float
     host_us: float
     graph_us: float
-    rounds_us: str
 
 
 COLUMNS = [field.name for field in fields(Row)]
@@ -271,11 +273,10 @@ def measure_layer(name: str, device: str, process: int, compiles_only: bool) -> 
                     step()
                 continue
             for precision, (rounds, host_us) in times_us(steps).items():
-                shown = " ".join(f"{us:.1f}" for us in rounds)
                 median_us = round(statistics.median(rounds), 1)
                 in_graph_us = round(graph_us(steps[precision]), 1) if process == 0 else math.nan
                 of = name_of_device, layer.set, name, *sizes, tokens, op, precision, process
-                yield Row(*of, median_us, round(host_us, 1), in_graph_us, shown)
+                yield Row(*of, median_us, round(host_us, 1), in_graph_us)
             del steps
 
 
@@ -354,15 +355,27 @@ class Case:
         """Return the median time of a precision."""
         return statistics.median(self.us[precision])
 
+    def gpu_us(self, precision: str) -> float:
+        """Return the time on the GPU: of the graph; without one, of a step that does not wait for the host, or nan."""
+        if precision in self.graph_us:
+            return self.graph_us[precision]
+        return self.us_of(precision) if self.host_us[precision] < HOST_BOUND * self.us_of(precision) else math.nan
+
     @property
     def bf16_us(self) -> float:
         """Microseconds on the GPU in bfloat16."""
-        return self.graph_us["bf16"]
+        return self.gpu_us("bf16")
 
     @property
     def saved_us(self) -> float:
         """Microseconds on the GPU that FP8 saves."""
-        return self.graph_us["bf16"] - self.graph_us["fp8"]
+        return self.bf16_us - self.gpu_us("fp8")
+
+    @property
+    def predictors(self) -> tuple[float, float, float]:
+        """What costs are multiplied with."""
+        products = self.inputs * self.outputs
+        return self.rows * products / 1e9, self.rows * self.inputs / 1e6, self.experts * products / 1e6
 
     def kept(self, is_fp8: bool, share: float | None = None) -> float:
         """Return the time of the better precision over that of one: the mean, or its lower confidence bound."""
@@ -399,19 +412,20 @@ def cases(rows: Iterable[Row], op: str) -> list[Case]:
     return result
 
 
-def fitted(fit: Sequence[Case]) -> Rule:
-    """Fit a rule by least squares of errors as shares of the time in bfloat16."""
+def fitted(fit: Sequence[Case], op: str) -> Rule:
+    """Fit a rule by least squares of errors as shares of the time in bfloat16; of the saving where it is small."""
 
-    def terms(case: Case) -> tuple[float, float, float]:
-        products = case.inputs * case.outputs
-        return case.rows * products / 1e9, case.rows * case.inputs / 1e6, case.experts * products / 1e6
+    def costs(value_of: Callable[[Case], float], terms: Sequence[int], softness: float) -> Costs:
+        known = [case for case in fit if not math.isnan(value_of(case))]
+        weights = np.array([1 / case.bf16_us / (abs(value_of(case)) / case.bf16_us + softness) for case in known])
+        matrix = np.array([case.predictors for case in known])[:, terms] * weights[:, None]
+        values = np.array([value_of(case) for case in known]) * weights
+        found = dict(zip(terms, np.linalg.lstsq(matrix, values)[0], strict=True))
+        return Costs(*(round(float(found.get(term, 0.0)), 3) for term in range(3)))
 
-    matrix, bf16_us = np.array([terms(case) for case in fit]), np.array([case.bf16_us for case in fit])
-    saved = np.array([case.saved_us for case in fit]) / bf16_us
-    of_bf16 = np.linalg.lstsq(matrix / bf16_us[:, None], np.ones(len(fit)))[0]
-    of_saved = np.linalg.lstsq(matrix / bf16_us[:, None], saved)[0]
-    waiting = [case.host_us["fp8"] for case in fit if case.graph_us["fp8"] < HOST_BOUND * case.us["fp8"][0]]
-    return Rule(Costs(*map(float, of_bf16)), Costs(*map(float, of_saved)), statistics.median(waiting))
+    bf16 = costs(lambda case: case.bf16_us, (0, 1, 2), 1.0)
+    saved = costs(lambda case: case.saved_us, SAVED_TERMS[op], SOFTNESS)
+    return Rule(bf16, saved, round(statistics.median(case.host_us["fp8"] for case in fit)))
 
 
 def least_kept(rule: Rule, found: Sequence[Case]) -> tuple[float, float, list[str]]:
@@ -439,6 +453,7 @@ def report(rule: Rule, found: Sequence[Case]) -> Iterator[str]:
 
     of_bf16 = [rule.bf16.us(case.rows, *case.sizes) / case.bf16_us - 1 for case in found]
     of_saved = [(rule.saved.us(case.rows, *case.sizes) - case.saved_us) / case.bf16_us for case in found]
+    of_bf16, of_saved = ([error for error in errors if not math.isnan(error)] for errors in (of_bf16, of_saved))
     share, bound, lines = least_kept(rule, found)
     right = sum(case.kept(case.rows >= least_fp8_rows(rule, *case.sizes)) >= 1 for case in found)
     yield f"{len(found)} cases: bf16 within {spread(of_bf16)}, saving within {spread(of_saved)} of bf16 (rms)"
@@ -481,7 +496,7 @@ def _main_fit(options: argparse.Namespace) -> int:
     rows = read(options.csv)
     for op, shipped in (("layer", LAYER["sm_90"]), ("grouped", PRODUCT["sm_90"])):
         by_set = {name: [case for case in cases(rows, op) if case.set == name] for name in ("fit", "held-back")}
-        rule = fitted(by_set["fit"])
+        rule = fitted(by_set["fit"], op)
         for title, each in (("fitted", rule), ("shipped", shipped)):
             print(f"{op}, {title}: {each}")
             for name, found in by_set.items():

@@ -25,7 +25,7 @@ def test_every_contender_runs_and_nothing_is_timed_without_a_gpu(
 
 @pytest.mark.parametrize("op", SHIPPED)
 def test_the_shipped_rule_is_the_fitted_one(op: str) -> None:
-    rule = fitted([case for case in cases(read(CSV), op) if case.set == "fit"])
+    rule = fitted([case for case in cases(read(CSV), op) if case.set == "fit"], op)
     for shipped, found in zip(figures(SHIPPED[op]), figures(rule), strict=True):
         assert math.isclose(shipped, found, rel_tol=0.01, abs_tol=0.01)
 
