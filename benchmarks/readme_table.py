@@ -16,7 +16,7 @@ from fp8tune.choose.candidates import Winner
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import KERNELS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,10 +34,9 @@ def _winners(db: Path, changed_ns: int) -> Sequence[Winner]:
 
 
 def markdown(winners: Iterable[Winner]) -> str:
-    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes. Passes of
-    an operation are no kernels."""
+    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes."""
     groups: dict[tuple[str, str], list[Winner]] = {}
-    for winner in (each for each in winners if each.problem.kernel not in PASSES):
+    for winner in winners:
         groups.setdefault((winner.device.name, winner.problem.kernel), []).append(winner)
     order = {name: number for number, name in enumerate(KERNELS)}
     header = "| device | kernel | problems | of ceiling: least | median | most | of them the largest | us | GB/s |"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fp8tune.choose.claims import Claim
     from fp8tune.choose.conflicts import Conflict
     from fp8tune.choose.explaining import Explanation
-    from fp8tune.choose.passes import Choice
     from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.export.merging import Merged
@@ -202,29 +201,6 @@ def published(row: Published) -> Object:
     }
 
 
-def choice(found: Choice) -> Object:
-    """The method of one pass of a layer, ``show --op``: ``methods`` has each method's time, ``speedup`` is that of
-    torch's bf16 GEMM over the pick's. ``slowdown`` bounds the pick's: above it against no other method, below it
-    against the next best; ``null`` where there were no finals."""
-    pick = found.winner
-    return {
-        "row": "choice",
-        "pass": found.of_pass,
-        "precision": found.precision,
-        **_device(pick.device),
-        "kind": pick.kind,
-        "shape": dict(found.layer),
-        **_fields(pick.problem, "routing", "seed"),
-        **_fields(found, "method"),
-        **_fields(pick, "config", "time_us"),
-        "methods": dict(found.times_us),
-        **_fields(found, "bf16_us", "speedup"),
-        **_fields(pick, "verdict", "noise_floor", "n"),
-        "ratio": pick.decision.ratio,
-        "slowdown": [bound if math.isfinite(bound) else None for bound in (pick.decision.lower, pick.decision.upper)],
-    }
-
-
 def compiled(found: CompiledKernel) -> Object:
     """What compiling one kernel for one arch gave, ``static-report``: configs counted, and the one that is exported."""
     from fp8tune.choose.untimed import TIMED_ON
@@ -389,7 +365,7 @@ def grouped_row(row: grouped.Row) -> Object:
     """One problem of ``bench --op``: sizes in bytes, speedups above 1: bf16 is slower. An SQNR of null is exact or,
     beside a reason, nothing like the reference. ``steps`` are what was timed; ``fwd_bwd_us`` has the share of
     ``quantize_weights`` in the steps whose weights were quantized once. ``groups`` are sizes that were given.
-    ``methods``: what a contender multiplies by in the forward pass, input gradient and weight gradient."""
+    ``auto``: the precision that ``precision="auto"`` took."""
     operation = row.operation
     return {
         "row": operation.name,
@@ -406,7 +382,7 @@ def grouped_row(row: grouped.Row) -> Object:
         ],
         "fwd_bwd_us": {who: row.time_us(who, "fwd+bwd") for who in ("bf16", *operation.compared)},
         "speedups_fwd_bwd": {who: row.speedup("fwd+bwd", who) for who in operation.compared},
-        "methods": {who: list(methods) for who, methods in row.methods.items()} if row.methods else None,
+        "auto": row.auto,
         "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items() if timing.sqnr_db},
         "speedup_fwd": row.speedup("fwd"),
         "speedup_fwd_bwd": row.speedup("fwd+bwd"),

@@ -11,7 +11,7 @@ from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.decision import PickVerdict
 from fp8tune.records import Device, Kind, NamedInts
 from fp8tune.render.terminal import kernel_name, microseconds, share, slower
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 LISTED = 4
 """Problems of a kind that are named; the table above has all."""
@@ -85,7 +85,7 @@ def next_lines(found: Sequence[Candidates], kind: Kind, device: Device, command:
         named = "".join(f" --kernel {shlex.quote(kernel)}" for kernel in kernels)
         yield f"next: fp8tune show{named}{of_db} (simulated times are not for export)"
     elif any(change(each) is not Change.OPEN for each in found):
-        own = [kernel for kernel in kernels if kernel not in NAMES]
+        own = [kernel for kernel in kernels if kernel not in KERNELS]
         given = f" --for diff --kernel {shlex.quote(own[0])}" if own else ""
         yield f"next: fp8tune export --arch {device.arch}{given}{of_db}"
     if is_open := [each for each in found if change(each) is Change.OPEN]:

@@ -84,7 +84,6 @@ def test_a_sweep_has_the_options_of_the_command() -> None:
         ({"time_budget_s": -1.0}, "time_budget_s: -1.0 is no time"),
         ({"trial_timeout_s": 0.5}, "ends trials before they begin"),
         ({"grid": {"num_warp": 4}}, "unknown grid axis 'num_warp'"),
-        ({"op": "grouped"}, "unknown operation 'grouped'"),
         ({"db": ":memory:"}, "in memory"),
         ({"timer": "clock"}, "unknown timer 'clock'"),
     ],

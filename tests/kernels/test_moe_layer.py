@@ -137,7 +137,7 @@ NEAR = {"fp8": 19.0, "bf16": 45.0}
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> None:
     case = random_case(routing, is_full=True)
@@ -146,7 +146,7 @@ def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> No
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize(
     ("activation", "layout"),
     [("swiglu", "halves"), ("swiglu", "interleaved"), ("gpt-oss", "interleaved"), ("gpt-oss", "halves")],
@@ -266,7 +266,7 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
     return d_x.bfloat16(), d_w13, d_w2, d_row_weights[row_of.long()]
 
 
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole layer on Triton's interpreter."""
     case = random_case("other devices", is_full=True)
@@ -280,7 +280,7 @@ def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.Monk
 # Edge cases
 
 
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("is_full", [False, True])
 def test_no_tokens(is_full: bool, precision: str) -> None:
     out, *grads = results(random_case(tokens=0, is_full=is_full), precision=precision)
@@ -289,7 +289,7 @@ def test_no_tokens(is_full: bool, precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_experts_of_other_devices_add_nothing(precision: str) -> None:
     case = random_case("other devices", is_full=True)
     out, d_x, *_, d_weights = results(case, precision=precision)
@@ -302,7 +302,7 @@ def test_experts_of_other_devices_add_nothing(precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_devices_add_up_to_the_whole_layer(precision: str) -> None:
     """Two devices with 2 and 3 experts: ids are counted from each device's first expert."""
     case = random_case(is_full=True)
@@ -406,7 +406,7 @@ def test_gradients_of_weights_that_lie_as_their_transpose_are_added_to_buffers()
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
     case = random_case(is_full=True)
     for recompute in layer.RECOMPUTE:
@@ -420,7 +420,7 @@ def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.dtype) -> None:
     case = random_case()
@@ -442,7 +442,7 @@ def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("recompute", ["none", "gate-up"])
 def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
     case = random_case("other devices", is_full=True)
@@ -491,7 +491,7 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
     for module, name in steps:
         monkeypatch.setattr(module, name, checks(f"{module.__name__}.{name}", getattr(module, name)))
     case = random_case("other devices", is_full=True)
-    for precision in layer.PRECISIONS:
+    for precision in ("fp8", "bf16"):
         for recompute in layer.RECOMPUTE:
             for keep_weights in (True, False):
                 results(case, precision=precision, recompute=recompute, keep_weights=keep_weights)
@@ -499,7 +499,7 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
     case = random_case()
@@ -523,7 +523,7 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_autocast_casts_to_its_dtype(precision: str) -> None:
     case = random_case()
     wide = case._replace(**{name: getattr(case, name).detach().float().requires_grad_() for name in ("x", "w13", "w2")})
@@ -649,7 +649,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layout": "thirds"}, "layout must be 'halves' or 'interleaved', got 'thirds'"),
     ({"recompute": "x"}, "recompute must be 'none' or 'h' or 'gate-up', got 'x'"),
     ({"activation": "tanh"}, "activation must be 'swiglu' or 'gpt-oss', got 'tanh'"),
-    ({"precision": "auto"}, "precision must be 'fp8' or 'bf16', got 'auto'"),
+    ({"precision": "int8"}, "precision must be 'fp8' or 'bf16' or 'auto', got 'int8'"),
     ({"x": torch.zeros(T, K, dtype=torch.int8)}, "x is torch.int8, wanted"),
     ({"w13": torch.zeros(E, 2 * N, K + 16)}, "w13 must have shape"),
     ({"w13": torch.zeros(E, 2 * N + 2, K)}, "w13 must be .* multiples of 16"),

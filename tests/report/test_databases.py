@@ -6,7 +6,6 @@ import base64
 import gzip
 import html
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,21 +17,18 @@ from browsing import Opened, opened
 from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 from servers import PASSWORD, on_both
 
-import fp8tune
 from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import COMMITTED, NO_INCUMBENTS
+from fp8tune.choose.incumbents import NO_INCUMBENTS
 from fp8tune.commands.report import ReportFormat, ReportOptions, report
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
-from fp8tune.report import changes, contents, page, step, views
+from fp8tune.report import changes, contents, page, views
 from fp8tune.report.contents import Contents, Row
 from fp8tune.report.view import Column, Part, View, table
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import GEMMS, PASSES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -177,28 +173,6 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "2 of 3 problems are shown without their configs" in json.dumps(content["views"])
     (detailed,) = (one for one in content["problems"] if one["parts"])
     assert "K=2048" in detailed["title"]
-
-
-# The step
-
-
-def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
-    """Of every layer of the committed rows: bf16, less what FP8 saves, with its casts, is FP8."""
-    with fp8tune.open(ROOT / "results.db").reading() as reader:
-        evidence = [one for kernel in (*PASSES, *GEMMS) for one in reader.evidence(kernel, keep=ranking.competing)]
-    found = Contents("", [Row(one) for one in ranking.all_candidates(evidence, COMMITTED)])
-    drawn = 0
-    for one in step.steps(found):
-        bars = {bar.part: bar for bar in step._bars(one)}
-        if bars:
-            drawn += 1
-            changes = [bar for bar in bars.values() if bar.kind not in ("total", "left to the bound")]
-            total = bars["bf16"].end_us + math.fsum(bar.end_us - bar.begin_us for bar in changes)
-            assert total == pytest.approx(bars["FP8"].end_us)
-            assert bars["FP8"].end_us == pytest.approx(one.total_us(step.FP8))
-            assert [bar.part for bar in changes if bar.kind == "casts"] == [f"{name}, casts" for name in step.PASSES]
-            assert 0 < bars["bound"].end_us < bars["FP8"].end_us
-    assert drawn >= 7
 
 
 # Hostile names

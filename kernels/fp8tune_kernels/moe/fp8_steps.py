@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
 from fp8tune_kernels.moe import expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
 from fp8tune_kernels.moe.gathered_rows import run_gathered_rows
 from fp8tune_kernels.quantize import (
@@ -131,16 +130,11 @@ def _gathered_and_transposed(q: Tensor, offs: Tensor, token_of_row: Tensor, shif
     return result
 
 
-def _contracted(
-    grad: Quantized, rows: Quantized, offs: Tensor, M: int, dtype: torch.dtype, is_transposed: bool
-) -> Tensor:
+def _contracted(grad: Quantized, rows: Quantized, offs: Tensor, M: int, is_transposed: bool) -> Tensor:
     """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N)."""
     if is_transposed:
         grad, rows = rows, grad
-    N, K = grad[0].shape[1], rows[0].shape[1]
-    method = method_for("weight-gradient", M, N, K, offs.shape[0], FP8_ONLY, offs.device)
-    number_of_rows = offs.new_empty(M, 0)  # the pass reads its length alone
-    return passes.weight_gradient(number_of_rows, None, offs, method, dtype, grad, rows)
+    return passes.contract(grad, rows, offs, M)
 
 
 # Steps
@@ -177,9 +171,7 @@ def _forward(
     if q_2 is None or scales_2 is None:
         q_2, scales_2 = quantized(w2, dtype)
         new += [q_2, scales_2]
-    (M, N), K = q_h.shape, q_2.shape[2]
-    method = method_for("forward", M, N, K, E, FP8_ONLY, offs.device)
-    rows = passes.forward(q_h, None, offs, method, dtype, (q_2, scales_2), (q_h, scales_h))
+    rows = passes.multiply((q_h, scales_h), (q_2, scales_2), offs)
     out = sum_of_rows(rows, row_of, b2, ids, weights)
     return [out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new]
 
@@ -290,7 +282,7 @@ def _down_weight_gradient(
     shifted = _gathered_and_transposed(q, offs, token_of_row, shifts)
     activations = _transposed_rows(q_h, offs, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (activations, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (activations, ones), offs, M, is_transposed)
 
 
 def _fake_down_weight_gradient(
@@ -320,10 +312,8 @@ def _input_gradient(
             q_13, _ = quantized(w13, q.dtype)
         transposed_13 = transposed(q_13)
         del q_13
-    (M, N), (E, _, K) = q.shape, transposed_13.shape
-    ones = scales.new_ones(E, 1, K)
-    method = method_for("input-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    rows = passes.input_gradient(q, None, offs, method, q.dtype, (transposed_13, ones), (q, scales))
+    E, _, K = transposed_13.shape
+    rows = passes.multiply((q, scales), (transposed_13, scales.new_ones(E, 1, K)), offs)
     return sum_of_rows(rows, row_of)
 
 
@@ -349,7 +339,7 @@ def _gate_up_weight_gradient(
     shifted = _transposed_rows(q, offs, shifts)
     tokens = _gathered_and_transposed(q_x, offs, token_of_row, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (tokens, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (tokens, ones), offs, M, is_transposed)
 
 
 def _fake_gate_up_weight_gradient(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp8tune_kernels.gemm.expert_bias import rows_of_experts
 from fp8tune_kernels.gemm.operands import are_multiples
+from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_layer
 from fp8tune_kernels.moe import bf16_steps, fp8_steps
 from fp8tune_kernels.moe.expert_sort import check_choice
 from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored
@@ -24,9 +25,8 @@ from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
 from fp8tune_kernels.runtime.checks import check_matrix
 from fp8tune_kernels.runtime.once import differentiable_once
 
-__all__ = ["PRECISIONS", "RECOMPUTE", "moe_layer"]
+__all__ = ["RECOMPUTE", "moe_layer"]
 
-PRECISIONS = ("fp8", "bf16")
 RECOMPUTE = ("none", "h", "gate-up")
 
 
@@ -86,6 +86,8 @@ def moe_layer(
     topk_weights  (T, top_k), floating-point
     b13, b2       (E, 2N) and (E, K), or None
 
+    ``precision``: ``"fp8"``, ``"bf16"``, or ``"auto"``, the one that :mod:`fp8tune_kernels.gemm.precision` expects to
+    take less time for these shapes; weights that were quantized before are always multiplied in FP8.
     ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout`` of the rows of w13: ``"halves"``, all of the gate and then
     all of up, or ``"interleaved"``. ``recompute``: ``"none"``; ``"h"``, the activation is made again from FP8 values of
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
@@ -123,9 +125,14 @@ def moe_layer(
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
     beside = (topk_ids, grad_w13, grad_w2, options, needs)
+    is_quantized = codes_13[0] is not None or codes_2[0] is not None
+    if precision == "auto":
+        (T, K), (E, _, N) = x.shape, plain_2.shape
+        is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, topk_ids.shape[1], x.device)
+        precision = "fp8" if is_fp8 else "bf16"
     if precision == "fp8":
         return _apply_fp8(*operands, *beside, *codes_13, *codes_2)
-    if codes_13[0] is not None or codes_2[0] is not None:
+    if is_quantized:
         raise ValueError("precision must be 'fp8' for weights that were quantized before, got 'bf16'")
     return _apply_bf16(*operands, *beside)
 
