@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 
 def test_all_contenders_are_near_torchs_layer(device: str) -> None:
-    results = moe_layer.compare("tiny", 64, device, False, 5)
+    results = moe_layer.compare("tiny", 64, device, 5)
     assert results[0].name == moe_layer.TORCH
     for result in results:
         assert result.error == ""

@@ -40,7 +40,7 @@ def assert_same(mine: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 
 def test_all_contenders_of_the_benchmark_are_near_torchs_layer() -> None:
-    for result in benchmark.compare("OLMoE", 512, "cuda", False, 20):
+    for result in benchmark.compare("OLMoE", 512, "cuda", 20):
         assert result.error == ""
         assert min(result.cosines) > (0.9999 if "bf16" in result.name else 0.99), result
 
@@ -105,6 +105,32 @@ def test_a_compiled_step_gives_the_same_bytes(precision: str) -> None:
     *leaves, grad = operands()
     out = torch.compile(layer, fullgraph=True)(*leaves)
     assert_same([out.detach(), *torch.autograd.grad(out, leaves, grad)], step(*leaves, grad, precision=precision))
+
+
+def launches(function: Any) -> list[str]:
+    """Names of the kernels that a call launches, copies and fills included, in order."""
+    function()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        function()
+        torch.cuda.synchronize()
+    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_a_compiled_step_launches_the_same_kernels_and_no_more(precision: str) -> None:
+    torch._dynamo.reset()
+
+    def layer(x: Any, w13: Any, w2: Any, logits: Any) -> torch.Tensor:
+        return moe_layer(x, w13, w2, *choose_experts(logits, TOP_K), precision=precision)
+
+    *leaves, grad = operands()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+    eager, traced = (launches(lambda f=f: torch.autograd.grad(f(*leaves), leaves, grad)) for f in (layer, compiled))
+    own = [[name for name in names if not name.startswith(("void at::", "triton_"))] for names in (eager, traced)]
+    assert own[0] == own[1]
+    assert len(traced) <= len(eager), (eager, traced)
 
 
 @pytest.mark.parametrize("rows", [1, 127, 4097])
