@@ -111,6 +111,7 @@ class _ChooseExperts(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         ids, weights = _choose(logits.contiguous(), top_k)
         ctx.mark_non_differentiable(ids)
+        ctx.set_materialize_grads(False)  # zeros for ids would be a launch
         ctx.save_for_backward(ids, weights)
         ctx.experts, ctx.dtype = logits.shape[1], logits.dtype
         return ids, weights
