@@ -11,17 +11,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from triton.runtime.interpreter import GridExecutor
 
 from fp8tune_kernels import choose_experts, interpreter, moe_layer
-from fp8tune_kernels.moe.layer import PRECISIONS
 
 T, K, N, E, TOP_K = 48, 64, 48, 5, 3
 
 NO_LAUNCH = {
-    f"aten::{name}"
-    for name in (
-        "alias as_strided detach empty empty_like empty_strided expand lift_fresh mT new_empty permute reshape "
-        "resolve_conj result_type scalar_tensor select slice t to transpose unsqueeze view _reshape_alias _unsafe_view"
-    ).split()
-}
+    "alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand", "lift_fresh", "mT", "new_empty",
+    "permute", "reshape", "resolve_conj", "result_type", "scalar_tensor", "select", "slice", "t", "to", "transpose",
+    "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
+}  # fmt: skip
 """Operations that make a view or a number, allocate, or do nothing where they call no other operation."""
 
 KERNEL = "kernel "
@@ -49,8 +46,9 @@ def launches(call: Callable[[], Any]) -> list[str]:
     names = []
     for event in profiled.events():
         is_launch = event.name.startswith(KERNEL)
-        is_operation = event.name.startswith("aten::") and event.name not in NO_LAUNCH and not event.cpu_children
-        if is_launch or (is_operation and not _in_kernel(event)):
+        is_operation = event.name.startswith("aten::") and not event.cpu_children
+        computes = is_operation and event.name.removeprefix("aten::") not in NO_LAUNCH
+        if is_launch or (computes and not _in_kernel(event)):
             names.append(event.name)
     return names
 
@@ -72,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_compiled_layer_launches_the_same_kernels(case: str, precision: str) -> None:
     assert interpreter.INTERPRETED
