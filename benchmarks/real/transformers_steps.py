@@ -11,6 +11,7 @@ same weights and tokens. Differences from bfloat16 (``grouped_mm`` of transforme
 the same without.
 
 ``eager`` is bfloat16 too: what another order of sums does. So is ``permuted``: our forward pass with torch's GEMMs.
+``gemms`` is that with ``fp8_grouped_mm``, in place of the layer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from fp8tune_kernels.gemm.expert_bias import add_bias
-from fp8tune_kernels.transformers_experts import forward, weights_once
+from fp8tune_kernels.transformers_experts import forward, register, weights_once
 
 Sizes = dict[str, Any]
 
@@ -45,7 +46,9 @@ BF16 = "grouped_mm"
 
 PERMUTED = "permuted"
 
-OURS = ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")
+GEMMS = "gemms"
+
+OURS = (GEMMS, "fp8tune", "fp8tune-auto")
 
 ONCE = "-once"
 """Ends the label of an implementation that is measured with weights quantized once."""
@@ -64,10 +67,11 @@ def in_bfloat16(rows: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, **
 def permuted(*operands: Any) -> Tensor:
     """Our forward pass in bfloat16."""
     with mock.patch.object(forward, "fp8_grouped_mm", in_bfloat16):
-        return forward.experts_forward(*operands, options=forward.Options())
+        return forward.experts_forward(*operands, options=forward.Options(is_layer=False))
 
 
 ALL_EXPERTS_FUNCTIONS.register(PERMUTED, permuted)
+register(GEMMS, forward.Options(is_layer=False))
 
 
 def implemented(model: Any, label: str) -> contextlib.AbstractContextManager[None]:
