@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fp8tune_kernels import choose_experts, moe_layer
 from fp8tune_kernels.torchtitan import quantize_after_all_gather
 
-T, K, N, E, TOP_K = 40, 48, 64, 4, 2
+T, K, N, E, TOP_K = 41, 48, 64, 4, 2  # rows of two ranks are not equally many
 
 NAMES = ("x", "logits", "w13", "w2", "b13", "b2")
 SHARDED: dict[str, dict[str, Any]] = {
@@ -30,16 +30,16 @@ SHARDED: dict[str, dict[str, Any]] = {
 """Name -> placements of operands that are not replicated."""
 
 
-def operands(device: torch.device, *, has_b2: bool) -> dict[str, Tensor]:
-    """Random operands of a layer as one device has them, of which one expert gets no token."""
+def operands(device: torch.device, *, tokens: int, unused: slice, has_b2: bool) -> dict[str, Tensor]:
+    """Random operands of a layer as one device has them, of which some experts get no token."""
     draw = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=draw) * std).bfloat16().to(device)
 
-    tensors = (normal(T, K), normal(T, E), normal(E, 2 * N, K, std=K**-0.5), normal(E, K, N, std=N**-0.5))
+    tensors = (normal(tokens, K), normal(tokens, E), normal(E, 2 * N, K, std=K**-0.5), normal(E, K, N, std=N**-0.5))
     given = dict(zip(NAMES, (*tensors, normal(E, 2 * N), normal(E, K)), strict=True))
-    given["logits"][:, 1] = -20
+    given["logits"][:, unused] = -20
     return given if has_b2 else {name: tensor for name, tensor in given.items() if name != "b2"}
 
 
@@ -56,9 +56,11 @@ def results(given: dict[str, Tensor], grad: Tensor, **options: Any) -> dict[str,
 def layers(mesh: Any, device: torch.device) -> dict[str, Any]:
     """Each way to shard in both precisions: placement of each result, and "bytes" or its SQNR in dB."""
     found = {}
-    for case, placements in SHARDED.items():
-        given = operands(device, has_b2=case != "columns")
-        grad = torch.randn(T, K, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+    cases = [(case, placements, T, slice(1, 2)) for case, placements in SHARDED.items()]
+    cases += [("no tokens", SHARDED["rows"], 0, slice(1, 2)), ("no rows on a rank", SHARDED["experts"], T, slice(2, 4))]
+    for case, placements, tokens, unused in cases:
+        given = operands(device, tokens=tokens, unused=unused, has_b2=case != "columns")
+        grad = torch.randn(tokens, K, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
         for precision in ("fp8", "bf16"):
             options = {"precision": precision, "layout": "interleaved"}
             right = results(given, grad, **options)
@@ -79,7 +81,7 @@ def _compared(mine: Tensor, right: Tensor) -> list[Any]:
 
 def refused_layers(mesh: Any, device: torch.device) -> dict[str, str]:
     """What is said of operands that are no layer of DTensors."""
-    given = operands(device, has_b2=True)
+    given = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
     spread = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in given.items()}
     ids, weights = choose_experts(spread["logits"], TOP_K)
     whole = {"x": spread["x"], "w13": spread["w13"], "w2": spread["w2"], "topk_ids": ids, "topk_weights": weights}

@@ -21,6 +21,7 @@ PLACED = {
     },
     "columns": {"out": "P", "x": "P", "logits": "R", "w13": "S(1)", "w2": "S(2)", "b13": "S(1)"},
 }  # fmt: skip
+PLACED |= {"no tokens": PLACED["rows"], "no rows on a rank": PLACED["experts"]}
 """Placement of the output and of each gradient. A gradient goes back to where its operand was."""
 
 CUT = {
@@ -29,6 +30,7 @@ CUT = {
     "experts": {"out", "x", "logits"},
     "experts, rows to gather": {"out", "x", "logits"},
     "columns": {"out", "x", "logits", "w13"},
+    "no rows on a rank": {"out", "x", "logits"},
 }
 """Results that are a sum over ranks, or read one."""
 
