@@ -198,7 +198,9 @@ def mlp(x: Tensor, w13: Any, w2: Any, ids: Tensor, weights: Tensor, experts: int
 
 def mlp_layer(layer: Layer, route: Route | None = None, once: tuple[Any, Any] | None = None) -> Tensor:
     """Run :func:`mlp` with torch's router."""
-    return mlp(layer.x, *(once or (layer.w13, layer.w2)), *routed(layer, route), layer.router.shape[0])
+    ids, weights = routed(layer, route)
+    w13, w2 = once or (layer.w13, layer.w2)
+    return mlp(layer.x, w13, w2, ids, weights, layer.router.shape[0])
 
 
 def our_layer(

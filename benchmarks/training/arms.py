@@ -51,7 +51,7 @@ PRODUCTS: Mapping[str, GroupedMM] = {
 }
 """Name -> function that multiplies. ``mxfp8`` is emulated everywhere but on sm_100, so its times say nothing."""
 
-EXPERTS: Mapping[str, Callable[..., Tensor]] = {"moe-mlp": moe_mlp_experts, "moe-layer": moe_layer_experts}
+EXPERTS: Mapping[str, Callable[..., Tensor]] = {"mlp": moe_mlp_experts, "layer": moe_layer_experts}
 """Name -> function of a module of experts, tokens, their experts and weights."""
 
 ARMS = (*PRODUCTS, *EXPERTS)

@@ -22,7 +22,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from fp8tune_kernels.gemm.shards import PLAIN, local_shard, range_of_shard
 
@@ -79,8 +79,11 @@ def choose_on_shards(choose: Callable[P, tuple[Tensor, Tensor]]) -> Callable[P, 
             return any_choose(logits, top_k)
         placements = [Shard(0) if placement.is_shard(0) else Replicate() for placement in logits.placements]
         chosen = any_choose(local_shard(logits, placements, placements), top_k)
-        mesh, layout = logits.device_mesh, {"shape": (logits.shape[0], top_k), "stride": (top_k, 1)}
-        ids, weights = (DTensor.from_local(tensor, mesh, placements, run_check=False, **layout) for tensor in chosen)
+        mesh, shape = logits.device_mesh, Size((logits.shape[0], top_k))
+        ids, weights = (
+            DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape, stride=(top_k, 1))
+            for tensor in chosen
+        )
         return ids, weights
 
     return cast(Callable[P, tuple[Tensor, Tensor]], either)
