@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import moe_layer
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 
-def test_all_contenders_are_near_torchs_layer(device: str) -> None:
-    results = moe_layer.compare("tiny", 64, device, 5)
+def test_all_contenders_are_near_torchs_layer(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    results = moe_layer.compare("tiny", 64, device, 5, with_compiled=True)
+    assert results[-1].name == "moe_layer, compiled"
     assert results[0].name == moe_layer.TORCH
     for result in results:
         assert result.error == ""

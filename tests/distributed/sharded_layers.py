@@ -43,12 +43,17 @@ def operands(device: torch.device, *, tokens: int, unused: slice, has_b2: bool) 
     return given if has_b2 else {name: tensor for name, tensor in given.items() if name != "b2"}
 
 
+def layer_of(leaves: dict[str, Tensor], **options: Any) -> Tensor:
+    """The router's choice and the layer."""
+    ids, weights = choose_experts(leaves["logits"], TOP_K)
+    biases = {name: leaves.get(name) for name in ("b13", "b2")}
+    return moe_layer(leaves["x"], leaves["w13"], leaves["w2"], ids, weights, **biases, **options)
+
+
 def results(given: dict[str, Tensor], grad: Tensor, **options: Any) -> dict[str, Tensor]:
     """The output, and the gradients of all operands."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
-    ids, weights = choose_experts(leaves["logits"], TOP_K)
-    biases = {name: leaves.get(name) for name in ("b13", "b2")}
-    out = moe_layer(leaves["x"], leaves["w13"], leaves["w2"], ids, weights, **biases, **options)
+    out = layer_of(leaves, **options)
     gradients = torch.autograd.grad(out, list(leaves.values()), grad)
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
@@ -77,6 +82,22 @@ def _compared(mine: Tensor, right: Tensor) -> list[Any]:
     assert isinstance(mine, DTensor)
     whole = mine.full_tensor()
     return [str(mine.placements[0]), "bytes" if are_bytes(whole, right) else round(sqnr(whole, right), 1)]
+
+
+def compiled_layer(mesh: Any, device: torch.device) -> dict[str, bool]:
+    """Results with sharded experts that torch.compile gives in the bytes of the eager call."""
+    given = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
+    leaves = {
+        name: distribute_tensor(tensor, mesh, [SHARDED["experts"].get(name, Replicate())]).requires_grad_()
+        for name, tensor in given.items()
+    }
+    grad = distribute_tensor(torch.ones(T, K, dtype=torch.bfloat16, device=device), mesh, [Replicate()])
+    both = []
+    for function in (layer_of, torch.compile(layer_of, backend="aot_eager", fullgraph=True, dynamic=False)):
+        out = function(leaves)
+        both.append([out, *torch.autograd.grad(out, list(leaves.values()), grad)])
+    pairs = zip(("out", *leaves), *both, strict=True)
+    return {name: are_bytes(eager.to_local(), compiled.to_local()) for name, eager, compiled in pairs}
 
 
 def refused_layers(mesh: Any, device: torch.device) -> dict[str, str]:

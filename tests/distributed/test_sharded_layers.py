@@ -44,6 +44,11 @@ def test_each_placement_gives_the_results_of_one_device(case: str, precision: st
             assert result == "bytes" or (name in CUT.get(case, ()) and result > SUM_DB), (name, result)
 
 
+def test_a_compiled_layer_of_dtensors_gives_the_same_bytes(ranks: list[dict[str, Any]]) -> None:
+    names = ("out", "x", "logits", "w13", "w2", "b13", "b2")
+    assert [rank["compiled_layer"] for rank in ranks] == [dict.fromkeys(names, True)] * 2
+
+
 def test_what_is_no_layer_of_dtensors_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in (rank["refused_layers"] for rank in ranks):
         assert found == {
