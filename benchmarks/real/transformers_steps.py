@@ -261,18 +261,21 @@ def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
     return {}
 
 
-def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int) -> dict[str, list[float]]:
+def step_ms(
+    model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int, *, is_compiled: bool
+) -> dict[str, list[float]]:
     """Times of a step a micro-batch, of implementations in turn."""
     times: dict[str, list[float]] = {name: [] for name in implementations}
+    calls = {name: torch.compile(model, dynamic=False) if is_compiled else model for name in implementations}
     for turn in range(-1, rounds):
-        for name in implementations:
-            block = implemented(model, name)
+        for name, call in calls.items():
+            block = implemented(call, name)
             model.zero_grad(set_to_none=True)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             with block:
                 for _ in range(micro):
-                    model(input_ids=ids, labels=ids).loss.backward()
+                    call(input_ids=ids, labels=ids).loss.backward()
             end.record()
             torch.cuda.synchronize()
             if turn >= 0:
@@ -308,7 +311,8 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     timed = [other for other in options.implementations if other in measured]
     times: dict[str, list[float]] = {}
     if options.device != "cpu":
-        times = step_ms(model, ids, timed, options.micro_batches, options.rounds)
+        micro, rounds = options.micro_batches, options.rounds
+        times = step_ms(model, ids, timed, micro, rounds, is_compiled=options.compiled)
     rows = []
     for other, differing in measured.items():
         row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": other, **differing}
@@ -352,6 +356,7 @@ def main() -> int:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--times-only", action="store_true", help="measure no differences from bfloat16")
+    parser.add_argument("--compiled", action="store_true", help="time models that torch.compile returns")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so long")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU")
     parser.add_argument("--json", help="write the rows here too")
