@@ -90,8 +90,8 @@ def contenders(dim: int, hidden: int, experts: int) -> dict[str, tuple[Routed, C
     gemms = grouped_mm_method()
     layer = routed_experts_method()
     return {
-        "own": (two, lambda *operands: two.run(*operands, in_bf16)),
-        "gemms": (two, lambda *operands: two.run(*operands, gemms)),
+        "own": (two, lambda *operands: two.run(*operands, multiply=in_bf16)),
+        "gemms": (two, lambda *operands: two.run(*operands, multiply=gemms)),
         "layer": (two, lambda *operands: layer(two, *operands)),
         "fused": (one, lambda *operands: layer(one, *operands)),
     }
