@@ -96,8 +96,8 @@ def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> lis
     assert w2 is not None
     assert weights is not None
     out = torch.zeros_like(x)
-    for expert in range(E):
-        for k in range(TOP_K):
+    for expert in range(len(w13)):
+        for k in range(case.ids.shape[1]):
             tokens = (case.ids[:, k] == expert).nonzero().flatten()
             y = x[tokens] @ w13[expert].t()
             y = y if b13 is None else y + b13[expert]

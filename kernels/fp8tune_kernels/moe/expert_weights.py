@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
 from fp8tune_kernels.moe.fp8_steps import quantized, transposed, transposed_to_one_scale
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 
-__all__ = ["ExpertWeights", "check_stored", "quantize_down", "quantize_gate_up"]
+__all__ = ["ExpertWeights", "check_stored", "of_gathered", "quantize_down", "quantize_gate_up"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,20 @@ def quantize_down(w2: Tensor, float8_dtype: torch.dtype | None = None) -> Expert
     codes, scales = _quantized("w2", w2, float8_dtype)
     with torch.no_grad():
         return ExpertWeights(w2, codes, scales, *transposed_to_one_scale(codes, scales))
+
+
+def of_gathered(name: str, w: GatheredWeights) -> ExpertWeights:
+    """Return ``w13`` or ``w2`` with the FP8 values that were made after its all-gather.
+
+    Raises ValueError for values of another recipe, RuntimeError for weights that have changed in place since.
+    """
+    gathered = multipliable(w)
+    if gathered.recipe != "folded":
+        problem = f"{name} was quantized for recipe {gathered.recipe!r} after its all-gather"
+        raise ValueError(f"{problem}, wanted quantize_after_all_gather(..., recipe='folded')")
+    codes, scales, by_rows = gathered.codes
+    # those of w2 have a scale per row: the backward pass transposes again, to one scale per expert
+    return ExpertWeights(gathered.weights.mT, codes, scales, by_rows if name == "w13" else None, None)
 
 
 def check_stored(name: str, w: Tensor) -> None:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.expert_bias import rows_of_experts
+from fp8tune_kernels.gemm.gathered_weights import GatheredWeights
 from fp8tune_kernels.gemm.operands import are_multiples
 from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_layer
 from fp8tune_kernels.moe import bf16_steps, fp8_steps
 from fp8tune_kernels.moe.expert_sort import check_choice
-from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored
+from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored, of_gathered
+from fp8tune_kernels.moe.shards import layer_on_shards
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
 from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
 from fp8tune_kernels.runtime.checks import check_matrix
@@ -56,6 +58,7 @@ class _Needs(NamedTuple):
         return self.x or self.w13 or self.b13 or self.weights
 
 
+@layer_on_shards
 def moe_layer(
     x: Tensor,
     w13: Tensor | ExpertWeights,
@@ -80,7 +83,8 @@ def moe_layer(
 
     x             (T, K), row-major, bfloat16, float16 or float32
     w13, w2       (E, 2N, K) and (E, K, N), row-major, or ``.mT`` of row-major weights, whose gradients then lie in the
-                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return
+                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return; or weights under FSDP2
+                  that ``quantize_after_all_gather(..., recipe="folded")`` prepared
     topk_ids      (T, top_k), int32 or int64, with or without repetitions; ids that are negative or past the last expert
                   belong to other devices: they add nothing, and the gradients of their weights are zeros
     topk_weights  (T, top_k), floating-point
@@ -96,13 +100,14 @@ def moe_layer(
     the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
     Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
+    All operands may be DTensors: see :mod:`.shards`.
 
     Raises ValueError, before any launch, naming the argument.
     """
     _check_choices(activation=(activation, ACTIVATIONS), layout=(layout, LAYOUTS))
     _check_choices(precision=(precision, PRECISIONS), recompute=(recompute, RECOMPUTE))
-    plain_13, codes_13 = _unpacked(w13)
-    plain_2, codes_2 = _unpacked(w2)
+    plain_13, codes_13 = _unpacked("w13", w13)
+    plain_2, codes_2 = _unpacked("w2", w2)
     for name, codes in (("w13", codes_13[0]), ("w2", codes_2[0])):
         if codes is not None:
             if float8_dtype not in (None, codes.dtype):
@@ -394,8 +399,10 @@ _apply_bf16: Callable[..., Tensor] = _Bf16Layer.apply
 # Checks
 
 
-def _unpacked(w: Tensor | ExpertWeights) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def _unpacked(name: str, w: Tensor | ExpertWeights) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return weights, and their FP8 values and scales for both passes."""
+    if isinstance(w, GatheredWeights):
+        w = of_gathered(name, w)
     if isinstance(w, Tensor):
         return w, (None, None, None, None)
     return w.weights, (w.codes, w.scales, w.transposed, w.transposed_scales)
