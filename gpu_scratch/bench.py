@@ -27,7 +27,8 @@ def us(f):
 
 
 def same(a, b):
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    flat = lambda t: t.flatten().contiguous().view(torch.uint8)
+    return torch.equal(flat(a), flat(b))
 
 
 def copy_rate():

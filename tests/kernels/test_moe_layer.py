@@ -206,7 +206,7 @@ def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> N
         gated = y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
         q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(*gated)
         out, *_, of_y, of_scales = fp8_steps.forward(
-            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, None
+            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, False, False, None
         )[:11]
     last = int(offs[-1])
     assert torch.equal(of_y[:last].view(torch.uint8), q_y[:last].view(torch.uint8))
@@ -550,7 +550,7 @@ def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPat
     def noted_forward(*arguments: Any) -> list[torch.Tensor]:
         result = forward(*arguments)
         made.update({name: weakref.ref(tensor) for name, tensor in zip(names, result, strict=False)})
-        made.update({"q_13": weakref.ref(result[11]), "q_2": weakref.ref(result[13])})
+        made.update({"transposed_13": weakref.ref(result[11]), "transposed_2": weakref.ref(result[13])})
         return result
 
     def noted(key: str, function: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
 from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
-from fp8tune_kernels.moe import expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
+from fp8tune_kernels.moe import cast_transpose_3d, expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
 from fp8tune_kernels.moe.gathered_rows import run_gathered_rows
 from fp8tune_kernels.quantize import (
     colwise_3d,
@@ -38,6 +38,7 @@ __all__ = [
     "gate_up_weight_gradient",
     "input_gradient",
     "quantized",
+    "quantized_both_ways",
     "transposed",
     "transposed_to_one_scale",
 ]
@@ -65,6 +66,20 @@ def quantized(w: Tensor, dtype: torch.dtype) -> Quantized:
     else:
         q, scales = run(transpose_3d_atomic.SPEC, tuple(w.shape), (w, dtype, True))
     return q, scales
+
+
+def quantized_both_ways(w: Tensor, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return what :func:`quantized` does, then the transposed FP8 values and their scales, if they have any.
+
+    Row-major weights are read once.
+    """
+    if w.is_contiguous():
+        inputs = w, one_scale, dtype
+        return run(cast_transpose_3d.SPEC, cast_transpose_3d.key(*inputs), inputs)
+    q, scales = quantized(w, dtype)
+    if one_scale:
+        return q, scales, *transposed_to_one_scale(q, scales)
+    return q, scales, transposed(q), scales.new_empty(0)
 
 
 def transposed(q: Tensor) -> Tensor:
@@ -161,22 +176,28 @@ def _forward(
     activation: str,
     layout: str,
     keeps_y: bool,
+    transposes_13: bool,
+    transposes_2: bool,
     float8_dtype: torch.dtype | None,
 ) -> list[Tensor]:
-    """Return the output; the order of rows; FP8 values and scales of x, the activation, gate and up, new weights."""
+    """Return the output; the order of rows; FP8 values and scales of x, the activation, gate and up, new weights.
+
+    Of new weights that it transposes it returns the transposed values, and scales of both.
+    """
     dtype, E = fp8_dtype_for(x.device, float8_dtype), w13.shape[0]
     offs, row_of, token_of_row, row_weights = sorted_by_expert(ids, weights, E)
-    new = []
+    new: list[Tensor] = []
     q_x, scales_x = _quantized_rows(x, dtype)
     if q_13 is None or scales_13 is None:
-        q_13, scales_13 = quantized(w13, dtype)
-        new += [q_13, scales_13]
+        q_13, scales_13, *new_13 = _new_weights(w13, transposes_13, False, dtype)
+        new += new_13
     y = run_gathered_rows(q_x, q_13.mT, offs, token_of_row, scales_x, scales_13)
+    del q_13
     q_h, scales_h, q_y, scales_y = _activated(y, offs, None, b13, row_weights, activation, layout, keeps_y, dtype)
     del y
     if q_2 is None or scales_2 is None:
-        q_2, scales_2 = quantized(w2, dtype)
-        new += [q_2, scales_2]
+        q_2, scales_2, *new_2 = _new_weights(w2, transposes_2, True, dtype)
+        new += new_2
     (M, N), K = q_h.shape, q_2.shape[2]
     method = method_for("forward", M, N, K, E, FP8_ONLY, offs.device)
     rows = passes.forward(q_h, None, offs, method, dtype, (q_2, scales_2), (q_h, scales_h))
@@ -184,17 +205,35 @@ def _forward(
     return [out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new]
 
 
+def _new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return FP8 values and scales of weights, and then what the layer keeps of them."""
+    if not transposes:
+        q, scales = quantized(w, dtype)
+        return q, scales, q, scales
+    q, scales, *both = quantized_both_ways(w, one_scale, dtype)
+    return q, scales, both[0], scales, *(both[1:] if one_scale else ())
+
+
+def _fake_new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    q, scales = colwise_3d.outputs(w.transpose(1, 2), dtype, True)
+    if not transposes:
+        return q, scales
+    transposed, of_columns = shifted_transpose_3d.outputs(q, scales)
+    return transposed, scales, *((of_columns,) if one_scale else ())
+
+
 def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, *rest: Any) -> list[Tensor]:
-    _, _, q_13, _, q_2, _, activation, layout, keeps_y, float8_dtype = rest
+    _, _, q_13, _, q_2, _, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype = rest
     dtype, order = fp8_dtype_for(x.device, float8_dtype), expert_sort.outputs(ids, weights, w13.shape[0])
     y = x.new_empty(order[2].shape[0], w13.shape[1], dtype=torch.bfloat16)
-    new = [colwise_3d.outputs(w.transpose(1, 2), dtype, True) for w, q in ((w13, q_13), (w2, q_2)) if q is None]
+    new = () if q_13 is not None else _fake_new_weights(w13, transposes_13, False, dtype)
+    new += () if q_2 is not None else _fake_new_weights(w2, transposes_2, True, dtype)
     return [
         x.new_empty(x.shape, dtype=torch.bfloat16),
         *order,
         *rowwise_2d.outputs(x, dtype, True),
         *swiglu_rowwise.outputs(y, order[0], None, None, None, activation, layout, keeps_y, dtype),
-        *(tensor for pair in new for tensor in pair),
+        *new,
     ]
 
 
@@ -380,8 +419,8 @@ def step(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
 
 forward: Callable[..., list[Tensor]] = step(
     "moe_forward(Tensor x, Tensor w13, Tensor w2, Tensor ids, Tensor weights, Tensor? b13, Tensor? b2, Tensor? q_13, "
-    "Tensor? scales_13, Tensor? q_2, Tensor? scales_2, str activation, str layout, bool keeps_y, "
-    "ScalarType? float8_dtype) -> Tensor[]",
+    "Tensor? scales_13, Tensor? q_2, Tensor? scales_2, str activation, str layout, bool keeps_y, bool transposes_13, "
+    "bool transposes_2, ScalarType? float8_dtype) -> Tensor[]",
     _forward,
     _fake_forward,
 )

@@ -160,13 +160,21 @@ class _Fp8Layer(torch.autograd.Function):
         repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
         keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None
+        transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
+        transposes_2 = not has_2 and needs.through_h and keeps_weights
         operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
-        result = fp8_steps.forward(*operands, activation, layout, keeps_y, float8_dtype)
-        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y = result[:11]
-        if not has_13:
-            q_13, scales_13 = result[11:13]
-        if not has_2:
-            q_2, scales_2 = result[-2:]
+        result = fp8_steps.forward(
+            *operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype
+        )
+        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = result
+        if transposes_13:
+            transposed_13, scales_13, *new = new
+        elif not has_13:
+            q_13, scales_13, *new = new
+        if transposes_2:
+            transposed_2, scales_2, scales_transposed_2 = new
+        elif not has_2:
+            q_2, scales_2 = new
         reads_13 = repeats_y or (needs.x and transposed_13 is None)
         reads_2 = needs.through_h and transposed_2 is None
         ctx.save_for_backward(
