@@ -19,7 +19,7 @@ def fake(kernel, programs, tensors, sizes, constants, config):
     if kernel.fn.__name__ == "place_kernel":
         for t in tensors[1:]:
             if t is not None and t.dtype == torch.int32: t.zero_()
-    launching._hooked()
+    (getattr(launching, "_hooked", None) or launching.is_hooked)()
     device = first.get_device()
     pointers, kinds = [], []
     for tensor in tensors:
@@ -32,7 +32,38 @@ def fake(kernel, programs, tensors, sizes, constants, config):
     rest = KEYS.get(key)
     if rest is None:
         rest = KEYS[key] = (*constants, *config.values())
-    return (programs, 1, 1, *pointers, *sizes, *rest)
+    recorder = getattr(getattr(launching, "recorders", None), "current", None)
+    if recorder is not None:
+        recorder.launched((nothing, None, None, rest), programs, tensors, sizes)
+    return nothing(programs, 1, 1, 0, None, None, None, None, None, *pointers, *sizes, *rest)
+
+def nothing(*arguments):
+    return None
+
+def after():
+    from fp8tune_kernels.runtime.replay import replayed
+    from fp8tune_kernels.moe import fp8_steps, choose_experts as c
+    from fp8tune_kernels.quantize import swiglu_gradient as sg
+    from fp8tune_kernels.runtime.lookup import config_for
+    plain = (torch.Tensor, torch.nn.Parameter)
+    def emulate(function):
+        function = replayed(function)
+        def call(*arguments):
+            if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+                raise AssertionError
+            first = arguments[0]
+            if (first.is_cuda or True) and type(first) in plain and arguments[0].device.index is None:
+                return function(*arguments)
+        return call
+    for name in ("forward", "down_gradient", "down_weight_gradient", "input_gradient", "gate_up_weight_gradient"):
+        setattr(fp8_steps, name, emulate(getattr(fp8_steps, "_" + name)))
+    def launch(*arguments):
+        inputs = sg._arguments(*arguments)
+        outputs = sg.outputs(*inputs)
+        sg.launch(config_for(sg.SPEC, sg._key(*inputs), arguments[0].device), inputs, outputs)
+        return outputs
+    sg._operator = emulate(launch)
+    c._choose, c._gradient = emulate(c._run), emulate(c._run_gradient)
 
 def patch():
     for name, module in list(sys.modules.items()):
@@ -54,13 +85,14 @@ def main():
     interpreter.INTERPRETED = True
     import fp8tune_kernels.moe.layer  # noqa
     patch()
+    if "--after" in sys.argv: after()
     def forward():
         ids, weights = choose_experts(logits, K)
         return moe_layer(x, w13, w2, ids, weights)
     def step():
         out = forward()
         torch.autograd.grad(out, (x, w13, w2, logits), grad)
-    def median(f, calls=400):
+    def median(f, calls=1500):
         for _ in range(30): f()
         times = []
         for _ in range(calls):

@@ -15,6 +15,7 @@ def run(spec, key, inputs):
     s = time.perf_counter(); r = real_run(spec, key, inputs); best["  run " + spec.name] = min(best["  run " + spec.name], time.perf_counter() - s); return r
 import sys
 host.patch()
+if "after" in sys.argv: host.after()
 if "runs" in sys.argv:
     for name, module in list(sys.modules.items()):
         if name.startswith("fp8tune_kernels") and getattr(module, "run", None) is real_run: module.run = run

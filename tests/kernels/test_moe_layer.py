@@ -550,7 +550,7 @@ def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPat
     def noted_forward(*arguments: Any) -> list[torch.Tensor]:
         result = forward(*arguments)
         made.update({name: weakref.ref(tensor) for name, tensor in zip(names, result, strict=False)})
-        made.update({"transposed_13": weakref.ref(result[11]), "transposed_2": weakref.ref(result[13])})
+        made.update({"q_13": weakref.ref(result[11]), "q_2": weakref.ref(result[13])})
         return result
 
     def noted(key: str, function: Any) -> Any:

@@ -414,7 +414,7 @@ def step(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         with torch.no_grad():  # autograd would follow the references, and fails at their views
             return run(*arguments)
 
-    return define(schema, run, on_cpu, fake, makes_codes=True)
+    return define(schema, run, on_cpu, fake, makes_codes=True, replays=True)
 
 
 forward: Callable[..., list[Tensor]] = step(

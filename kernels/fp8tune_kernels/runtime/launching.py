@@ -65,9 +65,10 @@ def launch_kernel(
     _set_allocator()
     if not (_REMEMBERS and first.is_cuda) or is_hooked():
         run_by_triton = functools.partial(_run, kernel[(programs,)], (*sizes, *constants), dict(config))
-        run_by_triton(*tensors)
-        if recorder is not None:
-            recorder.called_by_triton(run_by_triton, tensors)
+        if recorder is None:
+            run_by_triton(*tensors)
+        else:
+            recorder.launch_by_triton(run_by_triton, tensors)
         return
     device = first.get_device()
     pointers: list[int | None] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from fp8tune_kernels.runtime.launching import Launch, current_stream, is_hooked, recorders
@@ -185,8 +185,10 @@ class _Recorder(TorchDispatchMode):
             return
         self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
 
-    def called_by_triton(self, function: Function, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Record a launch that Triton finds the binary of, or interprets."""
+    def launch_by_triton(self, function: Function, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launch what Triton finds the binary of, or interprets, by torch's operators among others; record it."""
+        with _disable_current_modes():
+            function(*tensors)
         if self.failed:
             return
         try:
@@ -213,13 +215,17 @@ def _allocation(
 
 def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, int]]) -> Instruction:
     leaves, structure = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, _Reference))
+    is_flat = len(leaves) == len(args) + len(kwargs) and not any(isinstance(v, _Reference) for v in kwargs.values())
 
     def call(slots: Slots, _: int) -> None:
-        tensors = [leaf.of(slots) if isinstance(leaf, _Reference) else leaf for leaf in leaves]
-        args, kwargs = tree_unflatten(tensors, structure)
-        result = function(*args, **kwargs)
+        if is_flat:  # trees take longer than the operator
+            result = function(*[arg.of(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
+        else:
+            tensors = [leaf.of(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
+            args_, kwargs_ = tree_unflatten(tensors, structure)
+            result = function(*args_, **kwargs_)
         if made:
-            results = tree_flatten(result)[0]
+            results = [result] if isinstance(result, torch.Tensor) else tree_flatten(result)[0]
             for number, slot in made:
                 slots[slot] = results[number]
 
@@ -254,24 +260,26 @@ class _Recording(NamedTuple):
     count: int
     """Slots beside those of the arguments."""
     results: tuple[_Reference, ...]
-    structure: Any
+    kind: type | None
+    """Of several results; None for one tensor."""
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
         slots: Slots = [*tensors, *[None] * self.count]
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        return tree_unflatten([result.of(slots) for result in self.results], self.structure)
+        results = [result.of(slots) for result in self.results]
+        return results[0] if self.kind is None else self.kind(results)
 
 
 def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording | None:
     """Return the recording of a call; None where it cannot be replayed."""
     if recorder.failed:
         return None
-    leaves, structure = tree_flatten(result)
+    kind = None if isinstance(result, torch.Tensor) else type(result)
     try:
-        results = tuple(recorder.reference(leaf) for leaf in leaves)
-    except (_Unrecordable, AttributeError):  # a result that is no tensor has no memory
+        results = tuple(recorder.reference(tensor) for tensor in ([result] if kind is None else result))
+    except _Unrecordable:
         return None
     used = {reference.slot for reference in results}
     instructions: list[Instruction] = []
@@ -283,7 +291,7 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
         instructions.append(step.instruction)
         used |= step.uses | step.makes
     count = max((slot + 1 for slot in used), default=0) - arguments
-    return _Recording(tuple(reversed(instructions)), max(count, 0), results, structure)
+    return _Recording(tuple(reversed(instructions)), max(count, 0), results, kind)
 
 
 def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -300,7 +308,8 @@ def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
 def replayed(function: Function) -> Function:
     """Return a function of the same arguments and results, which replays.
 
-    The first argument is a tensor; each is a tensor or hashable. ``function`` returns tensors. It decides nothing by
+    The first argument is a tensor; each is a tensor or hashable. ``function`` returns a tensor, or a list or a tuple of
+    tensors. It decides nothing by
     their values, and keeps nothing of a call.
     """
     recordings: dict[tuple[Any, ...], _Recording | None] = {}
