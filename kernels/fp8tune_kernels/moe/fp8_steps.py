@@ -131,10 +131,6 @@ def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> tuple[Tensor
     return run(expert_sort.SPEC, expert_sort.key(ids, weights, experts), (ids, weights, experts))
 
 
-def _of_rows(scales: Tensor, token_of_row: Tensor) -> Tensor:
-    return scales.view(-1).index_select(0, token_of_row)
-
-
 def _transposed_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
     (result,) = run(transposed_codes.SPEC, (bucket(q.shape[0]), q.shape[1], offs.shape[0]), (q, offs, shifts))
     return result
@@ -322,10 +318,8 @@ def _down_weight_gradient(
     is_transposed: bool,
 ) -> Tensor:
     """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
-    K, E = q.shape[1], offs.shape[0]
-    no_factors = scales.new_ones(E * K)
-    rows = _of_rows(scales, token_of_row)
-    shifts, of_columns, ones = shifts_and_scales(rows, scales_h, offs, no_factors, q_h.shape[1])
+    sizes = q.shape[1], q_h.shape[1]
+    shifts, of_columns, ones = shifts_and_scales(scales_h, scales, offs, None, *sizes, token_of_row)
     shifted = _gathered_and_transposed(q, offs, token_of_row, shifts)
     activations = _transposed_rows(q_h, offs, None)
     M = token_of_row.shape[0]
@@ -383,8 +377,8 @@ def _gate_up_weight_gradient(
     is_transposed: bool,
 ) -> Tensor:
     """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
-    rows = _of_rows(scales_x, token_of_row)
-    shifts, of_columns, ones = shifts_and_scales(scales, rows, offs, scales_13, q_x.shape[1])
+    sizes = q.shape[1], q_x.shape[1]
+    shifts, of_columns, ones = shifts_and_scales(scales, scales_x, offs, scales_13, *sizes, token_of_row)
     shifted = _transposed_rows(q, offs, shifts)
     tokens = _gathered_and_transposed(q_x, offs, token_of_row, None)
     M = token_of_row.shape[0]

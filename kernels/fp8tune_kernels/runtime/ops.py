@@ -91,6 +91,7 @@ def _past_the_dispatcher(operator: Function, on_gpu: Function) -> Function:
         first = arguments[0]
         return on_gpu(*arguments) if first.is_cuda and type(first) in _PLAIN else operator(*arguments)
 
+    call.operator = operator  # type: ignore[attr-defined]
     return call
 
 
