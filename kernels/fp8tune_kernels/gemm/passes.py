@@ -86,11 +86,15 @@ def weight_gradient(
     float8_dtype: torch.dtype,
     codes_grad: Codes | None = None,
     codes_A: Codes | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``grad_B``, (E, N, K), row-major. A is not read where its codes are given and the method multiplies in FP8."""
+    """``grad_B``, (E, N, K), row-major. A is not read where its codes are given and the method multiplies in FP8.
+
+    ``out``: bfloat16 or float32 to add ``grad_B`` to, and to return.
+    """
     if method in (BF16_TORCH, BF16):
         assert A is not None
-        return _contraction_of_bfloat16(grad, A, offs, method)
+        return _added(_contraction_of_bfloat16(grad, A, offs, method), out)
     if not codes_A and not codes_grad and A is not None and A.dtype == grad.dtype:
         key = bucket(grad.shape[0]), grad.shape[1], A.shape[1], offs.shape[0]
         inputs = grad, A, offs, float8_dtype, True, ALIGNMENT
@@ -99,7 +103,11 @@ def weight_gradient(
     else:  # A in float32 is quantized from float32
         codes_grad = codes_grad or _quantized_columns(grad, offs, float8_dtype)
         codes_A = codes_A or _quantized_columns(A, offs, float8_dtype)
-    return _contraction_of_codes(codes_grad, codes_A, offs, method, grad.shape[0])
+    return _contraction_of_codes(codes_grad, codes_A, offs, method, grad.shape[0], out)
+
+
+def _added(product: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return product if out is None else out.add_(product)
 
 
 # The casts
@@ -179,17 +187,20 @@ def _contraction_of_bfloat16(a: torch.Tensor, b: torch.Tensor, offs: torch.Tenso
     return out
 
 
-def _contraction_of_codes(of_a: Codes, of_b: Codes, offs: torch.Tensor, method: int, rows: int) -> torch.Tensor:
+def _contraction_of_codes(
+    of_a: Codes, of_b: Codes, offs: torch.Tensor, method: int, rows: int, out: torch.Tensor | None
+) -> torch.Tensor:
     """The same, of codes in groups that begin at multiples of ALIGNMENT; ``rows``: how many there are without."""
     (q_a, scales_a), (q_b, scales_b) = of_a, of_b
     if not rows:
-        return torch.zeros(offs.shape[0], q_a.shape[1], q_b.shape[1], dtype=torch.bfloat16, device=q_a.device)
+        zeros = torch.zeros(offs.shape[0], q_a.shape[1], q_b.shape[1], dtype=torch.bfloat16, device=q_a.device)
+        return zeros if out is None else out
     if method == FP8:
-        return _contract_rows(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT, rows)
+        return _contract_rows(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT, rows, out)
     if q_a.is_cpu:
-        return grouped_contraction.reference(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT)[0]
+        return _added(grouped_contraction.reference(q_a, q_b, offs, scales_a, scales_b, ALIGNMENT)[0], out)
     inverse_a, inverse_b = torch._foreach_reciprocal([scales_a, scales_b])
-    return multiply(q_a.t(), q_b, inverse_a, inverse_b, token_groups.padded_ends(offs, ALIGNMENT))
+    return _added(multiply(q_a.t(), q_b, inverse_a, inverse_b, token_groups.padded_ends(offs, ALIGNMENT)), out)
 
 
 def _contract_rows(
@@ -200,8 +211,10 @@ def _contract_rows(
     scales_b: torch.Tensor | None,
     alignment: int,
     rows: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Our GEMM."""
+    """Our GEMM. ``out``: what its product is added to, in place."""
     key = bucket(rows), a.shape[1], b.shape[1], offs.shape[0], _DTYPE_FLAGS[a.dtype]
-    (out,) = run(grouped_contraction.SPEC, key, (a, b, offs, scales_a, scales_b, alignment))
-    return out
+    inputs = a, b, offs, scales_a, scales_b, alignment, out
+    (product,) = run(grouped_contraction.SPEC, key, inputs, None if out is None else (out,))
+    return product

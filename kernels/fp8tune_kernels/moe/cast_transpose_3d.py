@@ -31,6 +31,7 @@ from fp8tune_kernels.inputs import dtype_named, random_matrix
 from fp8tune_kernels.moe import shifted_transpose_3d
 from fp8tune_kernels.quantize import colwise_3d, transposed_codes_3d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32, quantize, scale_of
+from fp8tune_kernels.quantize.factors import random_powers
 from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
 from fp8tune_kernels.quantize.words import shifted_bytes, words_of_bytes
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
@@ -232,7 +233,8 @@ def reference(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Te
 def inputs(problem: Problem, device: str) -> Inputs:
     """Return ``(w, one_scale, float8_dtype)``."""
     E, N, K = (problem.shape[dim] for dim in "ENK")
-    w = random_matrix(problem, E * N, K, device).view(E, N, K)
+    w = random_matrix(problem, E * N, K, device).view(E, N, K) * random_powers(problem, (E, 1, 1), device, -6, 0)
+    w = w.to(dtype_named(problem.in_dtype))  # experts differ in their least scale
     return w, bool(problem.shape["one_scale"]), dtype_named(problem.fp8_dtype)
 
 
@@ -314,7 +316,8 @@ SPEC = KernelSpec(
         edge("the least rows, huge values", "huge", E=3, N=16, K=37),
         edge("one column, tiny values", "tiny", E=2, N=272, K=1),
         edge("a unit and one more past an aligned address", offset=1, E=1, N=528, K=past_half("K")),
-        edge("rows that are read twice", E=1, N=16, K=MOST_COLUMNS + 65),
+        edge("rows that are read twice, one scale", E=2, N=48, K=MOST_COLUMNS + 65, one_scale=1),
+        edge("a scale a row", E=3, N=272, K=80, one_scale=0),
     ),
     uses_fp8=True,
 )

@@ -27,11 +27,14 @@ from fp8tune_kernels.quantize import (
 )
 from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
-from fp8tune_kernels.runtime.ops import define, run
+from fp8tune_kernels.runtime.ops import define, on_its_device, run
+from fp8tune_kernels.runtime.replay import replayed
 from fp8tune_kernels.spec import bucket
 
 __all__ = [
     "activate_again",
+    "add_down_weight_gradient",
+    "add_gate_up_weight_gradient",
     "down_gradient",
     "down_weight_gradient",
     "forward",
@@ -143,15 +146,24 @@ def _gathered_and_transposed(q: Tensor, offs: Tensor, token_of_row: Tensor, shif
 
 
 def _contracted(
-    grad: Quantized, rows: Quantized, offs: Tensor, M: int, dtype: torch.dtype, is_transposed: bool
+    grad: Quantized,
+    rows: Quantized,
+    offs: Tensor,
+    M: int,
+    dtype: torch.dtype,
+    is_transposed: bool,
+    buffer: Tensor | None,
 ) -> Tensor:
-    """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N)."""
+    """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N).
+
+    With a buffer, which lies as the product does: the buffer, with the product added.
+    """
     if is_transposed:
         grad, rows = rows, grad
     N, K = grad[0].shape[1], rows[0].shape[1]
     method = method_for("weight-gradient", M, N, K, offs.shape[0], FP8_ONLY, offs.device)
     number_of_rows = offs.new_empty(M, 0)  # the pass reads its length alone
-    return passes.weight_gradient(number_of_rows, None, offs, method, dtype, grad, rows)
+    return passes.weight_gradient(number_of_rows, None, offs, method, dtype, grad, rows, buffer)
 
 
 # Steps
@@ -316,6 +328,7 @@ def _down_weight_gradient(
     offs: Tensor,
     token_of_row: Tensor,
     is_transposed: bool,
+    buffer: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
     sizes = q.shape[1], q_h.shape[1]
@@ -323,7 +336,7 @@ def _down_weight_gradient(
     shifted = _gathered_and_transposed(q, offs, token_of_row, shifts)
     activations = _transposed_rows(q_h, offs, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (activations, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (activations, ones), offs, M, q.dtype, is_transposed, buffer)
 
 
 def _fake_down_weight_gradient(
@@ -375,6 +388,7 @@ def _gate_up_weight_gradient(
     offs: Tensor,
     token_of_row: Tensor,
     is_transposed: bool,
+    buffer: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
     sizes = q.shape[1], q_x.shape[1]
@@ -382,7 +396,7 @@ def _gate_up_weight_gradient(
     shifted = _transposed_rows(q, offs, shifts)
     tokens = _gathered_and_transposed(q_x, offs, token_of_row, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (tokens, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (tokens, ones), offs, M, q.dtype, is_transposed, buffer)
 
 
 def _fake_gate_up_weight_gradient(
@@ -399,6 +413,18 @@ def _fake_gate_up_weight_gradient(
 
 
 # Operators
+
+
+def _in_place(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a step that changes its last argument: no operator, as it has no part in a graph."""
+    on_gpu = on_its_device(replayed(run))
+
+    def call(*arguments: Any) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = (on_gpu if arguments[0].is_cuda else run)(*arguments)
+        return result
+
+    return call
 
 
 def step(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -450,3 +476,5 @@ gate_up_weight_gradient: Callable[..., Tensor] = step(
     _gate_up_weight_gradient,
     _fake_gate_up_weight_gradient,
 )
+add_down_weight_gradient = _in_place(_down_weight_gradient)
+add_gate_up_weight_gradient = _in_place(_gate_up_weight_gradient)

@@ -161,7 +161,7 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
 def slab_of(config: Mapping[str, int], T: int, K: int) -> int:
     """Return how many tiles side by side are a slab: as many as are held, in slabs of about the same size."""
     across = -(-K // config["BLOCK_SIZE_K"])
-    slabs = -(-T * K // (config[HELD] << 20))
+    slabs = -(-T * K // ((config[HELD] << 20) or 1))
     return max(1, -(-across // max(slabs, 1)))
 
 

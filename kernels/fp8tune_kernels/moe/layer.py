@@ -91,7 +91,7 @@ def moe_layer(
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
     In bfloat16 nothing but ``"gate-up"`` has an effect.
     ``grad_w13``, ``grad_w2``: bfloat16 or float32 buffers with the weights' shapes and strides. The backward pass adds
-    the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
+    the gradient to them, in FP8 before it is rounded, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
     Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
 
@@ -237,9 +237,12 @@ class _Fp8Layer(torch.autograd.Function):
         )  # fmt: skip
         del q_2, transposed_2, grad
         if needs.w2:
-            of_w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed)
-            grads.w2 = _added(of_w2.mT if is_2_transposed else of_w2, ctx.buffers[1])
-            del of_w2
+            arguments = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
+            if ctx.buffers[1] is not None:
+                fp8_steps.add_down_weight_gradient(*arguments, _lying(ctx.buffers[1], is_2_transposed))
+            else:
+                grads.w2 = _lying(fp8_steps.down_weight_gradient(*arguments), is_2_transposed)
+            del arguments
         del q_h, q
         if not needs.through_h:
             return grads.returned(ctx)
@@ -256,10 +259,11 @@ class _Fp8Layer(torch.autograd.Function):
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
         if needs.w13:
-            of_w13 = fp8_steps.gate_up_weight_gradient(
-                q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
-            )
-            grads.w13 = _added(of_w13.mT if is_13_transposed else of_w13, ctx.buffers[0])
+            arguments = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
+            if ctx.buffers[0] is not None:
+                fp8_steps.add_gate_up_weight_gradient(*arguments, _lying(ctx.buffers[0], is_13_transposed))
+            else:
+                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*arguments), is_13_transposed)
         return grads.returned(ctx)
 
 
@@ -353,6 +357,11 @@ class _Gradients:
         gradients = (self.x, self.w13, self.w2, self.b13, self.b2, self.weights)
         cast = [None if grad is None else grad.to(dtype) for grad, dtype in zip(gradients, ctx.dtypes, strict=True)]
         return (*cast, *[None] * (len(ctx.needs_input_grad) - len(cast)))
+
+
+def _lying(gradient: Tensor, is_transposed: bool) -> Tensor:
+    """Return weights as their transpose lies, or a gradient that lies so as the weights do."""
+    return gradient.mT if is_transposed else gradient
 
 
 def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
