@@ -39,7 +39,7 @@ from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
-__all__ = ["SPEC", "key", "quantize_and_transpose"]
+__all__ = ["SPEC", "key", "cast_and_transpose"]
 
 STRIPE = 4
 """Tiles of rows of a unit that is no whole expert."""
@@ -212,7 +212,7 @@ def _inverse_of(scale: tl.tensor) -> tl.tensor:
     return tl.where(scale > 0, inverse, tl.where(scale == 0, float("inf"), scale))
 
 
-def quantize_and_transpose(
+def cast_and_transpose(
     w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ``(q, scales, transposed, of_columns)`` as the module describes them.
@@ -270,9 +270,12 @@ def width_of(K: int) -> int:
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the weights of a row's layer with a scale per row, as those of gate and up, and one scale, as of down."""
+    """Yield the weights of a row's layer with a scale per row, as those of gate and up, and with one scale, as of down.
+
+    A row with ``one_scale`` has the latter alone.
+    """
     if row["N"] % 16 == 0:
-        for one_scale in (0, 1):
+        for one_scale in (1,) if row.get("one_scale") else (0, 1):
             yield NamedInts(E=row["E"], N=row["N"], K=row["K"], one_scale=one_scale)
 
 
@@ -336,4 +339,4 @@ def key(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> tuple[in
     return E, K, N, int(one_scale)
 
 
-_operator = register(SPEC, quantize_and_transpose, _arguments, key)
+_operator = register(SPEC, cast_and_transpose, _arguments, key)

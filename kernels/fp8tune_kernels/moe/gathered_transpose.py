@@ -187,7 +187,7 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (64, 128),
     "BLOCK_SIZE_K": (64, 128, 256),
-    HELD: (4, 8, 16, 64),
+    HELD: (2, 4, 8, 64),
     "num_warps": (2, 4, 8),
     "num_stages": (1,),
 }
@@ -195,7 +195,7 @@ AXES: dict[str, tuple[int, ...]] = {
 SPEC = KernelSpec(
     name="gathered-transpose",
     axes=AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, HELD_MIB=8, num_warps=4, num_stages=1),
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, HELD_MIB=4, num_warps=4, num_stages=1),
     key=("M_bucket", "K", "G"),
     problems=problems,
     inputs=inputs,
