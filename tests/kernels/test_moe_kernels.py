@@ -104,7 +104,10 @@ FAULTS = {
         "depth_steps = tl.cdiv(K, BLOCK_SIZE_K)",
         "depth_steps = K // BLOCK_SIZE_K",
     ),
-    "gathered-transpose: no zeros after a group": ("is_row[:, None] & (columns < tile.K)[None, :]", "(columns < tile.K)"),
+    "gathered-transpose: no zeros after a group": (
+        "is_row[:, None] & (columns < tile.K)[None, :]",
+        "(columns < tile.K)",
+    ),
     "gathered-transpose: a shift of another row": ("else shifts_ptr + first", "else shifts_ptr"),
     "gathered-transpose: another token": ("tokens[:, None] * tile.K", "(tokens // 2)[:, None] * tile.K"),
     "gathered-transpose: a row twice": ("words * 4 + 1", "words * 4 + 2"),
@@ -113,7 +116,10 @@ FAULTS = {
     "cast-transpose-3d: a shift of another row": ("weights.N + row + rows, mask", "weights.N + rows, mask"),
     "cast-transpose-3d: the least of another expert": ("tl.load(least_ptr + expert)", "tl.load(least_ptr)"),
     "cast-transpose-3d: scales that are 0 count": ("& (scale > 0) & (scale < infinity)", "& (scale < infinity)"),
-    "cast-transpose-3d: the last piece of a long row left out": ("tl.range(0, K, WIDTH", "tl.range(0, K - WIDTH, WIDTH"),
+    "cast-transpose-3d: the last piece of a long row left out": (
+        "tl.range(0, K, WIDTH",
+        "tl.range(0, K - WIDTH, WIDTH",
+    ),
     "gather-sum: a row left out": ("tl.static_range(TOP_K)", "tl.static_range(TOP_K - 1 if TOP_K > 3 else TOP_K)"),
     "gather-sum: no bias of the last expert": ("(expert < E))", "(expert < E - 1))"),
     "gather-sum: a bias without its weight": ("weight[:, None] * bias", "bias"),

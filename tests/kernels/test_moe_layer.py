@@ -429,7 +429,9 @@ def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.
     case.call(precision=precision, grad_w13=exact[0], grad_w2=exact[1]).backward(case.grad)
     assert torch.equal(exact[0].bfloat16(), d_w13)
     assert torch.equal(exact[1].bfloat16(), d_w2)
-    assert torch.equal(exact[0], d_w13.float()) is (precision == "bf16")  # in FP8 sums are added before they are rounded
+    assert torch.equal(exact[0], d_w13.float()) is (
+        precision == "bf16"
+    )  # in FP8 sums are added before they are rounded
     buffers = {f"grad_{name}": torch.ones_like(getattr(case, name), dtype=dtype) for name in ("w13", "w2")}
     for number in (1, 2):
         leaves = [tensor.detach().requires_grad_() for tensor in (case.x, case.w13, case.w2, case.weights)]

@@ -92,7 +92,9 @@ def grouped_contraction_kernel(
         else:
             a = tl.make_tensor_descriptor(a_ptr, [N, M], [M, 1], [BLOCK_SIZE_M, BLOCK_SIZE_K])
             b = tl.make_tensor_descriptor(b_ptr, [K, M], [M, 1], [BLOCK_SIZE_N, BLOCK_SIZE_K])
-    STORES: tl.constexpr = DESCRIPTORS == 2 and out_ptr.dtype.element_ty == tl.bfloat16  # float32 takes twice the memory
+    STORES: tl.constexpr = (
+        DESCRIPTORS == 2 and out_ptr.dtype.element_ty == tl.bfloat16
+    )  # float32 takes twice the memory
     if STORES:
         out = tl.make_tensor_descriptor(
             out_ptr, [G, N, K], [tl.cast(N, tl.int64) * K, K, 1], [1, BLOCK_SIZE_M, BLOCK_SIZE_N]

@@ -39,7 +39,7 @@ from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
 from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
-__all__ = ["SPEC", "key", "cast_and_transpose"]
+__all__ = ["SPEC", "cast_and_transpose", "key"]
 
 STRIPE = 4
 """Tiles of rows of a unit that is no whole expert."""

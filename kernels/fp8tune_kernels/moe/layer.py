@@ -163,9 +163,7 @@ class _Fp8Layer(torch.autograd.Function):
         transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
         transposes_2 = not has_2 and needs.through_h and keeps_weights
         operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
-        result = fp8_steps.forward(
-            *operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype
-        )
+        result = fp8_steps.forward(*operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype)
         out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = result
         if transposes_13:
             transposed_13, scales_13, *new = new
@@ -237,12 +235,12 @@ class _Fp8Layer(torch.autograd.Function):
         )  # fmt: skip
         del q_2, transposed_2, grad
         if needs.w2:
-            arguments = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
+            of_w2 = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
             if ctx.buffers[1] is not None:
-                fp8_steps.add_down_weight_gradient(*arguments, _lying(ctx.buffers[1], is_2_transposed))
+                fp8_steps.add_down_weight_gradient(*of_w2, _lying(ctx.buffers[1], is_2_transposed))
             else:
-                grads.w2 = _lying(fp8_steps.down_weight_gradient(*arguments), is_2_transposed)
-            del arguments
+                grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), is_2_transposed)
+            del of_w2
         del q_h, q
         if not needs.through_h:
             return grads.returned(ctx)
@@ -259,11 +257,11 @@ class _Fp8Layer(torch.autograd.Function):
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
         if needs.w13:
-            arguments = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
+            of_w13 = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
             if ctx.buffers[0] is not None:
-                fp8_steps.add_gate_up_weight_gradient(*arguments, _lying(ctx.buffers[0], is_13_transposed))
+                fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(ctx.buffers[0], is_13_transposed))
             else:
-                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*arguments), is_13_transposed)
+                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), is_13_transposed)
         return grads.returned(ctx)
 
 

@@ -68,7 +68,7 @@ class _Step(NamedTuple):
     """False for an allocation, which can be left out if nothing uses it."""
 
 
-class _Unrecordable(Exception):
+class _UnrecordableError(Exception):
     """A call that does what a replay cannot."""
 
 
@@ -76,7 +76,7 @@ class _Recorder(TorchDispatchMode):
     """Records one call of a function. It holds no tensors, so that memory is freed as ever."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[_Step] = []
         self.failed = False
         self._count = itertools.count()
@@ -108,7 +108,7 @@ class _Recorder(TorchDispatchMode):
             return self._new_empty_slot(tensor), 0
         entry = self._slots.get(tensor.untyped_storage().data_ptr())
         if entry is None:
-            raise _Unrecordable
+            raise _UnrecordableError
         return entry[0], tensor.data_ptr() - entry[1]
 
     def reference(self, tensor: torch.Tensor) -> _Reference:
@@ -122,7 +122,7 @@ class _Recorder(TorchDispatchMode):
         entry = self._slots[tensor.untyped_storage().data_ptr()]
         assert entry is not None
         if tensor.dtype != entry[4]:
-            raise _Unrecordable
+            raise _UnrecordableError
         if (offset, tensor.shape, tensor.stride()) == (0, *entry[2:4]):
             return _Reference(slot, None)
         return _Reference(slot, (tuple(tensor.shape), tensor.stride(), offset // tensor.element_size()))
@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
         if not self.failed:
             try:
                 self._record(func, args, kwargs or {}, result)
-            except _Unrecordable:
+            except _UnrecordableError:
                 self.failed = True
         return result
 
@@ -146,7 +146,7 @@ class _Recorder(TorchDispatchMode):
             layout = tuple(result.shape), result.stride()
             self._add(_allocation(slot, *layout, result.dtype, result.device), (), (slot,), is_needed=False)
         elif func in _READS:
-            raise _Unrecordable
+            raise _UnrecordableError
         elif not func.is_view:  # a view is found by its memory
             self.called(func, args, kwargs, result)
 
@@ -180,7 +180,7 @@ class _Recorder(TorchDispatchMode):
             return
         try:
             places = [None if tensor is None else self.place(tensor) for tensor in tensors]
-        except _Unrecordable:
+        except _UnrecordableError:
             self.failed = True
             return
         self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
@@ -193,7 +193,7 @@ class _Recorder(TorchDispatchMode):
             return
         try:
             self.called(function, tuple(tensors), {})
-        except _Unrecordable:
+        except _UnrecordableError:
             self.failed = True
 
     def _add(
@@ -257,14 +257,14 @@ class _Recording(NamedTuple):
     """A call that can be replayed."""
 
     instructions: tuple[Instruction, ...]
-    count: int
-    """Slots beside those of the arguments."""
+    blank: Slots
+    """The slots beside those of the arguments."""
     results: tuple[_Reference, ...]
     kind: type | None
     """Of several results; None for one tensor."""
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        slots: Slots = [*tensors, *[None] * self.count]
+        slots: Slots = [*tensors, *self.blank]
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
@@ -279,7 +279,7 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
     kind = None if isinstance(result, torch.Tensor) else type(result)
     try:
         results = tuple(recorder.reference(tensor) for tensor in ([result] if kind is None else result))
-    except _Unrecordable:
+    except _UnrecordableError:
         return None
     used = {reference.slot for reference in results}
     instructions: list[Instruction] = []
@@ -291,7 +291,7 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
         instructions.append(step.instruction)
         used |= step.uses | step.makes
     count = max((slot + 1 for slot in used), default=0) - arguments
-    return _Recording(tuple(reversed(instructions)), max(count, 0), results, kind)
+    return _Recording(tuple(reversed(instructions)), [None] * count, results, kind)
 
 
 def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -313,38 +313,38 @@ def replayed(function: Function) -> Function:
     their values, and keeps nothing of a call.
     """
     recordings: dict[tuple[Any, ...], _Recording | None] = {}
-    caches.append(recordings.clear)
+    seen: set[tuple[Any, ...]] = set()
+    caches.extend([recordings.clear, seen.clear])
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         if recorders.current is not None or is_hooked():
             return function(*arguments)
         layout = _layout(arguments)
-        recording = recordings.get(layout, False)
-        if recording:
+        if recording := recordings.get(layout):
             return recording.replay([each for each in arguments if isinstance(each, torch.Tensor)])
-        if recording is None:
+        if layout in recordings:
             return function(*arguments)
-        return first_calls(layout, arguments)
-
-    seen: set[tuple[Any, ...]] = set()
-
-    def first_calls(layout: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
-        if layout not in seen:
-            if len(seen) >= MOST_LAYOUTS:
-                seen.clear()
-                recordings.clear()
-            seen.add(layout)
-            return function(*arguments)
-        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        recorder = _Recorder(tensors)
-        recorders.current = recorder
-        try:
-            with recorder:
-                result = function(*arguments)
-        finally:
-            recorders.current = None
-        recordings[layout] = _recording(recorder, len(tensors), result)
-        return result
+        if layout in seen:
+            recordings[layout], result = _recorded(function, arguments)
+            return result
+        if len(seen) >= MOST_LAYOUTS:
+            seen.clear()
+            recordings.clear()
+        seen.add(layout)
+        return function(*arguments)
 
     return run
+
+
+def _recorded(function: Function, arguments: tuple[Any, ...]) -> tuple[_Recording | None, Any]:
+    """Return a recording of a call, None where it cannot be replayed, and its result."""
+    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+    recorder = _Recorder(tensors)
+    recorders.current = recorder
+    try:
+        with recorder:
+            result = function(*arguments)
+    finally:
+        recorders.current = None
+    return _recording(recorder, len(tensors), result), result
