@@ -272,8 +272,8 @@ FAULTS: dict[str, GemmFault] = {
         "columns, N, K, result)", "columns, tl.where(end > start, N, 0), K, result)", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: an empty group not stored": fault(
-        "if DESCRIPTORS == 2:\n            out.store",
-        "if DESCRIPTORS == 2 and end > start:\n            out.store",
+        "if STORES:\n            out.store",
+        "if STORES and end > start:\n            out.store",
         "        else:\n            store_masked",
         "        elif DESCRIPTORS < 2:\n            store_masked",
         **STORED_BY_DESCRIPTORS,

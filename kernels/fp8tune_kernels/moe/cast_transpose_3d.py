@@ -32,7 +32,7 @@ from fp8tune_kernels.moe import shifted_transpose_3d
 from fp8tune_kernels.quantize import colwise_3d, transposed_codes_3d
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32, quantize, scale_of
 from fp8tune_kernels.quantize.factors import random_powers
-from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
+from fp8tune_kernels.quantize.limits import MOST_VALUES, idle_columns, wrong_tile
 from fp8tune_kernels.quantize.words import shifted_bytes, words_of_bytes
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
@@ -254,19 +254,25 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     tiles = -(-N // config["BLOCK_SIZE_M"])
     tiles = tiles if one_scale else min(tiles, STRIPE)
     units = E * -(-N // (tiles * config["BLOCK_SIZE_M"]))
-    tasks = tiles * (config["BLOCK_SIZE_M"] // config["ROWS"] + -(-K // config["BLOCK_SIZE_K"]))
+    tile = {**config, "ROWS": rows_of(config, K)}
+    tasks = tiles * (config["BLOCK_SIZE_M"] // tile["ROWS"] + -(-K // config["BLOCK_SIZE_K"]))
     state = torch.zeros(1 + units + E, dtype=torch.int32, device=w.device)
     tensors = (w, q, transposed, scales, of_columns if one_scale else None, state)
     width = width_of(K)
     constants = (FP8_MAX[q.dtype], width, width >= K)
-    launch_kernel(
-        cast_transpose_3d_kernel, (units + config["LAG"]) * tasks, tensors, (E, N, K, tiles), constants, config
-    )
+    programs = (units + config["LAG"]) * tasks
+    launch_kernel(cast_transpose_3d_kernel, programs, tensors, (E, N, K, tiles), constants, tile)
 
 
 def width_of(K: int) -> int:
     """Return how many columns are cast at a time."""
     return min(1 << max(K - 1, 0).bit_length(), MOST_COLUMNS)
+
+
+def rows_of(config: Mapping[str, int], K: int) -> int:
+    """Return how many rows a program casts: ROWS, or fewer where their values do not fit in registers."""
+    most = config["num_warps"] * 32 * MOST_VALUES // width_of(K)
+    return min(config["ROWS"], 1 << max(most, 1).bit_length() - 1)
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -283,9 +289,10 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
     """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
     if config == DEFAULT:
         return None
-    held = "the rows do"
+    if (rows := rows_of(config, shape["K"])) < config["ROWS"]:
+        return f"same binary as ROWS={rows}: more do not fit in registers"
     return (
-        wrong_tile(config, config["ROWS"] * width_of(shape["K"]), limits, least=8, too_few="too few loads", held=held)
+        wrong_tile(config, rows * width_of(shape["K"]), limits, least=8, too_few="too few loads")
         or wrong_tile(config, config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"], limits)
         or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
     )
