@@ -215,7 +215,8 @@ def _allocation(
 
 def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, int]]) -> Instruction:
     leaves, structure = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, _Reference))
-    is_flat = len(leaves) == len(args) + len(kwargs) and not any(isinstance(v, _Reference) for v in kwargs.values())
+    references = sum(isinstance(leaf, _Reference) for leaf in leaves)
+    is_flat = references == sum(isinstance(arg, _Reference) for arg in args)
 
     def call(slots: Slots, _: int) -> None:
         if is_flat:  # trees take longer than the operator
