@@ -41,7 +41,7 @@ GATED = ("swiglu-rowwise", "swiglu-gradient")
 GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d")
+MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d", "cast-transpose-3d")
 """What a whole layer has beside those: they order rows by expert, and gather and sum them."""
 
 KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS, *MOE)

@@ -49,7 +49,9 @@ def test_all_contenders_of_the_benchmark_are_near_torchs_layer() -> None:
 @pytest.mark.parametrize("options", [{}, {"recompute": "gate-up"}, {"activation": "gpt-oss", "layout": "interleaved"}])
 def test_bytes_repeat(options: dict[str, Any]) -> None:
     for precision in ("fp8", "bf16"):
-        assert_same(*(step(*operands(), precision=precision, **options) for _ in range(2)))
+        first, *others = (step(*operands(), precision=precision, **options) for _ in range(4))  # the last two replay
+        for other in others:
+            assert_same(first, other)
 
 
 def test_fp8_and_bf16_agree_with_biases_and_experts_of_other_devices() -> None:

@@ -138,7 +138,7 @@ def _run_backward(
     if wants_B:
         assert q_A is not None
         assert scales_A is not None
-        shifts, of_grad, ones = shifts_and_scales(scales, scales_A, offs, scales_B, K)
+        shifts, of_grad, ones = shifts_and_scales(scales, scales_A, offs, scales_B, N, K)
     else:
         ones = torch.ones(E * K, device=device)  # a GEMM of codes takes scales of both operands
     if wants_A:

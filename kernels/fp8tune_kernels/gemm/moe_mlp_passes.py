@@ -203,7 +203,7 @@ def _input_gradient(rows: Codes, transposed: Tensor, ones: Tensor, offs: Tensor)
 def _weight_gradient(grad: Codes, factors: Tensor, rows: Codes, offs: Tensor) -> Tensor:
     """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
     (M, N), K, E = grad[0].shape, rows[0].shape[1], offs.shape[0]
-    shifts, scales, ones = shifts_and_scales(grad[1], rows[1], offs, factors, K)
+    shifts, scales, ones = shifts_and_scales(grad[1], rows[1], offs, factors, N, K)
     (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (grad[0], offs, shifts))
     (transposed,) = run(transposed_codes.SPEC, (bucket(M), K, E), (rows[0], offs, None))
     return passes.contract((shifted, scales), (transposed, ones), offs, M)

@@ -91,14 +91,19 @@ def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
     return out
 
 
-def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int) -> Tensor:
-    """Return the product over rows of what :func:`quantize_columns` returns of ``rows`` rows."""
+def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Tensor | None = None) -> Tensor:
+    """Return the product over rows of what :func:`quantize_columns` returns of ``rows`` rows.
+
+    ``out``: bfloat16 or float32 to add the product to, and to return.
+    """
     (a, scales_a), (b, scales_b) = of_a, of_b
     if not rows:
-        return torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        zeros = torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        return zeros if out is None else out
     key = bucket(rows), a.shape[1], b.shape[1], offs.shape[0], _DTYPE_FLAGS[a.dtype]
-    (out,) = run(grouped_contraction.SPEC, key, (a, b, offs, scales_a, scales_b, ALIGNMENT))
-    return out
+    inputs = a, b, offs, scales_a, scales_b, ALIGNMENT, out
+    (product,) = run(grouped_contraction.SPEC, key, inputs, None if out is None else (out,))
+    return product
 
 
 def multiply_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:

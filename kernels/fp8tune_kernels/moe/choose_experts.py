@@ -176,6 +176,7 @@ _choose: Callable[..., tuple[Tensor, Tensor]] = define(
     _on_cpu(_run, reference),
     _fake,
     makes_codes=True,
+    replays=True,
 )
 _gradient: Callable[..., Tensor] = define(
     "choose_experts_gradient(Tensor grad, Tensor ids, Tensor weights, int experts) -> Tensor",
@@ -183,4 +184,5 @@ _gradient: Callable[..., Tensor] = define(
     _on_cpu(_run_gradient, reference_gradient),
     _fake_gradient,
     makes_codes=True,
+    replays=True,
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
-from fp8tune_kernels.moe.fp8_steps import quantized, transposed, transposed_to_one_scale
+from fp8tune_kernels.moe.fp8_steps import quantized_both_ways
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 
 __all__ = ["ExpertWeights", "check_stored", "of_gathered", "quantize_down", "quantize_gate_up"]
@@ -35,16 +35,13 @@ class ExpertWeights:
 
 def quantize_gate_up(w13: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
     """Quantize the weights of gate and up, (E, 2N, K), for both passes: row-major, or ``.mT`` of row-major weights."""
-    codes, scales = _quantized("w13", w13, float8_dtype)
-    with torch.no_grad():
-        return ExpertWeights(w13, codes, scales, transposed(codes), None)
+    codes, scales, transposed, _ = _quantized("w13", w13, False, float8_dtype)
+    return ExpertWeights(w13, codes, scales, transposed, None)
 
 
 def quantize_down(w2: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
     """Quantize the weights of down, (E, K, N), for both passes: row-major, or ``.mT`` of row-major weights."""
-    codes, scales = _quantized("w2", w2, float8_dtype)
-    with torch.no_grad():
-        return ExpertWeights(w2, codes, scales, *transposed_to_one_scale(codes, scales))
+    return ExpertWeights(w2, *_quantized("w2", w2, True, float8_dtype))
 
 
 def of_gathered(name: str, w: GatheredWeights) -> ExpertWeights:
@@ -67,7 +64,7 @@ def check_stored(name: str, w: Tensor) -> None:
     check_weights(name, w.mT if is_view else w, as_stored=True)
 
 
-def _quantized(name: str, w: Tensor, float8_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def _quantized(name: str, w: Tensor, one_scale: bool, float8_dtype: torch.dtype | None) -> tuple[Tensor, ...]:
     check_stored(name, w)
     with torch.no_grad():
-        return quantized(w.detach(), fp8_dtype_for(w.device, float8_dtype))
+        return quantized_both_ways(w.detach(), one_scale, fp8_dtype_for(w.device, float8_dtype))

@@ -97,7 +97,7 @@ def moe_layer(
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
     In bfloat16 nothing but ``"gate-up"`` has an effect.
     ``grad_w13``, ``grad_w2``: bfloat16 or float32 buffers with the weights' shapes and strides. The backward pass adds
-    the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
+    the gradient to them, in FP8 before it is rounded, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
     Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
     All operands may be DTensors: see :mod:`.shards`.
@@ -172,13 +172,19 @@ class _Fp8Layer(torch.autograd.Function):
         repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
         keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None
+        transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
+        transposes_2 = not has_2 and needs.through_h and keeps_weights
         operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
-        result = fp8_steps.forward(*operands, activation, layout, keeps_y, float8_dtype)
-        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y = result[:11]
-        if not has_13:
-            q_13, scales_13 = result[11:13]
-        if not has_2:
-            q_2, scales_2 = result[-2:]
+        result = fp8_steps.forward(*operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype)
+        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = result
+        if transposes_13:
+            transposed_13, scales_13, *new = new
+        elif not has_13:
+            q_13, scales_13, *new = new
+        if transposes_2:
+            transposed_2, scales_2, scales_transposed_2 = new
+        elif not has_2:
+            q_2, scales_2 = new
         reads_13 = repeats_y or (needs.x and transposed_13 is None)
         reads_2 = needs.through_h and transposed_2 is None
         ctx.save_for_backward(
@@ -241,8 +247,11 @@ class _Fp8Layer(torch.autograd.Function):
         )  # fmt: skip
         del q_2, transposed_2, grad
         if needs.w2:
-            of_w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed)
-            grads.w2 = _added(of_w2.mT if is_2_transposed else of_w2, ctx.buffers[1])
+            of_w2 = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
+            if ctx.buffers[1] is not None:
+                fp8_steps.add_down_weight_gradient(*of_w2, _lying(ctx.buffers[1], is_2_transposed))
+            else:
+                grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), is_2_transposed)
             del of_w2
         del q_h, q
         if not needs.through_h:
@@ -260,10 +269,11 @@ class _Fp8Layer(torch.autograd.Function):
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
         if needs.w13:
-            of_w13 = fp8_steps.gate_up_weight_gradient(
-                q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
-            )
-            grads.w13 = _added(of_w13.mT if is_13_transposed else of_w13, ctx.buffers[0])
+            of_w13 = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
+            if ctx.buffers[0] is not None:
+                fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(ctx.buffers[0], is_13_transposed))
+            else:
+                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), is_13_transposed)
         return grads.returned(ctx)
 
 
@@ -357,6 +367,11 @@ class _Gradients:
         gradients = (self.x, self.w13, self.w2, self.b13, self.b2, self.weights)
         cast = [None if grad is None else grad.to(dtype) for grad, dtype in zip(gradients, ctx.dtypes, strict=True)]
         return (*cast, *[None] * (len(ctx.needs_input_grad) - len(cast)))
+
+
+def _lying(gradient: Tensor, is_transposed: bool) -> Tensor:
+    """Return weights as their transpose lies, or a gradient that lies so as the weights do."""
+    return gradient.mT if is_transposed else gradient
 
 
 def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
