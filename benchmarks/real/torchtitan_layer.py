@@ -15,6 +15,7 @@ The modules stand in for torchtitan's, whose operations they call: rows by ``arg
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,10 +91,10 @@ def contenders(dim: int, hidden: int, experts: int) -> dict[str, tuple[Routed, C
     gemms = grouped_mm_method()
     layer = routed_experts_method()
     return {
-        "own": (two, lambda *operands: two.run(*operands, multiply=in_bf16)),
-        "gemms": (two, lambda *operands: two.run(*operands, multiply=gemms)),
-        "layer": (two, lambda *operands: layer(two, *operands)),
-        "fused": (one, lambda *operands: layer(one, *operands)),
+        "own": (two, functools.partial(two.run, multiply=in_bf16)),
+        "gemms": (two, functools.partial(two.run, multiply=gemms)),
+        "layer": (two, functools.partial(layer, two)),
+        "fused": (one, functools.partial(layer, one)),
     }
 
 
