@@ -28,4 +28,4 @@ __all__ = [
 ]
 
 register("fp8tune", Options())
-register("fp8tune-auto", Options(precision="auto", is_layer=False))
+register("fp8tune-auto", Options(precision="auto"))
