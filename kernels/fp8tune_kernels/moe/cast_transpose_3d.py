@@ -233,7 +233,7 @@ def reference(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Te
 def inputs(problem: Problem, device: str) -> Inputs:
     """Return ``(w, one_scale, float8_dtype)``."""
     E, N, K = (problem.shape[dim] for dim in "ENK")
-    w = random_matrix(problem, E * N, K, device).view(E, N, K) * random_powers(problem, (E, 1, 1), device, -6, 0)
+    w = random_matrix(problem, E * N, K, device).view(E, N, K) * random_powers(problem, (E, 1, 1), device, 0, 6)
     w = w.to(dtype_named(problem.in_dtype))  # experts differ in their least scale
     return w, bool(problem.shape["one_scale"]), dtype_named(problem.fp8_dtype)
 
