@@ -8,9 +8,20 @@ A row is (kernel, device name or "" for every device of the arch, lookup key or 
 Where a key has no row, kernels in NEAREST take that of the nearest key, others that for any other shape.
 """
 
-NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
+NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "expert-sort", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]], ...] = (
+    # cast-transpose-3d: measured on NVIDIA H100 80GB HBM3
+    ("cast-transpose-3d", "", (("E", 64), ("K", 1024), ("N", 2048), ("one_scale", 1)), (("ROWS", 16), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 4), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 64), ("K", 1408), ("N", 2048), ("one_scale", 1)), (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 2), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 64), ("K", 2048), ("N", 2048), ("one_scale", 0)), (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 8), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 64), ("K", 2048), ("N", 2048), ("one_scale", 1)), (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 2), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 64), ("K", 2048), ("N", 2816), ("one_scale", 0)), (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 8), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 64), ("K", 2048), ("N", 2816), ("one_scale", 1)), (("ROWS", 4), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 2), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 128), ("K", 768), ("N", 2048), ("one_scale", 1)), (("ROWS", 16), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 4), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 128), ("K", 2048), ("N", 1536), ("one_scale", 0)), (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 8), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", (("E", 128), ("K", 2048), ("N", 1536), ("one_scale", 1)), (("ROWS", 4), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 2), ("num_warps", 4), ("num_stages", 1))),
+    ("cast-transpose-3d", "", None, (("ROWS", 8), ("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("LAG", 2), ("num_warps", 4), ("num_stages", 1))),
     # colwise: measured on NVIDIA H100 80GB HBM3
     ("colwise", "", (("G", 1), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
     ("colwise", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0))),
@@ -115,6 +126,14 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-transpose-3d", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("colwise-transpose-3d", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
     ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
+    # expert-sort: measured on NVIDIA H100 80GB HBM3
+    ("expert-sort", "", (("G", 64), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", (("G", 64), ("M_bucket", 32768)), (("BLOCK_SIZE", 32), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", (("G", 64), ("M_bucket", 65536)), (("BLOCK_SIZE", 128), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", (("G", 64), ("M_bucket", 131072)), (("BLOCK_SIZE", 128), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", (("G", 128), ("M_bucket", 32768)), (("BLOCK_SIZE", 64), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", (("G", 128), ("M_bucket", 131072)), (("BLOCK_SIZE", 128), ("num_warps", 1), ("num_stages", 1))),
+    ("expert-sort", "", None, (("BLOCK_SIZE", 64), ("num_warps", 1), ("num_stages", 1))),
     # gathered-rows: measured on NVIDIA H100 80GB HBM3
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 32768), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4))),
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 131072), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4))),
@@ -139,6 +158,14 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("gathered-rows", "", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 768), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4))),
     ("gathered-rows", "", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 1536), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4))),
     ("gathered-rows", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4))),
+    # gathered-transpose: measured on NVIDIA H100 80GB HBM3
+    ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 32768)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 65536)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", (("G", 128), ("K", 2048), ("M_bucket", 32768)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", (("G", 128), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
+    ("gathered-transpose", "", None, (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1))),
     # grouped-contraction: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("grouped-contraction", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 2), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 3))),
     ("grouped-contraction", "", (("G", 8), ("K", 14336), ("M_bucket", 8192), ("N", 4096), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3))),
@@ -603,19 +630,21 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("swiglu-rowwise", "", (("G", 32), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 48), ("M_bucket", 32768), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 8), ("num_stages", 1))),
     ("swiglu-rowwise", "", (("G", 48), ("M_bucket", 131072), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3))),
-    ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 1408), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 1))),
+    ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 1408), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 2880), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 5120), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
+    ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 32768), ("N", 1024), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 65536), ("N", 1408), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 65536), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 8), ("num_stages", 1))),
+    ("swiglu-rowwise", "", (("G", 64), ("M_bucket", 131072), ("N", 1024), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 16384), ("N", 1408), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 1))),
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1))),
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 16384), ("N", 5120), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
-    ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 32768), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1))),
-    ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 131072), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 16), ("num_stages", 1))),
+    ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 32768), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 8), ("num_stages", 3))),
+    ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 131072), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 8), ("num_stages", 3))),
     ("swiglu-rowwise", "", None, (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3))),
     # transpose-3d-atomic: measured on NVIDIA H100 80GB HBM3
     ("transpose-3d-atomic", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0))),
