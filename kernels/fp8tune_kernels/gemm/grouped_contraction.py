@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -132,12 +132,48 @@ def grouped_contraction_kernel(
         if not BY_ROWS:
             total = scaled(total, scale_a_ptr + group * N, rows, N, scale_b_ptr + group * K, columns, K)
         if added_ptr is not None:
-            total += piece(added_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K).to(tl.float32)
-        result = total.to(out_ptr.dtype.element_ty)
-        if STORES:
-            out.store([group, row, column], result.reshape(1, BLOCK_SIZE_M, BLOCK_SIZE_N))
+            place = group.to(tl.int64) * N * K
+            for_all = Sum(added_ptr + place, out_ptr + place, N, K, rows, column)
+            left, right = _halves(total)  # in quarters: registers do not hold all of what is added
+            _add_half(for_all, left, 0)
+            _add_half(for_all, right, BLOCK_SIZE_N // 2)
         else:
-            store_masked(out_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K, result)
+            result = total.to(tl.bfloat16)
+            if DESCRIPTORS == 2:
+                out.store([group, row, column], result.reshape(1, BLOCK_SIZE_M, BLOCK_SIZE_N))
+            else:
+                store_masked(out_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K, result)
+
+
+class Sum(NamedTuple):
+    """Where a tile of sums goes, and what is added to it."""
+
+    added_ptr: tl.tensor  # of the group
+    out_ptr: tl.tensor  # of the group
+    N: tl.tensor
+    K: tl.tensor
+    rows: tl.tensor
+    column: tl.tensor
+
+
+@triton.jit
+def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right columns of a tile, which stay in their threads."""
+    return tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _add_half(to: Sum, total: tl.tensor, offset: tl.constexpr) -> None:
+    left, right = _halves(total)
+    _add(to, left, offset)
+    _add(to, right, offset + total.shape[1] // 2)
+
+
+@triton.jit
+def _add(to: Sum, total: tl.tensor, offset: tl.constexpr) -> None:
+    columns = to.column + offset + tl.arange(0, total.shape[1])
+    total += piece(to.added_ptr, to.K, to.rows, columns, to.N, to.K).to(tl.float32)
+    store_masked(to.out_ptr, to.K, to.rows, columns, to.N, to.K, total.to(to.out_ptr.dtype.element_ty))
 
 
 @triton.jit
