@@ -104,19 +104,23 @@ def test_clamped_gates_have_no_gradient(precision: str) -> None:
 
 
 def test_gradients_of_weights_that_were_quantized_before_are_added_to_buffers() -> None:
-    """Two micro-batches by FP8 values of one block of memory: the sum of both gradients, in float32."""
+    """Two micro-batches by FP8 values of one block of memory: the sum of both gradients, which are not rounded first."""
     cases = [random_case("other devices", seed=seed) for seed in (0, 1)]
     w13, w2 = (getattr(cases[0], name).detach().requires_grad_() for name in ("w13", "w2"))
     before = quantize_gate_up(w13), quantize_down(w2)
     buffers = {f"grad_{name}": torch.zeros_like(w, dtype=torch.float32) for name, w in (("w13", w13), ("w2", w2))}
     sums = [torch.zeros_like(buffer) for buffer in buffers.values()]
+    sizes = [torch.zeros_like(buffer) for buffer in buffers.values()]
     for case in cases:
         whole = case._replace(w13=w13, w2=w2)
         _, d_x, *d_weights = results(whole)
-        for total, grad in zip(sums, d_weights, strict=False):
+        for total, size, grad in zip(sums, sizes, d_weights, strict=False):
             total += grad
+            size += grad.abs()
         x = case.x.detach().requires_grad_()
         moe_layer(x, *before, case.ids, case.weights.detach(), **buffers).backward(case.grad)
         assert torch.equal(x.grad, d_x)
     assert w13.grad is w2.grad is None
-    assert all(map(torch.equal, buffers.values(), sums))
+    for buffer, total, size in zip(buffers.values(), sums, sizes, strict=True):
+        assert total.abs().sum() > 0
+        assert ((buffer - total).abs() <= size / 256).all()  # half a unit in the last place of bfloat16, 8 bits
