@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -42,6 +42,9 @@ _Asked = tuple[str, torch.device, tuple[int, ...]]
 _configs: dict[_Asked, dict[str, int]] = {}
 _arch_of_meta = [INTERPRETER]
 
+caches: list[Callable[[], None]] = []
+"""Functions that clear what was made of tables."""
+
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
@@ -57,9 +60,11 @@ def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> 
 
 def forget() -> None:
     """Read all tables again: for a process in which an export has written one."""
-    _configs.clear()
-    user_table.cache_clear()
-    table.cache_clear()
+    for clear in caches:
+        clear()
+
+
+caches += [_configs.clear, user_table.cache_clear, table.cache_clear]
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
