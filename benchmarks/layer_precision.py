@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8tune.stats import estimate, t_quantile
+from fp8tune.stats.estimate import estimate, t_quantile
 from fp8tune_kernels import choose_experts, fp8_grouped_mm, moe_layer, quantize_weights
 from fp8tune_kernels.gemm.precision import LAYER, PRODUCT, Costs, Rule, least_fp8_rows
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up

@@ -76,30 +76,11 @@ def test_a_sweep_has_the_options_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"kernel": "rowwise-2"}, "unknown kernel 'rowwise-2': did you mean rowwise-2d"),
-        ({"shapes": "tinny"}, "unknown shape set 'tinny'"),
-        ({"seed": 2**70}, "seed: .* is too large for a seed"),
-        ({"time_budget_s": -1.0}, "time_budget_s: -1.0 is no time"),
-        ({"trial_timeout_s": 0.5}, "ends trials before they begin"),
-        ({"grid": {"num_warp": 4}}, "unknown grid axis 'num_warp'"),
-        ({"db": ":memory:"}, "in memory"),
-        ({"timer": "clock"}, "unknown timer 'clock'"),
-    ],
-)
-def test_what_cannot_be_swept_is_an_error_of_the_caller(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        fp8tune.sweep(**{"kernel": "rowwise-2d", "db": tmp_path / "rows.db", **TINY, **given})
-    assert not (tmp_path / "rows.db").exists()
-
-
-@pytest.mark.parametrize(
     ("shape", "arch", "step"),
     [
         ("M=16640 K=5120 G=16", "sm_90", "key"),
         ("M=16640 K=5000 G=16", "sm_90", "nearest"),
-        ({"M": 16640, "K": 5120, "G": 16}, "gfx90a", "fallback"),
+        ({"M": 16640, "K": 5120, "G": 16}, "gfx942", "fallback"),
         ("M=16640 K=5120 G=16", "sm_80", "default"),
     ],
 )
@@ -127,39 +108,25 @@ def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_lookup_reads_the_users_own_table_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
-    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
     key = (("G", 16), ("K", 5120), ("M_bucket", 16384))
-    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2))),)
-    (tmp_path / "gfx90a.py").write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = {rows!r}\n")
+    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2)), 0),)
+    (tmp_path / "gfx942.py").write_text(
+        f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {rows!r}\n"
+    )
     lookup.forget()
     try:
-        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
-        (tmp_path / "gfx90a.py").write_text("no table")
+        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
+        (tmp_path / "gfx942.py").write_text("no table")
         lookup.forget()
         with pytest.raises(UsageError, match="is no table"):
-            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
     finally:
         monkeypatch.undo()
         lookup.forget()
     assert (shipped.step, shipped.is_own) == ("fallback", False)
     assert (found.step, found.is_own, found.config["num_warps"]) == ("key", True, 2)
     assert str(found).endswith("(the row of its key in your own table)")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"kernel": "colwse"}, "unknown kernel 'colwse'"),
-        ({"arch": "sm_91"}, "unknown arch 'sm_91'"),
-        ({"shape": "M=16640 K=5120"}, "colwise needs G, which the shape M=16640 K=5120 lacks"),
-        ({"shape": "M=16640 K=large"}, "is no shape"),
-        ({"in_dtype": "int8"}, "colwise has no input dtype 'int8': it has bfloat16"),
-        ({"input_layout": "transposed"}, "colwise has no input layout 'transposed'"),
-    ],
-)
-def test_what_cannot_be_looked_up_is_an_error_of_the_caller(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        fp8tune.lookup(**{"kernel": "colwise", "shape": "M=16640 K=5120 G=16", "arch": "sm_90", **given})
 
 
 @pytest.fixture
@@ -172,18 +139,18 @@ def stored(database: str) -> str:
 @on_both
 def test_an_export_is_the_text_that_the_command_writes(stored: str, tmp_path: Path) -> None:
     exported = fp8tune.export(arch="sm_90", db=stored)
-    assert list(exported.files) == ["sm_90.py", "sm_90.json"]
+    assert list(exported.files) == ["sm_90.py"]
     assert command("export", "--arch", "sm_90", "--db", stored, "--output", tmp_path / "own.py").returncode == 0
     assert str(exported) == (tmp_path / "own.py").read_text()
-    assert exported.write(tmp_path / "made") == [tmp_path / "made" / name for name in exported.files]
-    assert (tmp_path / "made" / "sm_90.json").read_text() == (tmp_path / "own.json").read_text()
+    assert exported.write(tmp_path / "made") == [tmp_path / "made" / "sm_90.py"]
+    assert (tmp_path / "made" / "sm_90.py").read_text() == str(exported)
 
 
 @on_both
 def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> None:
-    row = '    ("rowwise", "", None, (("num_warps", 4),)),\n'
+    row = '    ("rowwise", "", None, (("num_warps", 4),), 0),\n'
     there = tmp_path / "there.py"
-    there.write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = (\n{row})\n")
+    there.write_text(f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = (\n{row})\n")
     results = fp8tune.open(stored)
     assert row in str(fp8tune.export(arch="sm_90", db=results, into=there))
     assert row not in str(fp8tune.export(arch="sm_90", db=results))
@@ -192,23 +159,6 @@ def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> N
 
 @on_both
 def test_an_export_in_a_format_of_others(stored: str) -> None:
-    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="json", db=stored, sizes={"N": "G"})
+    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="hf", db=stored, sizes={"N": "G"})
     assert any("device_name=NVIDIA_H100" in name for name in exported.files)
     assert all(name.endswith(".json") for name in exported.files)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"arch": "sm_91"}, "unknown arch"),
-        ({"arch": "gfx942"}, "nothing to export for gfx942"),
-        ({"kernel": "colwise", "format": "vlm"}, "unknown format 'vlm': did you mean vllm"),
-        ({"format": "vllm"}, "the picks of one kernel"),
-        ({"kernel": "colwise", "format": "fla", "sizes": {"M": 1}}, "not named by sizes"),
-        ({"within": 0.1}, "within goes with a format"),
-        ({"kernel": "colwise", "format": "fla", "prune": True}, "into and prune are for the table"),
-    ],
-)
-def test_what_cannot_be_exported_is_an_error_of_the_caller(stored: str, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        fp8tune.export(**{"arch": "sm_90", "db": stored, **given})

@@ -13,7 +13,6 @@ from places import PLANTED
 
 from fp8tune.check import lint
 from fp8tune.check.lint import KeyedProblem, KeyVerdict, Report, VariationResult, compared, decided
-from fp8tune.choose.decision import Block
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
@@ -22,7 +21,8 @@ from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions.loading import load_spec
-from fp8tune.stats import median
+from fp8tune.stats.means import median
+from fp8tune.stats.pairs import Block
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fp8tune.compare import verdicts
 from fp8tune.compare.verdicts import ChangeVerdict
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)
 many_logs = st.lists(st.floats(-0.1, 0.1), min_size=7, max_size=40)
@@ -140,5 +140,5 @@ def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:
 
 
 def test_few_rounds_have_no_error() -> None:
-    with pytest.raises(ValueError, match="two values"):
+    with pytest.raises(ValueError, match="two finite values"):
         verdicts.paired([0.1])

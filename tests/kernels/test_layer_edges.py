@@ -104,7 +104,7 @@ def test_clamped_gates_have_no_gradient(precision: str) -> None:
 
 
 def test_gradients_of_weights_that_were_quantized_before_are_added_to_buffers() -> None:
-    """Two micro-batches by FP8 values of one block of memory: the sum of both gradients, which are not rounded first."""
+    """Two micro-batches by FP8 values of one block of memory: the sum of both, not rounded first."""
     cases = [random_case("other devices", seed=seed) for seed in (0, 1)]
     w13, w2 = (getattr(cases[0], name).detach().requires_grad_() for name in ("w13", "w2"))
     before = quantize_gate_up(w13), quantize_down(w2)

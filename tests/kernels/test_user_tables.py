@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from own_tables import table_of
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import lookup, user_tables
@@ -24,12 +25,11 @@ ARCH = "interpreter"
 """Of a device that is no GPU; nothing is shipped for it."""
 
 
+HEAD = "NEAREST: tuple = ()\nORIGINS: tuple = ((),)\n"
+
+
 def row(warps: int, key: Key | None = NEAR, device: str = "", kernel: str = "colwise") -> Row:
     return kernel, device, key, (("num_warps", warps),)
-
-
-def module(*rows: Row, nearest: tuple[str, ...] = ()) -> str:
-    return f"NEAREST: tuple[str, ...] = {nearest!r}\n\nROWS: tuple[object, ...] = {rows!r}\n"
 
 
 @pytest.fixture
@@ -49,28 +49,29 @@ def looked_up(key: Key = NEAR) -> int:
 
 def test_a_users_row_comes_before_the_shipped_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ModuleType(f"fp8tune_kernels.tables.{ARCH}")
-    shipped.ROWS = (row(2), row(4, OTHER), row(16, None))  # type: ignore[attr-defined]
+    shipped.ROWS = ((*row(2), 0), (*row(4, OTHER), 0), (*row(16, None), 0))  # type: ignore[attr-defined]
+    shipped.NEAREST = ()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, shipped.__name__, shipped)
-    (folder / f"{ARCH}.py").write_text(module(row(32)))
+    (folder / f"{ARCH}.py").write_text(table_of(row(32)))
     assert looked_up() == 32
     assert looked_up(OTHER) == 4  # which the user's table has not
     assert looked_up((("G", 1), ("K", 1), ("M_bucket", 1))) == 16
 
 
 def test_a_table_is_read_once(folder: Path) -> None:
-    (folder / f"{ARCH}.py").write_text(module(row(32), row(4, OTHER)))
+    (folder / f"{ARCH}.py").write_text(table_of(row(32), row(4, OTHER)))
     assert looked_up() == 32
     (folder / f"{ARCH}.py").write_text("no table")
     assert looked_up(OTHER) == 4
 
 
 def test_nothing_in_a_users_table_runs(folder: Path) -> None:
-    text = f"open({str(folder / 'ran')!r}, 'w')\n" + module(row(32))
+    text = f"open({str(folder / 'ran')!r}, 'w')\n" + table_of(row(32))
     (folder / f"{ARCH}.py").write_text(text)
     assert looked_up() == 32
     assert not (folder / "ran").exists()
     with pytest.raises(ValueError, match="is not what fp8tune export writes"):
-        parsed("ROWS: tuple = (open('ran', 'w'),)")
+        parsed(HEAD + "ROWS: tuple = (open('ran', 'w'),)")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,11 @@ def test_a_broken_table_is_no_missing_table(folder: Path) -> None:
     assert str(folder) in str(raised.value)
 
 
-@given(st.one_of(st.text(), st.text().map("ROWS: tuple = ({!r},)".format), st.just("ROWS: tuple = " + "(" * 5000)))
+@given(
+    st.one_of(
+        st.text(), st.text().map((HEAD + "ROWS: tuple = ({!r},)").format), st.just(HEAD + "ROWS: tuple = " + "(" * 5000)
+    )
+)
 def test_any_text_is_a_table_or_one_error(text: str) -> None:
     try:
         assert parsed(text).rows == ()

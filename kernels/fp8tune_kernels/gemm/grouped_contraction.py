@@ -159,7 +159,7 @@ class Sum(NamedTuple):
 @triton.jit
 def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right columns of a tile, which stay in their threads."""
-    return tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1).split()
+    return tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1).split()  # type: ignore[no-any-return]
 
 
 @triton.jit

@@ -1,0 +1,227 @@
+"""A unified diff of the kernel's own file: ``configs=[...]`` becomes the fewest configs that suffice.
+
+The file is parsed, not imported. Paths begin below the folder of the outermost package, so that ``git apply`` and
+``patch -p1`` work in that folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePosixPath
+
+from fp8tune.errors import UsageError
+from fp8tune.recording import Config, Kernel
+from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.revisions import source
+from fp8tune.stats.shared import Cover, cover
+from fp8tune.tables.files import File, read
+from fp8tune.tables.formats import Format
+from fp8tune.tables.literals import literal
+from fp8tune.tables.picks import KernelPicks, Pick
+
+BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)  # other bounds on the loss, for the reader of a pull request
+_DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A smaller list of configs, and the reason why it suffices."""
+
+    kernel: KernelPicks
+    picks: tuple[Pick, ...]  # measured, in the order of the cover's problems
+    cover: Cover
+    others: tuple[Cover, ...]  # for BOUNDS
+    wrong: Mapping[NamedInts, tuple[Problem, ...]]  # configs with a wrong output, which are in no list, and where
+    before: int  # number of configs that the kernel declares
+    headline: str  # 36 configs -> 3, worst loss 1.2 %
+    diff: str  # empty where nothing changes
+    notes: tuple[str, ...]  # one line each for the maintainer
+
+
+def shrink(kernel: KernelPicks, within: float) -> Shrunk:
+    """Find few configs that are within a share of the best time (0.02: 2 %) on every problem."""
+    recorded = kernel.recorded
+    if recorded is None or not recorded.is_autotuned:
+        raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
+    if recorded.pruner_configs:
+        advice = "export it --for python, and use fp8tune.pin"
+        raise UsageError(f"{kernel.kernel} launches configs that its early_config_prune makes: {advice}")
+    picks = tuple(pick for pick in kernel.picks if pick.study.kind is not Kind.PUBLISHED)
+    if not picks:
+        raise UsageError(f"nothing of {kernel.kernel} was measured: run fp8tune sweep")
+    wrong: dict[NamedInts, tuple[Problem, ...]] = {}
+    for pick in picks:
+        for config in (config for config, status in pick.study.failures.items() if status is Status.WRONG):
+            wrong[config] = (*wrong.get(config, ()), pick.problem)
+    # Run-time tuning times every config of the list on every key, and would take a wrong one where it is the fastest.
+    right = [{c: loss for c, loss in pick.study.slowdowns.items() if c not in wrong} for pick in picks]
+    for pick, slowdowns in zip(picks, right, strict=True):
+        if not slowdowns:
+            raise UsageError(f"every config that is right on {pick.problem.shape} is wrong elsewhere: no list is right")
+    axes = picks[0].study.axes
+    chosen, *others = (cover(right, bound, axes) for bound in (within, *BOUNDS))
+    path, name = source_file(recorded)
+    text = read(path)
+    if text is None:
+        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them")
+    configs = [kernel.triton_config(config) for config in chosen.configs]
+    new, notes = replaced(text, recorded, configs, str(name))
+    code = source.source_hash(recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
+    if recorded.source_hash and code != recorded.source_hash:
+        recorded_code = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
+        notes.append(f"{recorded_code}: record and sweep it again")
+    before = len(recorded.configs)
+    headline = f"{before} configs -> {len(chosen.configs)}, worst loss {100 * chosen.worst:.1f} %"
+    diff = unified(text, new, name)
+    if diff:
+        diff = f"{kernel.kernel} on {kernel.device.name or kernel.device.arch}: {headline}\n{diff}"
+    return Shrunk(kernel, picks, chosen, tuple(others), wrong, before, headline, diff, tuple(notes))
+
+
+def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
+    """Return the file that defines a kernel, and its path below the folder of the package. Nothing is imported."""
+    module = kernel.name.partition(":")[0]
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)):
+        raise UsageError(f"{kernel.name} has no importable module: there is no source to change")
+    for name in (names := (PurePosixPath(*parts).with_suffix(".py"), PurePosixPath(*parts, "__init__.py"))):
+        if kernel.file.endswith(f"/{name}") and Path(kernel.file).is_file():
+            return Path(kernel.file), name
+    spec = importlib.util.find_spec(parts[0]) or PathFinder.find_spec(parts[0], [str(Path.cwd())])
+    places = [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
+    for path, name in ((Path(place).parent / name, name) for place in places for name in names):
+        if path.is_file():
+            return path, name
+    raise UsageError(f"the source of {module} is not here: install it, or run this where it can be imported")
+
+
+def unified(before: str, after: str, path: PurePosixPath) -> str:
+    """Return the unified diff of a file; empty where nothing changed."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)  # as Python's parser and patch do: not at form feeds
+
+
+def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
+    """Put other configs into the decorator of a kernel. Return the new source, and notes for the maintainer."""
+    try:
+        source_text = _Source(text, name)
+    except SyntaxError as error:
+        raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}; mend the file") from None
+    call = source_text.autotuner(kernel.name.rpartition(":")[2])
+    value = next((keyword.value for keyword in call.keywords if keyword.arg == "configs"), (*call.args, None)[0])
+    if value is None or isinstance(value, ast.Starred):
+        raise UsageError(f"{name}:{call.lineno}: @triton.autotune does not name its configs: see its **")
+    start, end = source_text.span(value)
+    changed = text[:start] + source_text.config_list(configs, value.lineno) + text[end:]
+    try:
+        compile(changed, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{name}:{value.lineno}: the list cannot be replaced ({error}): do it by hand") from None
+    if ast.dump(source_text.tree) == ast.dump(ast.parse(changed)):  # the same list in another style
+        return text, ["the file has exactly these configs already"]
+    notes = []
+    elements = value.elts if isinstance(value, ast.List | ast.Tuple) else []
+    if all(isinstance(item, ast.Call) for item in elements) and len(elements) not in (0, len(kernel.configs)):
+        notes.append(f"{name} lists {len(elements)} configs, {len(kernel.configs)} were recorded: record it again")
+    if any(keyword.arg == "prune_configs_by" for keyword in call.keywords):
+        notes.append("`prune_configs_by` stays: see that it leaves one of these configs for each key")
+    return changed, notes
+
+
+class _Source:
+    """A parsed file."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.tree, self.lines, self.name = ast.parse(text), _lines(text), name
+        self.names: dict[str, str] = {}  # imported name -> full name: tl -> triton.language
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.names[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+
+    def span(self, node: ast.expr) -> tuple[int, int]:
+        """Return the positions of an expression in the text; the parser counts columns in bytes of UTF-8."""
+        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset))
+        start, end = (
+            sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
+            for line, column in ends
+        )
+        return start, end
+
+    def is_triton(self, node: ast.expr, attribute: str) -> bool:
+        """Return True for ``triton.ATTRIBUTE`` under whatever name the file has for it."""
+        root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
+        full = f"{self.names.get(root, '')}.{rest}".rstrip(".")
+        return full.startswith("triton.") and full.rpartition(".")[2] == attribute
+
+    def autotuner(self, attribute: str) -> ast.Call:
+        """Return the call of ``triton.autotune`` for a function, or of a decorator that somebody derived from it."""
+        candidates: list[ast.expr] = []
+        name = attribute.rpartition(".")[2]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                candidates += node.decorator_list
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = triton.autotune(...)(f)
+                candidates += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
+        calls = [
+            node
+            for node in candidates
+            if isinstance(node, ast.Call)
+            if self.is_triton(node.func, "autotune")
+            or ("autotune" in ast.unparse(node.func) and any(keyword.arg == "configs" for keyword in node.keywords))
+        ]
+        if len(calls) != 1:
+            count = f"several in lines {', '.join(str(call.lineno) for call in calls)}" if calls else "none"
+            advice = f"it has {count}: change it by hand"
+            raise UsageError(f"{self.name} must have one @triton.autotune on {attribute}, {advice}")
+        return calls[0]
+
+    def config_list(self, configs: Sequence[Config], line: int) -> str:
+        """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
+        at = f"{self.name}:{line}"
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        calls = [node for node in nodes if self.is_triton(node.func, "Config")]
+        spellings = [ast.unparse(call.func) for call in calls]
+        spellings += [f"{name}.Config" for name, full in self.names.items() if full == "triton"]
+        spellings += [name for name, full in self.names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
+        if not spellings:
+            raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
+        hooks = {ast.unparse(k.value) for call in calls for k in call.keywords if k.arg == "pre_hook"}
+        functions = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)} | set(self.names)
+        known = [hook for hook in hooks if hook.partition(".")[0] in functions]
+        if any(config.has_pre_hook for config in configs) and (len(hooks), len(known)) != (1, 1):
+            raise UsageError(f"{at}: the pre_hook of the configs is not one function of the module: change it by hand")
+        modules = {full: name for name, full in self.names.items()}
+        if "triton" in modules:
+            modules.setdefault("triton.language", f"{modules['triton']}.language")
+        dtypes = {kind: modules[full] for kind, full in _DTYPE_MODULES.items() if full in modules}
+        declaration = self.lines[line - 1]
+        indent = declaration[: len(declaration) - len(declaration.lstrip(" \t"))]
+        newline = "\r\n" if declaration.endswith("\r\n") else "\n"
+        rows = []
+        for config in configs:
+            kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
+            options = [f"{name}={int(number)}" for name, number in config.options.items()]
+            options += [f"pre_hook={known[0]}"] if config.has_pre_hook else []
+            rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),{newline}")
+        return "".join([f"[{newline}", *rows, f"{indent}]"])
+
+
+FORMAT = Format(
+    lambda kernels, options: [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within).diff)],
+    "in the folder above the package: git apply FILE, or patch -p1 < FILE",
+    ("within",),
+)

@@ -1,0 +1,143 @@
+"""Files of Triton's own autotune cache: an unchanged program under ``TRITON_CACHE_AUTOTUNING=1`` times nothing.
+
+A file's key hashes this very build of Triton, its assembler, the kernel's source, the tuning key and the configs. So
+the kernel is imported and the installed Triton makes key and file, with a driver that only names the
+GPU, which need not be here. The key names no device: each has its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+from fp8tune.autotuned.values import decoded
+from fp8tune.errors import UsageError, one_line
+from fp8tune.records import NamedInts
+from fp8tune.revisions.loading import imported_module
+from fp8tune.stats.means import grouped
+from fp8tune.tables.files import File
+from fp8tune.tables.formats import Format, Options
+from fp8tune.tables.picks import KernelPicks, Pick, shared_config
+from fp8tune_kernels.arches import ARCHES
+
+_ADVICE = "use fp8tune.pin"
+
+
+def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
+    """Write a cache file for each tuning key. Imports the kernel; needs no GPU."""
+    (kernel,) = kernels
+    autotuner = _autotuner(kernel)
+    files: list[File] = []
+    for picks in grouped(kernel.picks, lambda pick: json.dumps(pick.key)).values():
+        try:
+            with _target(kernel.device.arch):
+                files += _files(kernel, picks, autotuner)
+        except UsageError as error:
+            for pick in picks:
+                options.notice(f"{kernel.kernel}: {pick.problem.shape} cannot be written: {error}")
+    if not files:
+        raise UsageError(f"no launch of {kernel.kernel} can be written for Triton's cache: {_ADVICE}")
+    return files
+
+
+def _autotuner(kernel: KernelPicks) -> Any:
+    """Return the kernel's Autotuner. Raises UsageError for one that Triton's cache cannot serve from here."""
+    arch, measured, installed = kernel.device.arch, kernel.device.triton, metadata.version("triton")
+    if kernel.recorded is None or not kernel.recorded.is_autotuned or arch not in ARCHES:
+        raise UsageError(f"{kernel.kernel} on {arch} has no triton.autotune or no GPU: export it --for python")
+    if measured not in ("", installed):
+        raise UsageError(f"measured under triton {measured}, {installed} makes other keys: export there, or {_ADVICE}")
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    module, _, attribute = kernel.kernel.partition(":")
+    try:
+        chain = [functools.reduce(getattr, attribute.split("."), imported_module(module))]
+    except (UsageError, AttributeError) as error:
+        raise UsageError(f"cannot import {kernel.kernel}: {one_line(error)}: export where the program runs") from error
+    while (inner := getattr(chain[-1], "fn", None)) is not None:
+        chain.append(inner)
+    autotuner: Any = next((item for item in chain if isinstance(item, Autotuner)), None)
+    if autotuner is None or not any(isinstance(item, JITFunction) for item in chain):
+        raise UsageError(f"{kernel.kernel} has no triton.autotune any more or is interpreted: record it again")
+    for is_unfit, problem in (
+        (autotuner.early_config_prune or autotuner.perf_model, "prunes its configs"),
+        (any(pick.launch and pick.launch.configs for pick in kernel.picks), "launches configs that its program sets"),
+        (any(config.pre_hook for config in autotuner.configs), "has a pre_hook"),
+        (len(autotuner.configs) < 2, "has a single config"),
+    ):
+        if is_unfit:
+            raise UsageError(f"{kernel.kernel} {problem}, for which Triton reads no cache: {_ADVICE}")
+    return autotuner
+
+
+def _files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> list[File]:
+    """Return the files of one key."""
+    key = tuple(map(decoded, picks[0].key))
+    if not key or not all(map(_is_plain, key)):
+        raise UsageError(f"Triton does not cache the key {key!r}: {_ADVICE}")
+    folder = PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", kernel.device.name).strip("_.") or kernel.device.arch)
+    chosen = shared_config(picks)
+    timings = {_triton_config(kernel, chosen): [picks[0].study.times_us[chosen] / 1000]}  # Triton launches the fastest
+    return [File(folder / path, text) for path, text in _cached(autotuner, key, timings).items()]
+
+
+def _triton_config(kernel: KernelPicks, name: NamedInts) -> Any:
+    from triton import Config
+
+    config = kernel.triton_config(name)
+    kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
+    if not all(map(_is_plain, kwargs.values())):
+        raise UsageError(f"a value of {kwargs} is none of JSON's: {_ADVICE}")
+    return Config(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _cached(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str, str]:
+    """Return paths and texts that Triton itself writes after a benchmark with these timings."""
+    from triton import knobs
+
+    def benchmark() -> None:
+        autotuner.configs_timings = timings
+
+    before = getattr(autotuner, "configs_timings", None)
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
+        knobs.cache.dir = folder
+        try:
+            autotuner.check_disk_cache(key, autotuner.configs, benchmark)
+        finally:
+            autotuner.configs_timings = before
+        files = Path(folder).rglob("*.autotune.json")
+        return {str(path.relative_to(folder)): path.read_text() for path in sorted(files)}
+
+
+@contextlib.contextmanager
+def _target(arch: str) -> Iterator[None]:
+    """Let Triton's driver know its target and nothing else."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    limits = ARCHES[arch]
+    number = arch if limits.backend == "hip" else int(arch.removeprefix("sm_"))
+    target = GPUTarget(limits.backend, number, limits.warp_size)
+    active = driver._active  # driver.active would look for a GPU
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+    try:
+        yield
+    finally:
+        driver.set_active(active)
+
+
+FORMAT = Format(write, "run the program with TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR={folder}/{device}")

@@ -1,0 +1,75 @@
+"""Picks of one kernel on one device, which formats of others are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fp8tune.autotuned import configs
+from fp8tune.errors import DatabaseError
+from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
+from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.stats.shared import choose_shared
+from fp8tune.stats.study import Study
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The pick of one problem, with what was measured there."""
+
+    study: Study
+    evidence: str  # one line: verdict, time, device, versions
+    launch: Launch | None = None  # as recorded; None for a kernel with a specification
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.study.problem
+
+    @property
+    def config(self) -> NamedInts:
+        """The picked config."""
+        return self.study.choice.pick
+
+    @property
+    def key(self) -> tuple[Value, ...]:
+        """Key that the autotuner looks up; of a kernel with a specification, the values of its lookup key."""
+        return self.launch.key if self.launch else tuple((self.study.lookup_key or NamedInts()).values())
+
+
+@dataclass(frozen=True)
+class KernelPicks:
+    """All picks of one kernel on one device."""
+
+    kernel: str
+    device: Device
+    picks: tuple[Pick, ...]  # in the order of the recording, or of the shape sets
+    recorded: Kernel | None = None  # without its launches
+    notices: tuple[str, ...] = ()  # results that were left out, and the reason
+
+    @property
+    def bare_name(self) -> str:
+        """Name of the kernel's function: ``module:attribute`` -> ``attribute``."""
+        return self.kernel.rpartition(":")[2].rpartition(".")[2] or self.kernel
+
+    def triton_config(self, config: NamedInts) -> Config:
+        """Return a row's config as Triton takes it, its names in the order of the kernel's declaration."""
+        if self.recorded is None:
+            options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
+            if "maxnreg" in options:
+                options["maxnreg"] = options["maxnreg"] or None  # 0 is no limit
+            return Config({name: value for name, value in config.items() if name not in CONFIG_OPTIONS}, **options)
+        try:
+            decoded = configs.decoded(self.recorded, config)
+        except (ValueError, TypeError) as error:
+            raise DatabaseError(f"{error}: forget that row, or sweep the kernel again") from None
+        names = dict.fromkeys(name for declared in self.recorded.configs for name in declared.kwargs)
+        kwargs = {name: decoded.kwargs[name] for name in {**names, **decoded.kwargs} if name in decoded.kwargs}
+        return replace(decoded, kwargs=kwargs)
+
+
+def shared_config(picks: Sequence[Pick]) -> NamedInts:
+    """Return one config for problems that a format does not distinguish: its largest slowdown is least."""
+    shared = choose_shared([pick.study for pick in picks], bound=1.0) if len(picks) > 1 else None
+    return shared.config if shared else picks[0].config

@@ -1,0 +1,261 @@
+"""Selection of a table's rows from decided studies.
+
+A row for each lookup key holds the pick of the device with the most problems; another device gets its own row where it
+would lose more than 2 %. The fallback row serves keys without a row. All of this stays until it is proven beaten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fp8tune.records import KernelVersion, Kind, NamedInts, Status
+from fp8tune.stats.decide import PLAN
+from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
+from fp8tune.stats.study import Study
+from fp8tune.tables.launch_table import Entry, LaunchTable
+from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.runtime.nearest import nearest
+from fp8tune_kernels.tables import Key, Row, Table
+
+DEVICE_LOSS = 1.02
+"""Slowdown above which a device gets a row of its own."""
+
+
+class CurrentTable:
+    """The table of one arch that launches use today, whose configs stay until others are proven faster."""
+
+    def __init__(self, table: Table = Table()) -> None:
+        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
+        self._nearest = table.nearest
+
+    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
+        """Return the config of exactly one row; None if there is no such row."""
+        return self._configs.get((kernel, device, None if key is None else _items(key)))
+
+    def takes_nearest(self, kernel: str) -> bool | None:
+        """Return True if keys without a row take the nearest key's; None if the table has no row for them."""
+        return None if self.config(kernel, "", None) is None else kernel in self._nearest
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The row for keys without a row, with the slowdowns that it leads to."""
+
+    entry: Entry
+    studies: Sequence[Study]  # problems that it was chosen on
+    held_out: Sequence[HeldOut] = ()  # shapes that were left out in turn, under this row and the nearest key's
+
+    @property
+    def worst(self) -> float:
+        """Largest slowdown on the problems that it was chosen on."""
+        return max(study.slowdowns.get(NamedInts(self.entry.config), 1.0) for study in self.studies)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of one arch, and their origin."""
+
+    table: LaunchTable
+    fallbacks: tuple[Fallback, ...] = ()
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)  # kernel -> devices and publications
+    notices: tuple[str, ...] = ()  # results that were left out, and how to include them
+
+
+def select(
+    studies: Sequence[Study], compiled: Sequence[Study], arch: str, current: CurrentTable = CurrentTable()
+) -> Selection:
+    """Select the rows of an arch from decided studies.
+
+    A published config is taken only if its ``compiled`` results have no spills. ``current`` is used by launches today.
+    """
+    kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
+    ours = [study for study in studies if study.device.arch == arch and study.kind in kinds]
+    static = grouped((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
+    by_kernel = grouped(ours, lambda study: study.problem.kernel)
+    parts = [_KernelRows(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
+    for part in parts:
+        part.fill()
+    entries = tuple(entry for part in parts for entry in part.entries)
+    takes_nearest = frozenset(part.kernel for part in parts if part.takes_nearest)
+    return Selection(
+        LaunchTable(arch, entries, takes_nearest),
+        tuple(fallback for part in parts for fallback in part.fallbacks),
+        {kernel: frozenset().union(*map(_origins, group)) for kernel, group in by_kernel.items()},
+        tuple(f"{part.kernel}: {notice}" for part in parts for notice in part.notices),
+    )
+
+
+@dataclass
+class _KernelRows:
+    """Rows of one kernel on one arch."""
+
+    kernel: str
+    arch: str
+    studies: Sequence[Study]
+    static: Sequence[Study]
+    current: CurrentTable
+    entries: list[Entry] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def fill(self) -> None:
+        """Fill the lists."""
+        groups = grouped(self._exportable(), lambda study: study.device.name).items()
+        devices = dict(sorted(groups, key=lambda item: (-len(item[1]), item[0])))  # most problems first
+        measured = [study for group in devices.values() for study in group]
+        for key, same_key in grouped(measured, _key).items():
+            self._add_keyed(key, grouped(same_key, lambda study: study.device.name))
+        if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
+            self._add_published(published)
+        if devices:
+            self._add_fallbacks(devices)  # held out against all rows with a key
+
+    @property
+    def takes_nearest(self) -> bool:
+        """True if keys without a row should take the row of the nearest key."""
+        held_out = [item for fallback in self.fallbacks for item in fallback.held_out]
+        rule = self.current.takes_nearest(self.kernel)
+        return prefers_nearest(held_out, rule) if held_out else bool(rule)
+
+    def _exportable(self) -> list[Study]:
+        """Return finished measured studies of versions that are launched like the newest one."""
+        measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
+        complete = [study for study in measured if study.is_usable]
+        newest = _interface(_newest([*self.static, *self.studies]))
+        keyed = [study for study in complete if study.lookup_key is not None]
+        alike = [study for study in keyed if newest and _interface(study.version) == newest]
+        reasons = ("not swept to the end", "rows of an older kernel with other axes or keys")
+        for before, after, reason in zip((measured, complete), (complete, alike), reasons, strict=True):
+            if omitted := [str(study.problem.shape) for study in before if study not in after]:
+                more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
+                advice = f"run fp8tune sweep --kernel {self.kernel} again"
+                self.notices.append(f"{omitted[0]}{more} not exported, {reason}: {advice}")
+        return alike
+
+    def _add_keyed(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
+        (_, first), *others = devices.items()
+        shared = self._config_for(first)
+        self._add("", key, shared, first)
+        for device, group in others:
+            if _mean_slowdown(shared, group) > self._device_loss(device, key):
+                self._add(device, key, self._config_for(group), group)
+
+    def _config_for(self, studies: Sequence[Study]) -> NamedInts:
+        """Return the pick of one study; of several with one key, the config of least mean slowdown."""
+        if len(studies) > 1:
+            if shared := choose_shared(studies, math.inf, studies[0].current):
+                return shared.config
+            self.notices.append(f"no config ran on all problems of {_key(studies[0])}: the first decides")
+        return studies[0].choice.pick
+
+    def _device_loss(self, device: str, key: NamedInts | None) -> float:
+        """Return the slowdown above which a device gets its own row; one that it has stays by the keep band."""
+        has_row = self.current.config(self.kernel, device, key) is not None
+        return DEVICE_LOSS / (1 + PLAN.keep_band) if has_row else DEVICE_LOSS
+
+    def _add_fallbacks(self, devices: Mapping[str, Sequence[Study]]) -> None:
+        (_, first), *others = devices.items()
+        current = self.current.config(self.kernel, "", None)
+        best = choose_shared(first, current=current)
+        if best is None:
+            self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
+            return
+        keyed = nearest_of([entry.row for entry in self.entries if entry.key is not None])
+        served: list[Study] = []
+        for device, group in others:
+            own = choose_shared(group, current=self.current.config(self.kernel, device, None) or current)
+            if own and _mean_slowdown(best.config, group) > self._device_loss(device, None) * own.mean:
+                entry = self._add(device, None, own.config, group)
+                self.fallbacks.append(Fallback(entry, group, hold_out(group, [], keyed)))
+            else:
+                served += group
+        entry = self._add("", None, best.config, first)
+        self.fallbacks.append(Fallback(entry, first, hold_out(first, served, keyed)))
+
+    def _add_published(self, published: Sequence[Study]) -> None:
+        """Take published configs, which timed other code, for keys that nobody measured."""
+        named = [study for study in published if study.is_usable]
+        keyed = [study for study in named if study.lookup_key is not None]
+        if not keyed:
+            reason = "the kernel is not declared here" if named else "no config is named"
+            self.notices.append(f"published rows are not exported: {reason}, evidence only")
+            return
+        keys = {entry.key for entry in self.entries}
+        for key, group in grouped(keyed, _key).items():
+            if _items(key) not in keys:
+                self._add_proven(key, self._config_for(group), group)
+        if not keys and (best := choose_shared(keyed)):
+            self._add_proven(None, best.config, keyed)
+
+    def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
+        """Add a published config, with axes that only our kernel has off, if it compiles here without spills."""
+        version = _newest(self.static)
+        complete = version.complete(config) if version else config
+        compiled = (study for study in self.static if study.version == version)
+        results = [result for study in compiled for result in study.results if result.config == complete]
+        if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):
+            entry = self._add("", key, config, studies)
+            self.entries[-1] = entry._replace(config=_declared_order(complete, version))
+            if key is None:
+                self.fallbacks.append(Fallback(entry, studies))
+            return
+        command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
+        reason = "does not compile or spills" if results else f"was not compiled: run {command}"
+        where = key or "any other shape"
+        self.notices.append(f"the published config for {where} is not exported, {config} {reason}")
+
+    def _add(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
+        origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
+        items = None if key is None else _items(key)
+        config_items = _declared_order(config, studies[0].version)
+        self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins))))
+        return self.entries[-1]
+
+
+def nearest_of(rows: Sequence[Row]) -> Nearest:
+    """Return the lookup of the nearest key among the rows of a kernel's table."""
+
+    def nearest_config(study: Study, omitted: frozenset[NamedInts]) -> NamedInts | None:
+        keys = set(map(_items, omitted))
+        comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in keys]
+        row = nearest(_items(_key(study)), comparable, SPANS.get(study.problem.kernel), study.default)
+        return NamedInts(row[3]) if row else None
+
+    return nearest_config
+
+
+def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
+    """Return the geometric mean slowdown of a config; infinite if it has no time somewhere."""
+    slowdowns = [study.slowdowns.get(config, math.inf) for study in studies]
+    return math.inf if math.inf in slowdowns else geomean(slowdowns)
+
+
+def _origins(study: Study) -> frozenset[str]:
+    """Return the device of a study, and the publications of its configs."""
+    return frozenset({study.device.name, *(r.source for r in study.results if r.config is not None)} - {""})
+
+
+def _declared_order(config: NamedInts, version: KernelVersion | None) -> Key:
+    declared = [name for name, _ in version.axes if name in config] if version else []
+    return tuple((name, config[name]) for name in dict.fromkeys([*declared, *sorted(config)]))
+
+
+def _interface(version: KernelVersion | None) -> object:
+    return version and ({name for name, _ in version.axes}, version.key)
+
+
+def _newest(studies: Sequence[Study]) -> KernelVersion | None:
+    """Return the version whose rows were stored last."""
+    stamped = [(study.newest, study.source_hash, study.version) for study in studies if study.version]
+    return max(stamped, key=lambda item: item[:2])[2] if stamped else None
+
+
+def _key(study: Study) -> NamedInts:
+    return study.lookup_key or NamedInts()
+
+
+def _items(key: NamedInts) -> Key:
+    return tuple(sorted(key.items()))
