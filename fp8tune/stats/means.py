@@ -37,7 +37,7 @@ def geomean(ratios: Iterable[float]) -> float:
     return statistics.geometric_mean(numbers)
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
     """Group items by a key, in the order they come."""
     groups: dict[Group, list[Item]] = {}
     for item in items:

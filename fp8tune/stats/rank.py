@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from fp8tune.records import ComparableRows, Device, Kind, Problem
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)  # the most trusted first
@@ -38,7 +38,7 @@ def answering(pools: Iterable[Pool]) -> list[Pool]:
 
 
 def _answers(pools: Iterable[Pool]) -> list[Pool]:
-    questions = grouped(pools, lambda pool: (pool.problem, pool.device.arch, pool.device.name))
+    questions = group_by(pools, lambda pool: (pool.problem, pool.device.arch, pool.device.name))
     return list(map(_best, questions.values()))
 
 

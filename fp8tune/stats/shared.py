@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fp8tune.records import NamedInts
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.estimate import estimate
-from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.pairs import Axes, canonical_order
 from fp8tune.stats.study import Study
 
@@ -52,7 +52,7 @@ class Losses:
         rows = [[study.slowdowns.get(config, math.nan) for study in self.studies] for config in self.configs]
         return np.array(rows)
 
-    def covering(self, mask: NDArray[np.bool_] | None = None) -> list[Loss]:
+    def losses_over(self, mask: NDArray[np.bool_] | None = None) -> list[Loss]:
         """Return the configs with a time in every study, or in those of a mask, in canonical order."""
         columns = slice(None) if mask is None else mask
         worst = self.slowdowns[:, columns].max(axis=1)  # NaN where one is
@@ -75,7 +75,7 @@ def choose_shared(studies: Iterable[Study], bound: float = BOUND, current: Named
     if not usable:
         return None
     complete = None if current is None else NamedInts({**usable[0].default, **current})
-    return choose_loss(Losses(usable).covering(), bound, complete)
+    return choose_loss(Losses(usable).losses_over(), bound, complete)
 
 
 def choose_loss(losses: Sequence[Loss], bound: float = BOUND, current: NamedInts | None = None) -> Loss | None:
@@ -137,11 +137,11 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
     losses, keys = Losses(usable), [_key(study) for study in usable]
     everything = [*usable, *(study for study in others if study.is_usable)]
     held_out: list[HeldOut] = []
-    for same_shape in grouped(everything, lambda study: study.problem.shape).values():
+    for same_shape in group_by(everything, lambda study: study.problem.shape).values():
         left_out = frozenset(map(_key, same_shape))
         rest = np.array([key not in left_out for key in keys], dtype=bool)
         if rest.any():
-            best = choose_loss(losses.covering(rest))
+            best = choose_loss(losses.losses_over(rest))
             fallback = best.config if best else same_shape[0].default
             for study in same_shape:
                 neighbour = nearest(study, left_out) or fallback

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.records import KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats.decide import PLAN
-from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
 from fp8tune.stats.study import Study
 from fp8tune.tables.launch_table import Entry, LaunchTable
@@ -73,8 +73,8 @@ def select(
     """
     kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
     ours = [study for study in studies if study.device.arch == arch and study.kind in kinds]
-    static = grouped((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
-    by_kernel = grouped(ours, lambda study: study.problem.kernel)
+    static = group_by((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
+    by_kernel = group_by(ours, lambda study: study.problem.kernel)
     parts = [_KernelRows(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
     for part in parts:
         part.fill()
@@ -103,11 +103,11 @@ class _KernelRows:
 
     def fill(self) -> None:
         """Fill the lists."""
-        groups = grouped(self._exportable(), lambda study: study.device.name).items()
+        groups = group_by(self._exportable(), lambda study: study.device.name).items()
         devices = dict(sorted(groups, key=lambda item: (-len(item[1]), item[0])))  # most problems first
         measured = [study for group in devices.values() for study in group]
-        for key, same_key in grouped(measured, _key).items():
-            self._add_keyed(key, grouped(same_key, lambda study: study.device.name))
+        for key, same_key in group_by(measured, _key).items():
+            self._add_keyed(key, group_by(same_key, lambda study: study.device.name))
         if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
             self._add_published(published)
         if devices:
@@ -184,7 +184,7 @@ class _KernelRows:
             self.notices.append(f"published rows are not exported: {reason}, evidence only")
             return
         keys = {entry.key for entry in self.entries}
-        for key, group in grouped(keyed, _key).items():
+        for key, group in group_by(keyed, _key).items():
             if _items(key) not in keys:
                 self._add_proven(key, self._config_for(group), group)
         if not keys and (best := choose_shared(keyed)):

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.literals import literal
@@ -85,7 +85,7 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
         raise UsageError(f"{first.kernel} was recorded with other keys on other devices: name one with --device")
     table, evidence = "", ""
     for kernel in kernels:
-        by_key = grouped(kernel.picks, lambda pick: _literal(pick.key))
+        by_key = group_by(kernel.picks, lambda pick: _literal(pick.key))
         table += _block(kernel, {key: _config(kernel, shared_config(picks)) for key, picks in by_key.items()})
         evidence += _block(kernel, {key: _literal(_note(picks)) for key, picks in by_key.items()})
     code = _STRING.sub("", table)

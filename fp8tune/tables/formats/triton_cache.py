@@ -23,7 +23,7 @@ from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError, one_line
 from fp8tune.records import NamedInts
 from fp8tune.revisions.loading import imported_module
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
@@ -37,7 +37,7 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     (kernel,) = kernels
     autotuner = _autotuner(kernel)
     files: list[File] = []
-    for picks in grouped(kernel.picks, lambda pick: json.dumps(pick.key)).values():
+    for picks in group_by(kernel.picks, lambda pick: json.dumps(pick.key)).values():
         try:
             with _target(kernel.device.arch):
                 files += _files(kernel, picks, autotuner)
