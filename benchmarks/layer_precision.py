@@ -371,7 +371,7 @@ class Case:
 
     @property
     def predictors(self) -> tuple[float, float, float]:
-        """What costs are multiplied with."""
+        """Sizes that costs are multiplied with."""
         products = self.inputs * self.outputs
         return self.rows * products / 1e9, self.rows * self.inputs / 1e6, self.experts * products / 1e6
 

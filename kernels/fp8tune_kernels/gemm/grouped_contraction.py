@@ -146,7 +146,7 @@ def grouped_contraction_kernel(
 
 
 class Sum(NamedTuple):
-    """Where a tile of sums goes, and what is added to it."""
+    """Destination of a tile of sums, with the matrix that is added to it."""
 
     added_ptr: tl.tensor  # of the group
     out_ptr: tl.tensor  # of the group

@@ -38,7 +38,7 @@ _binaries: dict[tuple[Any, ...], Launch] = {}
 
 
 class _Recorders(threading.local):
-    """What records the launches of this thread: see :mod:`.replay`."""
+    """Recorders of the launches of this thread: see :mod:`.replay`."""
 
     current: Any = None
 

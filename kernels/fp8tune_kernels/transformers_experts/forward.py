@@ -33,7 +33,7 @@ __all__ = ["Options", "experts_forward"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the experts of a model multiply."""
+    """Options for multiplying by the experts of a model."""
 
     precision: str = "fp8"
     is_layer: bool = True
