@@ -17,7 +17,7 @@ from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import KERNELS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,10 +35,9 @@ def _complete_studies(db: Path, changed_ns: int) -> Sequence[Study]:
 
 
 def markdown(studies: Iterable[Study]) -> str:
-    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes. Passes of
-    an operation are no kernels."""
+    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes."""
     groups: dict[tuple[str, str], list[Study]] = {}
-    for study in (each for each in studies if each.problem.kernel not in PASSES):
+    for study in studies:
         groups.setdefault((study.device.name, study.problem.kernel), []).append(study)
     order = {name: number for number, name in enumerate(KERNELS)}
     header = "| device | kernel | problems | of ceiling: least | median | most | of them the largest | us | GB/s |"
