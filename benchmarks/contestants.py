@@ -148,7 +148,7 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.adapter import studies_of
+    from fp8tune.studies import decided
     from fp8tune.cli import app
     from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
@@ -166,7 +166,7 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
             evidence = store.evidence(keep=competing)
         fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
         raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
-        (study,) = studies_of(raced)
+        (study,) = decided(raced)
         return Found(course.as_config(study.pick.config or {}), len(study.times_us))
 
     return search

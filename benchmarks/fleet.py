@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, select_rows
+from fp8tune.studies import select_rows
+from fp8tune.tables.current import NO_TABLES
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, WorkerEvent
 from fp8tune.measure.arms import Place

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fp8tune import recording
-from fp8tune.adapter import NO_TABLES, read_studies
+from fp8tune.studies import read_studies
+from fp8tune.tables.current import NO_TABLES
 from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import Fp8tuneError
 from fp8tune.recording import Kernel, Launch, Recording

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, read_studies, select_rows
+from fp8tune.studies import read_studies, select_rows
+from fp8tune.tables.current import CurrentTables, NO_TABLES
 from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render.terminal import notice

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fp8tune.adapter import NO_TABLES, read_studies
+from fp8tune.studies import read_studies
+from fp8tune.tables.current import NO_TABLES
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice

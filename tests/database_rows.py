@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
+from fp8tune.studies import compiled_studies, decided
+from fp8tune.tables.current import CurrentTables, NO_TABLES
 from fp8tune.records import (
     Device,
     Evidence,
@@ -122,7 +123,7 @@ def finished_sweep(
 
 def only_study(*rows: Evidence) -> Study:
     """The one study that some rows give."""
-    (study,) = studies_of(rows)
+    (study,) = decided(rows)
     return study
 
 
@@ -130,4 +131,4 @@ def table_text(rows: Iterable[Evidence], arch: str = "sm_90", tables: CurrentTab
     """The module of a table of some rows alone."""
     rows = list(rows)
     current = CurrentTable(tables.table(arch))
-    return select(studies_of(rows, tables), compiled_studies(rows), arch, current).table.render()
+    return select(decided(rows, tables), compiled_studies(rows), arch, current).table.render()

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
@@ -183,7 +183,7 @@ def tallies(store: Store, plan: LintPlan) -> list[Tally]:
 
 def compared(keyed: Sequence[KeyedProblem], evidence: Sequence[Evidence]) -> list[VariationResult]:
     """Each pick on each variation, from evidence of one device; a problem not swept to its end is left out."""
-    found = {study.problem: study for study in studies_of(evidence) if study.is_usable}
+    found = {study.problem: study for study in decided(evidence) if study.is_usable}
     return [
         _compared(one, variation, found[one.problem], found[variation.problem])
         for one in keyed

@@ -70,7 +70,8 @@ def compact(
 
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
-    from fp8tune.adapter import NO_TABLES, SHIPPED, completed, read_studies
+    from fp8tune.studies import read_studies
+    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
     from fp8tune_kernels.arches import ARCHES
     from fp8tune_kernels.tables import table
 

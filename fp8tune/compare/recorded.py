@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides
@@ -68,7 +68,7 @@ def _best(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) ->
     """For one version of a kernel."""
     of_kernel = [row for row in evidence if row.problem.kernel == kernel]
     rows = [row for row in of_kernel if row.version is not None and row.version.source_hash == source_hash]
-    picks = {(study.problem, study.device, study.pick.config) for study in studies_of(rows)}
+    picks = {(study.problem, study.device, study.pick.config) for study in decided(rows)}
     timed = [row for row in rows if row.times_us and (row.problem, row.device, row.config) in picks]
     return {(row.problem, row.device): row for row in sorted(timed, key=lambda row: row.stage == "final")}
 

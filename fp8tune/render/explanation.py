@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fp8tune.adapter import Attempt, Explanation, reasons
+from fp8tune.stats.explanation import Attempt, Explanation, reasons
 from fp8tune.ceiling import ceiling_of
 from fp8tune.lookups import Lookup
 from fp8tune.records import NamedInts, Status

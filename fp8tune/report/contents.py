@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune import adapter
-from fp8tune.adapter import Explanation
+from fp8tune.studies import read_studies
+from fp8tune.stats.explanation import Explanation
 from fp8tune.ceiling import Bound, ceiling_of
 from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.view import Column
@@ -136,7 +136,7 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     kernels: Sequence[str | None] = wanted.kernels or [None]
     for number, kernel in enumerate(kernels):
         progress("reading rows", number, len(kernels))
-        studies += adapter.read_studies(reader, kernel, wanted.arch)
+        studies += read_studies(reader, kernel, wanted.arch)
     found = [one for one in studies if wanted.device.casefold() in one.device.name.casefold()]
     detailed = _detailed(found)
     progress("reading configs", 0, len(detailed))

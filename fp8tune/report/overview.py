@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8tune.adapter import KernelSummary, pick_of, summarize
+from fp8tune.studies import KernelSummary, pick_of, summarize
 from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8tune.adapter import Attempt, Explanation, reasons
+from fp8tune.stats.explanation import Attempt, Explanation, reasons
 from fp8tune.records import NamedInts, Status
 from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
 from fp8tune.report.contents import Row, day, device_name

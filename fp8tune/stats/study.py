@@ -94,8 +94,6 @@ class Result:
     ceiling_gb_per_s: float | None = None
     copy_gb_per_s: float | None = None  # rate of a device-to-device copy in the sweep that timed it
     peak_flop_per_s: float | None = None
-    newest: float = field(default=0.0, compare=False)
-    """Time at which the last row of the result was stored, in seconds since the epoch."""
 
     @property
     def stage(self) -> Stage:
@@ -177,15 +175,12 @@ class Study:
     today: Today | None = None
     decision: Decision | None = None  # None until :func:`fp8tune.stats.decide.decide_study`
     noise: float | None = None  # relative difference between the default and its A/A control
+    newest: float = field(default=0.0, compare=False)
+    """Time at which the last row of the study was stored, in seconds since the epoch."""
 
     def __hash__(self) -> int:
         """Hash only the identifying fields, because other fields hold mappings."""
         return hash((self.problem, self.device, self.kind, self.version))
-
-    @property
-    def newest(self) -> float:
-        """Time at which the last row of the study was stored, in seconds since the epoch."""
-        return max((result.newest for result in self.results), default=0.0)
 
     @property
     def default(self) -> NamedInts:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, adapter, alive, recording
+from fp8tune import __version__, alive, recording
+from fp8tune.studies import NO_CONFIGS
+from fp8tune.tables.current import CurrentTables, SHIPPED, completed, find_today, recorded_configs
 from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
@@ -190,7 +192,7 @@ def _reference(reference: str) -> list[str]:
     return [source.reference_hash(reference, source.installed(reference))]
 
 
-def expanded(short: Plan, tables: adapter.CurrentTables = adapter.SHIPPED) -> Plan:
+def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
     backend, notices = short.backend, short.notices
     if backend.kind is Kind.INTERPRETER:
@@ -255,15 +257,15 @@ def make_ready(backend: Backend) -> None:
         start_server()  # it imports torch beside this process, which does so for the specs
 
 
-def _with_tables(of: ProblemPlan, backend: Backend, tables: adapter.CurrentTables) -> ProblemPlan:
+def _with_tables(of: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
     version = of.version
     current, fallback = (
-        adapter.completed(tables.config(version.kernel, backend.device, key), version) for key in (of.lookup_key, None)
+        completed(tables.config(version.kernel, backend.device, key), version) for key in (of.lookup_key, None)
     )
-    spec, recorded = load_spec(of.reference), adapter.NO_CONFIGS
+    spec, recorded = load_spec(of.reference), NO_CONFIGS
     if isinstance(spec, RecordedSpec) and (document := spec.document(of.problem)):
-        recorded = adapter.recorded_configs({of.problem: document})
-    today = adapter.find_today(version, backend.device, of.lookup_key, recorded.get(of.problem))
+        recorded = recorded_configs({of.problem: document})
+    today = find_today(version, backend.device, of.lookup_key, recorded.get(of.problem))
     return replace(of, current=current, fallback=fallback, today=today)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from fp8tune import adapter
+from fp8tune.studies import read_studies
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind, Problem, Row, Status, Subject
@@ -76,4 +76,4 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
 
 def studies(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Study]:
     """Return the decided studies of some problems on the back end's device."""
-    return adapter.read_studies(store, problems=set(problems), device=backend.device)
+    return read_studies(store, problems=set(problems), device=backend.device)

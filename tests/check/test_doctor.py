@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 
-from fp8tune.adapter import select_rows
+from fp8tune.studies import select_rows
 from fp8tune.check import doctor, machine, stored, tables
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fp8tune import lookups
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.records import Device, Evidence, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.render.found import Change, change, found_lines, next_lines, stopped_line
 from fp8tune.stats.study import Study
@@ -36,7 +36,7 @@ def timed(number: int, default_us: float, other_us: float, spread: float = 0.001
             finals=finals,
         )
 
-    (study,) = studies_of([entry(DEFAULT, default_us, 0.0), entry(OTHER, other_us, spread)])
+    (study,) = decided([entry(DEFAULT, default_us, 0.0), entry(OTHER, other_us, spread)])
     return study
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import PASSWORD, on_both
 
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.commands.report import ReportOptions, report
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
@@ -171,7 +171,7 @@ def hostile_contents(texts: list[str]) -> Contents:
                 )
                 for block in (32, 64)
             ]
-            (found,) = studies_of(evidence)
+            (found,) = decided(evidence)
             rows.append(Row(found, text, contents.Explanation(found)))
     return Contents(texts[0], rows, {(text, Kind.STATIC): 1 for text in texts}, left_out=texts[0])
 

@@ -22,7 +22,7 @@ from database_rows import (
 )
 from places import ROOT
 
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.records import ComparableRows, Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Verdict
@@ -66,7 +66,7 @@ def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> Non
     fill(store, seed)
     everything, some = store.evidence(), store.evidence(keep=competing)
     assert len(some) < len(everything)
-    assert studies_of(some) == studies_of(everything)
+    assert decided(some) == decided(everything)
     for arch in ("sm_90", "gfx942"):
         narrowed = store.evidence(arch=arch, keep=competing)
         assert table_text(narrowed, arch) == table_text(everything, arch)
@@ -78,12 +78,12 @@ def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
     for block in (32, 64):
         store.add(sweep, row(80.0, config=config(block), stage="final", process="final 00"))
     end_finals(store, sweep)
-    (study,) = studies_of(store.evidence(keep=competing))
+    (study,) = decided(store.evidence(keep=competing))
     assert study.choice.time_us == pytest.approx(80.0)
     for block in (32, 64):
         failed = row(None, config=config(block), stage="final", process="final 01", status=Status.CRASHED)
         store.add(sweep, failed)
-    (study,) = studies_of(store.evidence(keep=competing))
+    (study,) = decided(store.evidence(keep=competing))
     assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
 
 
@@ -123,7 +123,7 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
     end_finals(store, sweep)
     finished_sweep(store, {problem(): {config(32): 80.0, config(64): 95.0}}, NEWER_DRIVER)
     for evidence in (store.evidence(), store.evidence(keep=competing)):
-        (study,) = studies_of(evidence)
+        (study,) = decided(evidence)
         assert (study.device, study.choice.processes) == (H100, 2)
         assert study.choice.verdict is not Verdict.QUICK
 

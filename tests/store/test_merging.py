@@ -12,7 +12,7 @@ import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
 from servers import on_both
 
-from fp8tune.adapter import studies_of
+from fp8tune.studies import decided
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
@@ -51,7 +51,7 @@ def sweep_with_finals(
 
 
 def winner(store: Store) -> Study:
-    (found,) = studies_of(store.evidence(keep=competing))
+    (found,) = decided(store.evidence(keep=competing))
     return found
 
 
@@ -155,4 +155,4 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
     evidence = store.evidence(keep=competing)
-    return studies_of(evidence), table_text(evidence)
+    return decided(evidence), table_text(evidence)

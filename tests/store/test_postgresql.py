@@ -11,7 +11,7 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 from processes import together
 from servers import Server
 
-from fp8tune import adapter
+from fp8tune.studies import pick_of, read_studies
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.store import connected, database
@@ -177,6 +177,6 @@ def test_picks_that_were_kept_are_read_back(url: str) -> None:
         finished_sweep(store, {problem(K=k): {config(32): 100.0, config(64): 110.0} for k in (1024, 2048)})
         picks.keep_current(store)
         assert store.has_kept_picks(picks.decided_by())
-        assert store.kept_picks() == [adapter.pick_of(study) for study in adapter.read_studies(store)]
+        assert store.kept_picks() == [pick_of(study) for study in read_studies(store)]
         store.add(begin(store, request="more"), row())
         assert not store.has_kept_picks(picks.decided_by())

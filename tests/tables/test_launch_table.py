@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from places import ROOT
 
-from fp8tune import adapter
+from fp8tune.studies import decided, select_rows
+from fp8tune.tables.current import CurrentTables, NO_TABLES
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Evidence, FinalsRun, NamedInts, ProcessTimes
 from fp8tune.store.results import Store
@@ -29,8 +30,8 @@ KEY = (("G", 64), ("K", 5120))
 CONFIG = (("BLOCK_SIZE", 32), ("num_warps", 4))
 
 
-def selection(rows: list[Evidence], current: adapter.CurrentTables = adapter.NO_TABLES) -> Selection:
-    return select(adapter.studies_of(rows, current), [], "sm_90", CurrentTable(current.table("sm_90")))
+def selection(rows: list[Evidence], current: CurrentTables = NO_TABLES) -> Selection:
+    return select(decided(rows, current), [], "sm_90", CurrentTable(current.table("sm_90")))
 
 
 def many_rows() -> list[Evidence]:
@@ -102,7 +103,7 @@ def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_
             store.add_many(sweep, [row(time_us, of=of, config=name) for of, name, time_us in trials])
             for of in {of for of, _, _ in trials}:
                 store.mark_complete(sweep, subject(of), 2)
-            texts.add(adapter.select_rows(store, "sm_90").table.render())
+            texts.add(select_rows(store, "sm_90").table.render())
     assert len(texts) == 1
 
 

@@ -7,7 +7,8 @@ from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
+from fp8tune.studies import compiled_studies, decided
+from fp8tune.tables.current import CurrentTables, NO_TABLES
 from fp8tune.records import Device, Evidence, Facts, Kind, NamedInts, Status
 from fp8tune.tables.select import CurrentTable, Selection, select
 from fp8tune_kernels.catalog import load
@@ -19,7 +20,7 @@ MI300X = Device("gfx942", "AMD Instinct MI300X")
 
 
 def selection(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> Selection:
-    return select(studies_of(rows, tables), compiled_studies(rows), arch, CurrentTable(tables.table(arch)))
+    return select(decided(rows, tables), compiled_studies(rows), arch, CurrentTable(tables.table(arch)))
 
 
 def table(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> dict:
