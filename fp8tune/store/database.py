@@ -100,10 +100,6 @@ class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
 
 
-class OldDatabaseError(DatabaseError):
-    """The database was written by an older fp8tune: ``fp8tune import`` reads it."""
-
-
 class ForeignLogError(DatabaseError):
     """A log beside the file belongs to another file: SQLite would write its pages into this one."""
 
@@ -240,9 +236,11 @@ class Database:
         version = self.version
         if version in self._versions and version != VERSION and "studies" in tables:
             return
+        if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
+            raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
         if version < VERSION:
-            line = "was written by an older fp8tune: read it with fp8tune import, into another database"
-            raise OldDatabaseError(f"{self.label} {line}")
+            line = "was written by a development version of fp8tune that this one cannot read: sweep again"
+            raise DatabaseError(f"{self.label} {line}")
         if version > VERSION:
             newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
             raise DatabaseError(f"{self.label} {newer}")
@@ -255,7 +253,6 @@ class Database:
         if self._inode in (None, _inode(self.path)):
             return
         self._inode = None  # saved once
-        names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
         names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
         saved = next(path for path in names if not path.exists())
         with self._engine.connect() as connection:
