@@ -163,10 +163,10 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     def search() -> Found:
         app(command, standalone_mode=False)
         with Store.open(db, writable=False) as store:
-            evidence = store.evidence(keep=competing)
+            (study,) = store.studies(keep=competing)
         fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
-        raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
-        (study,) = decided(raced)
+        raced = [r for r in study.results if fixed.items() <= dict(r.config or {}).items()]  # less the default
+        (study,) = decided([replace(study, results=tuple(raced))])
         return Found(course.as_config(study.pick.config or {}), len(study.times_us))
 
     return search

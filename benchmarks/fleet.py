@@ -32,7 +32,8 @@ from fp8tune.measure.arms import Place
 from fp8tune.records import NamedInts
 from fp8tune.store import units as store_units
 from fp8tune.store.results import Store
-from fp8tune.store.units import QueuedSweep, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import QueuedSweep
 from fp8tune.sweep import planning
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.options import Options

@@ -107,7 +107,7 @@ def compared(one: Path, several: Path) -> str:
 
 def _picks(path: Path) -> dict[object, Pick]:
     with Store.open(str(path), writable=False) as store:
-        return {(of.problem, of.device.name): of for of in picks.read(store).picks}
+        return {(of.problem, of.device.name): of for of in picks.read(store)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
+from fp8tune.redaction import redacted
 
 DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it exists, else fp8tune.db in your data folder"
 """The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
@@ -125,7 +126,16 @@ def module_path(path: Path | None) -> Path | None:
 
 
 def database(url: str | None) -> str | None:
-    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
+    """Check that a database outlives the command, and that its URL holds no password.
+
+    Raises:
+        UsageError: It is in memory, or everybody on the machine can read its password in the list of processes.
+    """
+    if url is not None and redacted(url) != url:
+        raise UsageError(
+            "--db holds a password, which other users of this machine can see: "
+            "put it into PGPASSWORD or ~/.pgpass, or the URL into FP8TUNE_DB"
+        )
     if url is not None and is_in_memory(url):
         raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
     return url

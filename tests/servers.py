@@ -101,6 +101,11 @@ class Server:
         for pid in (parent, *map(int, children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:  # its socket outlives it for a moment
+                with contextlib.suppress(ConnectionResetError):
+                    socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
+                time.sleep(0.01)
 
     def database(self) -> str:
         """The URL of a new, empty database."""

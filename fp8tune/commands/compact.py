@@ -46,14 +46,18 @@ def compact(
 
     db = database_to_write(db, create=False)
     path = database.path_of(db)
-    if path is None:
-        raise UsageError("a server looks after its own space: import its rows into a file, and compact that")
-    Store.open(db, writable=False).close()
+    if path is None and output is None:
+        raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")
+    with Store.open(db, writable=False) as source:
+        if output is not None:
+            if path is not None:
+                archives.copy(path, output)
+            else:
+                _copy_rows(source, output)
+            path = output
+    assert path is not None
     before = path.stat().st_size
     archived = None if archive is None else archives.write(path, archive)
-    if output is not None:
-        archives.copy(path, output)
-        path = output
     with Store.open(str(path)) as store:
         pruned = store.prune(_configs_in_use(store))
         picks.keep_current(store)
@@ -66,6 +70,16 @@ def compact(
     print(f"  removed  {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
     if archive is not None and archived is not None:
         print(f"  archive  {_mb(archived)}: fp8tune import {visible(str(archive))} reads it")
+
+
+def _copy_rows(source: Store, target: Path) -> None:
+    """Copy all rows of a server into a new file."""
+    from fp8tune.store.results import Store
+
+    if target.exists():
+        raise UsageError(f"{target} is there already: give another name, or remove it")
+    with Store.open(str(target), create=True) as store:
+        store.merge(source)
 
 
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:

@@ -16,7 +16,8 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.records import Device
 from fp8tune.store.results import Store
-from fp8tune.store.units import QueuedSweep, Unit, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweep.planning import Plan
 from fp8tune_kernels.arches import ARCHES
 

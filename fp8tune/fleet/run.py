@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from fp8tune.fleet import units
 from fp8tune.store.results import Store
-from fp8tune.store.units import Queue, UnitState, UnitStatus
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue, UnitStatus
 
 POLL_S = 1.0
 """Seconds between looks at the queue."""

@@ -39,7 +39,8 @@ from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind
 from fp8tune.store.results import Store
-from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep
 from fp8tune.sweep import picks, planning
 from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.loop import sweep

@@ -130,7 +130,7 @@ PICKS: tuple[Column[Row], ...] = (
     Column("time", "time, us", lambda row: row.study.choice.time_us, 1),
     Column("share", "of ceiling, %", lambda row: _percent(row.ceiling_share), 1),
     Column("verdict", "verdict", lambda row: row.verdict),
-    Column("newest", "measured", lambda row: day(row.study.pick.newest)),
+    Column("newest", "measured", lambda row: day(row.study.newest)),
     Column("kind", "kind", lambda row: str(row.study.kind)),
     Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
@@ -172,8 +172,8 @@ def _devices(found: Contents) -> Part:
         Column("triton", "Triton", lambda place: place.device.triton),
         Column("timing", "timing", lambda place: place.device.timing),
         Column("problems", "problems", lambda place: len(place.rows)),
-        Column("oldest", "oldest row", lambda place: day(min(row.study.pick.newest for row in place.rows))),
-        Column("newest", "newest row", lambda place: day(max(row.study.pick.newest for row in place.rows))),
+        Column("oldest", "oldest row", lambda place: day(min(row.study.newest for row in place.rows))),
+        Column("newest", "newest row", lambda place: day(max(row.study.newest for row in place.rows))),
     ]
     says = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
     return Part("devices", "What it was measured with", says, table(columns, places))

@@ -101,6 +101,13 @@ class Result:
         return Stage.FINAL if self.finals else Stage.COARSE
 
     @property
+    def times_us(self) -> tuple[float, ...]:
+        """Time of each process that timed the config, in order; none without a time."""
+        if self.finals:
+            return tuple(sorted(map(process_us, self.finals)))
+        return () if self.coarse_us is None else (self.coarse_us,) * self.figures
+
+    @property
     def value_us(self) -> float:
         """Time for ranking within one stage: median over final processes or coarse time; infinite without either."""
         if self.finals:

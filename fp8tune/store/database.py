@@ -107,10 +107,6 @@ class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
 
 
-class OldDatabaseError(DatabaseError):
-    """The database was written by an older fp8tune: ``fp8tune import`` reads it."""
-
-
 class ForeignLogError(DatabaseError):
     """A log beside the file belongs to another file: SQLite would write its pages into this one."""
 
@@ -303,9 +299,11 @@ class Database:
             self.version = version = int(text) if text.isdecimal() else 0
         if version in self._versions and "studies" in tables:
             return
+        if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
+            raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
         if version < VERSION:
-            line = "was written by an older fp8tune: read it with fp8tune import, into another database"
-            raise OldDatabaseError(f"{self.label} {line}")
+            line = "was written by a development version of fp8tune that this one cannot read: sweep again"
+            raise DatabaseError(f"{self.label} {line}")
         newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
         raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")
 

@@ -27,7 +27,8 @@ from fp8tune.fleet import events, on_ray, ray_actor, worker
 from fp8tune.fleet.on_ray import RayFleet
 from fp8tune.fleet.ray_actor import RayWorker, Task, check_device
 from fp8tune.store.results import Store
-from fp8tune.store.units import Unit, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Unit
 from fp8tune.sweep import session
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")  # not imported: all workers read this

@@ -69,7 +69,7 @@ MESSAGES = {
     "foreign": "is not a results database",
     "truncated": "is damaged|is not a",
     "newer": "newer fp8tune .schema 99",
-    "no version": "older fp8tune: read it with fp8tune import",
+    "no version": "development version",
 }
 
 
