@@ -10,7 +10,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -148,10 +148,10 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.studies import decided
     from fp8tune.cli import app
     from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
+    from fp8tune.studies import decided
 
     folder = Path(tempfile.mkdtemp())
     shapes, db = str(folder / "race.toml"), str(folder / "race.db")

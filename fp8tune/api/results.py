@@ -14,8 +14,9 @@ from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row
 from fp8tune.store import layers, location, names
 from fp8tune.store.layers import Reader
+from fp8tune.store.read import subjects_of
 from fp8tune.store.texts import parse_named_ints
-from fp8tune.store.write import STAGES
+from fp8tune.store.trials import STAGES
 from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Results:
         with self.reading() as reader:
             tried: dict[Device, set[Problem]] = {}
             for name, of_arch in _places(reader, kernel, arch):
-                for subject in reader.tried_subjects(name, of_arch):
+                for subject in subjects_of(reader.pools(name, of_arch)):
                     if wanted.has(subject.problem, subject.device):
                         tried.setdefault(subject.device, set()).add(subject.problem)
             found = [

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.studies import decided as decided_studies
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
@@ -30,6 +29,7 @@ from fp8tune.stats.estimate import estimate
 from fp8tune.stats.pairs import Block, process_values
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
+from fp8tune.studies import decided as decided_studies
 from fp8tune.sweep import session
 from fp8tune.sweep.loop import Event, sweep
 from fp8tune.sweep.options import Options

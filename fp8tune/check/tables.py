@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from fp8tune.studies import select_rows
-from fp8tune.tables.current import INSTALLED, SHIPPED
 from fp8tune.check.finding import Finding, Level
 from fp8tune.errors import Fp8tuneError
 from fp8tune.records import Kind
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
+from fp8tune.studies import select_rows
+from fp8tune.tables.current import INSTALLED, SHIPPED
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
 from fp8tune_kernels.arches import ARCHES

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from fp8tune.studies import decided
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides
@@ -20,6 +19,7 @@ from fp8tune.stats.means import median
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Result, Study
 from fp8tune.store.layers import Reader
+from fp8tune.studies import decided
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
 

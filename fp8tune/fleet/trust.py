@@ -68,7 +68,7 @@ class Guard:
         ``left_s``: seconds that the time budget leaves; ``work_s``: what there is to do with finals. Looking at the GPU
         may take a tenth of ``left_s``. With little of it nothing is compiled or launched: the first unit's sweep
         measures a copy beside its compilers, which :meth:`examine` goes by. Then :meth:`calibrated` calibrates it.
-        Raises UntrustedError, with the reason in the database.
+        Raises UntrustedError.
         """
         if not self.backend.times:
             return ()
@@ -82,7 +82,6 @@ class Guard:
         fault = self._fault(with_copy=allowed_s >= COPY_S)
         self.backend.finish_compiling()
         self._refuse(fault or (self._wrong() if is_checked else ""))
-        self.store.readmit(self.backend.device)
         spent_s = self.clock() - begun
         return self.calibrated(left_s - spent_s, work_s, spent_s)
 
@@ -97,7 +96,6 @@ class Guard:
 
     def _refuse(self, reason: str) -> None:
         if reason:
-            self.store.exclude(self.backend.device, self.worker, reason)
             raise UntrustedError(reason)
 
     def _fault(self, *, with_copy: bool) -> str:

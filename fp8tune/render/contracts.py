@@ -19,7 +19,6 @@ from fp8tune.redaction import redacted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fp8tune.stats.explanation import Explanation
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.lookups import Lookup
+    from fp8tune.stats.explanation import Explanation
     from fp8tune.stats.study import Study
     from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
-    from fp8tune.store.units import Exclusion, Queue, QueuedSweep, Unit, UnitStatus
+    from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
     from fp8tune.tables.merge import Merged
 
@@ -448,13 +448,10 @@ def worker_event(event: OwnEvent) -> Object:
     }
 
 
-def queue(queue: Queue, excluded: Sequence[Exclusion]) -> Object:
-    """``queue``: every unit of work, and the GPUs that take none."""
+def queue(queue: Queue) -> Object:
+    """``queue``: every unit of work."""
     sweeps = {sweep.key: sweep for sweep in queue.sweeps}
-    return {
-        "units": [_queued_unit(of, sweeps[of.unit.sweep_key]) for of in queue.units],
-        "excluded": [_fields(of, "device", "uuid_hash", "worker", "reason", "excluded_at") for of in excluded],
-    }
+    return {"units": [_queued_unit(of, sweeps[of.unit.sweep_key]) for of in queue.units]}
 
 
 def _queued_unit(of: UnitStatus, sweep: QueuedSweep) -> Object:

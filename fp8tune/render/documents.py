@@ -251,14 +251,6 @@ QUEUED_UNIT = (
     field("expected_s", "number", "about what it takes on one device"),
 )
 
-EXCLUDED = (
-    replace(DEVICE, meaning="the device's name"),
-    field("uuid_hash", "text", "which device of that name"),
-    field("worker", "text", "who found it"),
-    field("reason", "text", "why it is left out"),
-    field("excluded_at", "number", "since when, in seconds since 1970"),
-)
-
 DOCUMENTS: Mapping[str, Document] = {
     "trial": Document(
         "sweep",
@@ -303,10 +295,7 @@ DOCUMENTS: Mapping[str, Document] = {
     "queue": Document(
         "queue",
         "What is queued, and which GPUs are left out.",
-        (
-            field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),
-            field("excluded", "list of objects", "GPUs that take no units", of=EXCLUDED),
-        ),
+        (field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),),
     ),
     "winner": Document("show", "The pick of one problem.", WINNER),
     "bounded_winner": Document(

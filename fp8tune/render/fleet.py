@@ -16,7 +16,7 @@ from fp8tune.render.progress import Display, duration
 from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import counted, kernel_name, print_json
 from fp8tune.store.schema import UnitState
-from fp8tune.store.units import Exclusion, Queue, QueuedSweep, Unit, UnitStatus
+from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
 from fp8tune.sweep.events import TrialDone
 
 MOST_ROWS = 20
@@ -162,12 +162,10 @@ def unit_name(unit: Unit) -> str:
     return f"{kernel_name(unit.kernel)} {first}{more}"
 
 
-def print_queue(queue: Queue, label: str, output_format: str, excluded: Sequence[Exclusion] = ()) -> None:
-    """All units as JSON, or for each sweep how many are in which state, then who runs what, why what failed, and which
-    GPUs are left out.
-    """
+def print_queue(queue: Queue, label: str, output_format: str) -> None:
+    """All units as JSON, or for each sweep how many are in which state, then who runs what, and why what failed."""
     if output_format == "json":
-        print_json(contracts.queue(queue, excluded))
+        print_json(contracts.queue(queue))
         return
     if not queue.sweeps:
         print(f"no work is queued in {label}: fp8tune sweep --on queue puts some there")
@@ -185,17 +183,13 @@ def print_queue(queue: Queue, label: str, output_format: str, excluded: Sequence
         *(right(str(state), number(state)) for state in (UnitState.DONE, *_NOT_DONE)),
         right("queued", lambda sweep: _ago(queue.now - sweep.created_at)),
     ]
-    parts: list[Report[QueuedSweep] | Report[UnitStatus] | Report[Exclusion] | str] = [
-        Report(f"units in {label}", sweeps, queue.sweeps)
-    ]
+    parts: list[Report[QueuedSweep] | Report[UnitStatus] | str] = [Report(f"units in {label}", sweeps, queue.sweeps)]
     shown = {str(state): (columns, queue.of(state)) for state, columns in _NOT_DONE.items()}
     shown["done, but no config is right on some problems"] = _WITH_REASON, [of for of in queue.units if of.is_finding]
     for title, (columns, found) in shown.items():
         if found:
             more = f", the first {MOST_ROWS} of {len(found):,}" if len(found) > MOST_ROWS else ""
             parts.append(Report(f"{title}{more}", columns, found[:MOST_ROWS]))
-    if excluded:
-        parts.append(Report("GPUs that are left out", _EXCLUDED, excluded))
     print_parts(parts, output_format)
 
 
@@ -205,12 +199,6 @@ def _ago(seconds: float | None) -> str:
     return f"{duration(seconds)} ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
-_EXCLUDED: list[Column[Exclusion]] = [
-    left("GPU", lambda out: out.uuid_hash[:4]),
-    left("name", lambda out: out.device),
-    left("worker", lambda out: out.worker),
-    left("reason", lambda out: out.reason),
-]
 _UNIT: list[Column[UnitStatus]] = [
     left("kernel", lambda of: kernel_name(of.unit.kernel, 20)),
     right("problems", lambda of: str(len(of.unit.problems))),

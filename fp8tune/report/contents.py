@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune.studies import read_studies
-from fp8tune.stats.explanation import Explanation
 from fp8tune.ceiling import Bound, ceiling_of
 from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.view import Column
+from fp8tune.stats.explanation import Explanation
 from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
+from fp8tune.studies import read_studies
 
 R = TypeVar("R")
 

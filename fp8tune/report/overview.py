@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8tune.studies import KernelSummary, pick_of, summarize
 from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats.means import group_by
 from fp8tune.stats.study import OPEN, SETTLED, Verdict
+from fp8tune.studies import KernelSummary, pick_of, summarize
 
 
 def view(found: Contents) -> View:

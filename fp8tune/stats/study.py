@@ -190,6 +190,11 @@ class Study:
         return hash((self.problem, self.device, self.kind, self.version))
 
     @property
+    def configs(self) -> list[NamedInts]:
+        """Named configs of the results."""
+        return [result.config for result in self.results if result.config is not None]
+
+    @property
     def default(self) -> NamedInts:
         """The kernel's declared default; empty where no version is known."""
         return self.version.default if self.version else NamedInts()

@@ -1,4 +1,4 @@
-"""Connections to a results database: transactions that are repeated when a server goes away, one line for each error."""
+"""Connections to a results database: transactions that are repeated when a server goes away, one-line errors."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def _rows(source: Connection, table: Table) -> Iterator[dict[str, Any]]:
         columns, extra = columns & stored, sorted(stored - columns)
         if table is db.Problems and "flops" not in stored:  # the full set of trials has them in its studies
             extra.append("(SELECT max(flops) FROM studies WHERE problem_id = problems.id) AS flops")
-    query = select(*(table.c[name] for name in table.c.keys() if name in columns - {"crc"}), *map(text, extra))
+    named = [column for column in table.c if column.name in columns - {"crc"}]
+    query = select(*named, *map(text, extra))
     query = query.select_from(table).order_by(*(column for column in table.primary_key if column.name in columns))
     for row in source.execute(query, execution_options={"yield_per": _CHUNK}).mappings():
         yield _upgraded(table, dict(row))

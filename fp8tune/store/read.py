@@ -103,7 +103,8 @@ class Names:
         self.runs: dict[int, list[Any]] = {}
         runs = checked_rows(connection, db.StudyRuns)
         try:
-            for run in sorted(runs, key=lambda run: (self.sweeps[run.sweep_id].started_at, self.sweeps[run.sweep_id].uid)):
+            began = {id: (sweep.started_at, sweep.uid) for id, sweep in self.sweeps.items()}
+            for run in sorted(runs, key=lambda run: began[run.sweep_id]):
                 self.runs.setdefault(run.study_id, []).append(run)
             versions = {row.id: self._version(row) for row in checked_rows(connection, db.Versions)}
             self.rows = {row.id: row for row in checked_rows(connection, db.Studies)}
@@ -453,7 +454,7 @@ class _Results:
         """Return the studies with their results, in the order they were begun."""
         few = list(self.studies) if len(self.studies) <= _FEW else None
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
-        shared, counts, is_timed = {id: self._shared(id) for id in self.studies}, Counter[int](), _is_timed(self.studies)
+        shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
             id = row.study_id
             if id not in self.studies:
@@ -463,7 +464,8 @@ class _Results:
             if status is not Status.OK:
                 failures.setdefault(id, {})[config] = status
             result = self._result(row, config, status, blocks.get(row.id, ()), shared[id])
-            if not is_timed[id] or (status is Status.OK and (result.finals or result.coarse_us is not None)):
+            is_timed = self.studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
+            if not is_timed or (status is Status.OK and (result.finals or result.coarse_us is not None)):
                 results.setdefault(id, []).append(result)
         for id in self.studies:  # checksums notice no row that is missing
             stored = self.names.rows[id]
@@ -624,10 +626,6 @@ def subjects_of(studies: Iterable[Study]) -> list[Subject]:
             subject = Subject(study.version, study.device, study.kind, study.problem)
             newest[study.device, study.kind, study.problem] = subject
     return list(newest.values())
-
-
-def _is_timed(studies: Mapping[int, Study]) -> dict[int, bool]:
-    return {id: study.kind not in (Kind.STATIC, Kind.INTERPRETER) for id, study in studies.items()}
 
 
 def _order(result: Result) -> tuple[object, ...]:

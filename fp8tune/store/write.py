@@ -278,7 +278,8 @@ class Writing(Database):
 
     def _store_rows(self, rows: Sequence[tuple[int, Row]], *, once: bool) -> int:
         studies = [self._begun_study(sweep_id, row) for sweep_id, row in rows]
-        results = self._results([_result(s, self._config(r.config), r) for s, (_, r) in zip(studies, rows, strict=True)])
+        of_rows = zip(studies, rows, strict=True)
+        results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in of_rows])
         trials, timed = [], set()
         for (sweep_id, row), study, result in zip(rows, studies, results, strict=True):
             key = {"sweep_id": sweep_id, "name": row.process, "git_commit": row.commit}

@@ -16,12 +16,12 @@ from functools import cached_property
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
+from fp8tune.records import FinalsRun, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
 from fp8tune.stats.decide import MeasuringPlan, decide_finals, processes_to_settle
 from fp8tune.stats.pairs import Finals as Times
 from fp8tune.stats.screen import choose_finalists
-from fp8tune.stats.study import Decision
+from fp8tune.stats.study import Decision, Study
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Added, Event, FinalsAhead, FinalsStarted, NoFinals, TrialDone
 from fp8tune.sweep.planning import Plan, ProblemPlan
@@ -74,9 +74,9 @@ class Finals:
         answers = self._answers([group.subject.problem for group in chosen])
         pending: list[ProblemFinals] = []
         for group in chosen:
-            stored = answers.get((group.subject.problem, group.subject.version.source_hash), [])
+            stored = answers.get((group.subject.problem, group.subject.version.source_hash))
             if self._is_answered(group, stored):
-                rows = list(rows_of(stored))
+                rows = [] if stored is None else list(rows_of(stored))
                 yield Added(len(rows))
                 yield from (TrialDone(row, from_database=True) for row in rows)
             else:
@@ -98,7 +98,7 @@ class Finals:
         if not times_us:
             return FinalsAhead(problem, 0, 0)
         group = self._chosen(of, times_us)
-        stored = self._answers([problem]).get((problem, of.version.source_hash), [])
+        stored = self._answers([problem]).get((problem, of.version.source_hash))
         return FinalsAhead(problem, 0 if self._is_answered(group, stored) else len(group.arms), len(group.processes))
 
     @property
@@ -133,21 +133,18 @@ class Finals:
         tried = self.store.tried(self.plan.subject(of), sweep=self.sweep_id, stage="final")
         return [config for config, outcome in tried.items() if outcome.status is not Status.OK]
 
-    def _answers(self, problems: Sequence[Problem]) -> dict[tuple[Problem, str], list[Evidence]]:
-        """Finals that count already, by problem and kernel source."""
-        found: dict[tuple[Problem, str], list[Evidence]] = {}
-        for entry in self.store.evidence(problems=set(problems), device=self.plan.backend.device):
-            if entry.finals and entry.version is not None and entry.status is Status.OK:
-                found.setdefault((entry.problem, entry.version.source_hash), []).append(entry)
-        return found
+    def _answers(self, problems: Sequence[Problem]) -> dict[tuple[Problem, str], Study]:
+        """Studies with finals that count already, by problem and kernel source."""
+        studies = self.store.studies(problems=set(problems), device=self.plan.backend.device)
+        return {(study.problem, study.source_hash): study for study in studies if study.finals}
 
-    def _is_answered(self, group: ProblemFinals, stored: Sequence[Evidence]) -> bool:
+    def _is_answered(self, group: ProblemFinals, stored: Study | None) -> bool:
         """True if there are no finalists, or if every finalist has finals that no time budget cut short."""
-        times = {entry.config: entry.finals for entry in stored if entry.config is not None}
+        times = {} if stored is None else stored.finals
         configs = _configs(group)
         if not configs or not set(configs) <= set(times):
             return not configs
-        has_own = any(one.run.sweep == self._uid for entry in stored for one in entry.finals)
+        has_own = any(one.run.sweep == self._uid for finals in times.values() for one in finals)
         if self.plan.options.again and not has_own:
             return False
         was_cut_short = has_own and len(group.processes) < self._last and self._decided(group, times).needs_more
@@ -266,15 +263,11 @@ def process_name(number: int) -> str:
     return f"final {number - 1:02d}"
 
 
-def rows_of(stored: Iterable[Evidence]) -> Iterator[Row]:
+def rows_of(study: Study) -> Iterator[Row]:
     """The rows of finals that count, each config's by sweep, process and round; samples are left in the database."""
-    for entry in stored:
-        for stage, of_stage in (("final", entry.finals), ("duplicate", entry.duplicate)):
+    for result in study.results:
+        for stage, of_stage in (("final", result.finals), ("duplicate", result.control)):
             for times in of_stage:
-                yield from (_row_of(entry, stage, times, round, time_us) for round, time_us in times.blocks)
-
-
-def _row_of(entry: Evidence, stage: str, times: ProcessTimes, round: int, time_us: float) -> Row:
-    outcome, name = Outcome(Status.OK, time_us), times.process
-    identity = (entry.problem, entry.config, entry.device, entry.kind)
-    return Row(*identity, outcome, entry.version, stage=stage, round=round, process=name)
+                for round, time_us in times.blocks:
+                    identity = (study.problem, result.config, study.device, study.kind, Outcome(Status.OK, time_us))
+                    yield Row(*identity, study.version, stage=stage, round=round, process=times.process)

@@ -146,8 +146,8 @@ def replay(store: Store, plan: Plan, problems: Sequence[tuple[KernelVersion, Pro
             rows += [Row(problem, config, device, kind, tried[config], version, round=number) for config in tried]
     if plan.backend.times and not plan.options.quick:
         wanted = {(problem, version.source_hash) for version, problem in problems}
-        stored = store.evidence(problems={problem for _, problem in problems}, device=device)
-        rows += rows_of(item for item in stored if item.version and (item.problem, item.version.source_hash) in wanted)
+        for study in store.studies(problems={problem for _, problem in problems}, device=device):
+            rows += rows_of(study) if (study.problem, study.source_hash) in wanted else ()
     yield Started(device, len(rows), len(rows))
     for row in rows:
         yield TrialDone(row, from_database=True)

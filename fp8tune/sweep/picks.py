@@ -7,13 +7,13 @@ import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator
 
-from fp8tune.studies import finalists_of, pick_of, read_studies
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Finalist, Pick, Problem
 from fp8tune.stats.rank import display_order
 from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
 from fp8tune.store.results import Store
+from fp8tune.studies import finalists_of, pick_of, read_studies
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.tables import table
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from fp8tune import __version__, alive, recording
-from fp8tune.studies import NO_CONFIGS
-from fp8tune.tables.current import CurrentTables, SHIPPED, completed, find_today, recorded_configs
 from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
@@ -32,8 +30,10 @@ from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec, recorded_kernel
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
+from fp8tune.studies import NO_CONFIGS
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
+from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import FLAGS, KernelSpec

@@ -14,8 +14,9 @@ from fp8tune.measure import device, machine
 from fp8tune.measure.backends.compiler import CompilerBackend
 from fp8tune.measure.compiling import alike
 from fp8tune.plan import problems as plan
-from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Problem, Subject
+from fp8tune.records import KernelVersion, Kind, NamedInts, Problem, Subject
 from fp8tune.revisions.loading import load_spec
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED
 from fp8tune.sweep.events import Event
@@ -65,9 +66,9 @@ def is_any_untimed(store: Store, subjects: Collection[Subject]) -> bool:
 
 def _published(store: Store, problems: Collection[Problem], arch: str) -> dict[Problem, list[NamedInts]]:
     found: dict[Problem, list[NamedInts]] = {}
-    for row in store.evidence(kinds=[Kind.PUBLISHED], problems=set(problems)):
-        if row.config is not None and row.device.arch in (arch, UNSTATED):
-            found.setdefault(row.problem, []).append(row.config)
+    for study in store.studies(kinds=[Kind.PUBLISHED], problems=set(problems)):
+        if study.device.arch in (arch, UNSTATED):
+            found.setdefault(study.problem, []).extend(study.configs)
     return found
 
 
@@ -95,14 +96,14 @@ def compile_published(
     store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
 ) -> Iterator[Event]:
     """Compile every published config of our kernels for its arch, or ``only`` for one."""
-    published = [item for item in store.evidence(arch=only, kinds=[Kind.PUBLISHED]) if _compilable(item)]
-    for arch in dict.fromkeys(item.device.arch for item in published):
+    published = [study for study in store.studies(arch=only, kinds=[Kind.PUBLISHED]) if _compilable(study)]
+    for arch in dict.fromkeys(study.device.arch for study in published):
         backend = CompilerBackend(arch)
         problems = [
             found
             for kernel in KERNELS
             if kernel in kernels
-            for found in _problems(kernel, [item for item in published if item.device.arch == arch], arch)
+            for found in _problems(kernel, [study for study in published if study.device.arch == arch], arch)
         ]
         if problems:
             machine.check_folders()
@@ -110,8 +111,8 @@ def compile_published(
             yield from sweep(store, Plan(options, backend, "published", problems=tuple(problems)))
 
 
-def _compilable(item: Evidence) -> bool:
-    return item.problem.kernel in KERNELS and item.config is not None and item.device.arch in ARCHES
+def _compilable(study: Study) -> bool:
+    return study.problem.kernel in KERNELS and study.device.arch in ARCHES
 
 
 def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
@@ -124,21 +125,22 @@ def _can_be_made(spec: KernelSpec, problem: Problem) -> bool:
     return True
 
 
-def _problems(kernel: str, published: Sequence[Evidence], arch: str) -> list[ProblemPlan]:
+def _problems(kernel: str, published: Sequence[Study], arch: str) -> list[ProblemPlan]:
     """Each config once for all problems that give the same machine code with it."""
-    mine = [item for item in published if item.problem.kernel == kernel]
+    mine = [study for study in published if study.problem.kernel == kernel and study.configs]
     if not mine:
         return []
     spec = load_spec(kernel)
     version = version_of(kernel, spec)
     by_problem: dict[Problem, dict[NamedInts, str]] = {}
-    possible = {problem for problem in dict.fromkeys(item.problem for item in mine) if _can_be_made(spec, problem)}
-    for item in mine:
-        if item.problem in possible:
+    possible = {problem for problem in dict.fromkeys(study.problem for study in mine) if _can_be_made(spec, problem)}
+    for study in mine:
+        if study.problem in possible:
             # the sources state no routing; which one compiles makes no difference to the binary
-            problem = replace(item.problem, routing="jagged" if spec.routed else "none", scale_mode=spec.scale_modes[0])
-            config = version.complete(item.config or NamedInts())  # as export looks it up
-            by_problem.setdefault(problem, {})[config] = ""
+            routing = "jagged" if spec.routed else "none"
+            problem = replace(study.problem, routing=routing, scale_mode=spec.scale_modes[0])
+            configs = map(version.complete, study.configs)  # as export looks them up
+            by_problem.setdefault(problem, {}).update(dict.fromkeys(configs, ""))
     return [
         ProblemPlan.of(
             kernel, spec, version, same[0], {config: "" for problem in same for config in by_problem[problem]}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from fp8tune.studies import read_studies
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind, Problem, Row, Status, Subject
 from fp8tune.stats.study import Study
 from fp8tune.store import database
 from fp8tune.store.results import Store, Tally
+from fp8tune.studies import read_studies
 from fp8tune.sweep import picks
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.loop import replay, sweep
