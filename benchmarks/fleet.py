@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fp8tune.exporting import select_rows
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, WorkerEvent
 from fp8tune.measure.arms import Place
@@ -32,7 +33,6 @@ from fp8tune.store import units as store_units
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep
-from fp8tune.studies import select_rows
 from fp8tune.sweep import planning
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.options import Options

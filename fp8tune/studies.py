@@ -15,7 +15,6 @@ from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, Verdict, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.tables.current import NO_TABLES, SHIPPED, CurrentTables, completed, find_today, recorded_configs
-from fp8tune.tables.select import Selection, select
 
 NO_CONFIGS: Mapping[Problem, NamedInts] = {}
 
@@ -47,21 +46,6 @@ def decided(
     """
     timed = [study for study in studies if study.kind in TIMED_KINDS and study.results]
     return [decide_study(_with_today(study, tables, recorded)) for study in answering(timed)]
-
-
-def select_rows(store: Reader, arch: str, kernels: Collection[str] = (), tables: CurrentTables = SHIPPED) -> Selection:
-    """Select the rows of an arch's table.
-
-    Args:
-        store: The results.
-        arch: The arch.
-        kernels: Kernels to select; empty for all.
-        tables: Tables whose configs stay until beaten.
-    """
-    studies = store.studies(arch=arch, keep=competing)
-    studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
-    compiled = [study for study in studies if study.kind is Kind.STATIC]
-    return select(decided(studies, tables), compiled, arch, tables.current(arch))
 
 
 def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, NamedInts]) -> Study:

@@ -228,7 +228,7 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
                 theirs.add(sweep, made)
                 theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, of), 1)
             import_file(ours, path)
-            module = table_text(ours.evidence(), "sm_90")
+            module = table_text(ours.studies(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -248,7 +248,7 @@ def test_a_tampered_database_exports_names_and_integers_or_is_refused(
             return
         try:
             import_file(ours, path)
-            module = table_text(ours.evidence(), "sm_90")
+            module = table_text(ours.studies(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -293,7 +293,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
                 return
             compiled = KernelVersion("colwise", "aaaa")
             ours.add(begin(ours), _static(published, compiled))
-            module = table_text(ours.evidence(), "gfx942")
+            module = table_text(ours.studies(), "gfx942")
         except (Fp8tuneError, UnicodeEncodeError) as error:
             assert isinstance(error, UnicodeEncodeError) or "\n" not in str(error)
             return
@@ -314,5 +314,5 @@ def test_the_fuzz_reaches_the_table() -> None:
         with Store.open(str(path), create=True) as theirs:
             finished_sweep(theirs, {problem(): {config(): 100.0}})
         import_file(ours, path)
-        rows = rows_of(table_text(ours.evidence(), "sm_90"))
+        rows = rows_of(table_text(ours.studies(), "sm_90"))
     assert [row[2] for row in rows] == [tuple(sorted(key_of(problem()).items())), None]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fp8tune.check.finding import Finding, Level
 from fp8tune.errors import Fp8tuneError
+from fp8tune.exporting import select_rows
 from fp8tune.records import Kind
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
-from fp8tune.studies import select_rows
 from fp8tune.tables.current import INSTALLED, SHIPPED
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file

@@ -137,10 +137,10 @@ def export(options: ExportOptions) -> None:
 
 
 def _export_table(options: ExportOptions) -> None:
+    from fp8tune.exporting import select_rows
     from fp8tune.render import contracts, trust
     from fp8tune.render.terminal import notice, path_here, print_json
     from fp8tune.store import names
-    from fp8tune.studies import select_rows
     from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
     from fp8tune.tables.merge import merge_file
@@ -175,7 +175,7 @@ def _export_table(options: ExportOptions) -> None:
 
 
 def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune.api.exporting import format_files, read_for_format
+    from fp8tune.exporting import format_files, read_for_format
     from fp8tune.render import given as render_given
     from fp8tune.render.terminal import notice, print_json
     from fp8tune.tables import files

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection, Select, Table, func, select
 
 from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
@@ -346,7 +346,7 @@ class Reading(Database):
                     Status(row[trial.status]),
                     row[trial.time_us],
                     row[trial.reason],
-                    tuple(unpack_samples(row["samples"]).tolist()),
+                    tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
                     _facts(row, codes.get(row[of.id])),
                     Telemetry(*(_whole(name, row[name]) for name in Telemetry.__dataclass_fields__)),
@@ -472,7 +472,7 @@ class _Results:
             if (counts[id], len(self.names.runs.get(id, ()))) != (stored.results, stored.runs):
                 raise damaged("studies", id, "rows of it are missing")
         return [
-            replace(study, results=tuple(sorted(results.get(id, ()), key=_order)), failures=failures.get(id, {}))
+            replace(study, results=tuple(sorted(results.get(id, ()), key=result_order)), failures=failures.get(id, {}))
             for id, study in self.studies.items()
         ]
 
@@ -587,11 +587,6 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
     return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
 
 
-def unpack_samples(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the stored samples of a block, in microseconds."""
-    return np.frombuffer(blob or b"", "<f4").astype(float).round(3)
-
-
 def _matching(
     names: Names,
     kernel: str | None = None,
@@ -628,7 +623,7 @@ def subjects_of(studies: Iterable[Study]) -> list[Subject]:
     return list(newest.values())
 
 
-def _order(result: Result) -> tuple[object, ...]:
+def result_order(result: Result) -> tuple[object, ...]:
     """Return the sort key of results: finals first, for the coarse times chose them; names decide between equals."""
     config = "" if result.config is None else result.config.canonical
     value_us = 0.0 if not result.finals and result.coarse_us is None else result.value_us

@@ -13,10 +13,25 @@ from fp8tune.errors import DatabaseError
 from fp8tune.recording import Kernel, Launch
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem
 from fp8tune.stats.study import Origin, Today
-from fp8tune.tables.select import CurrentTable
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_kernels.runtime.user_tables import installed
 from fp8tune_kernels.tables import Table, table
+
+
+class CurrentTable:
+    """Launch table of one arch that is in use today. Its configs stay until others are proven faster."""
+
+    def __init__(self, table: Table = Table()) -> None:
+        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
+        self._nearest = table.nearest
+
+    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
+        """Return the config of the row for exactly this kernel, device and key, or None if there is no such row."""
+        return self._configs.get((kernel, device, None if key is None else tuple(sorted(key.items()))))
+
+    def takes_nearest(self, kernel: str) -> bool | None:
+        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
+        return None if self.config(kernel, "", None) is None else kernel in self._nearest
 
 
 class CurrentTables:

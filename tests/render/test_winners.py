@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from database_rows import config, evidence, problem
+from database_rows import config, evidence, problem, studies_of
 
-from fp8tune.studies import decided
 from fp8tune.render.winners import print_winners
 
 
@@ -15,7 +14,7 @@ def printed(capsys: pytest.CaptureFixture[str], *shapes: int) -> list[str]:
         for K in shapes
         for block, times_us in ((64, 10.0), (128, 11.0))
     ]
-    print_winners(decided(rows), "table")
+    print_winners(studies_of(rows), "table")
     return capsys.readouterr().out.splitlines()
 
 
@@ -39,7 +38,7 @@ def test_the_title_says_what_was_checked_and_what_bounds(
 ) -> None:
     known = {"flops": 10**9, "peak_flop_per_s": 1e15, "check": check}
     rows = [evidence(10.0, of=problem(K=K), **known) for K in (2048, 5120)]
-    print_winners(decided(rows), "table")
+    print_winners(studies_of(rows), "table")
     title, header, *_ = capsys.readouterr().out.splitlines()
     assert f"bound by compute, {words}, " in title
     assert "check" not in header

@@ -5,18 +5,18 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, only_study, problem
+from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, only_study, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
 
-from fp8tune.studies import decided
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.pairs import canonical_order
 from fp8tune.stats.shared import choose_shared
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
+from fp8tune.studies import decided
 
 NEWER = replace(KERNEL, source_hash="bbbb")
 
@@ -62,7 +62,7 @@ def test_a_screen_leaves_the_committed_config_its_place_within_the_keep_band(tim
     table = installed((KERNEL.kernel, "", tuple(sorted(rows[0].lookup_key.items())), tuple(config(128).items())))
     published_rows = [replace(row, kind=Kind.PUBLISHED) for row in rows]
     for of, pick in ((rows, config(128 if stays else 32)), (published_rows, config(32))):
-        (study,) = decided(of, table)
+        (study,) = studies_of(of, table)
         assert study.pick.config == pick
 
 
@@ -74,17 +74,17 @@ def test_the_declared_order_of_values_counts_not_their_size():
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
 def test_only_ok_rows_rank(status):
-    assert decided([evidence(90.0, status=status)]) == []
+    assert studies_of([evidence(90.0, status=status)]) == []
 
 
 @pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC])
 def test_what_was_not_timed_on_a_gpu_never_ranks(kind):
-    assert decided([evidence(90.0, kind=kind)]) == []
+    assert studies_of([evidence(90.0, kind=kind)]) == []
     assert only_study(evidence(90.0, kind=kind), evidence(100.0)).choice.time_us == 100.0
 
 
 def test_rows_without_a_time_do_not_rank():
-    assert decided([evidence()]) == []
+    assert studies_of([evidence()]) == []
 
 
 def test_the_newest_complete_version_wins_and_versions_do_not_mix():
@@ -105,7 +105,7 @@ def test_two_drivers_are_never_compared():
 
 
 def test_each_device_has_its_own_winner():
-    found = decided([evidence(80.0), evidence(70.0, device=H200)])
+    found = studies_of([evidence(80.0), evidence(70.0, device=H200)])
     assert [(item.device.name, item.choice.time_us) for item in found] == [(H100.name, 80.0), (H200.name, 70.0)]
 
 
@@ -116,9 +116,9 @@ def published(time_us: float, **others: object):
 
 def test_published_rows_rank_below_measured_ones_of_the_same_shape():
     rows = [published(10.0), evidence(100.0)]
-    assert [item.kind for item in decided(rows)] == [Kind.MEASURED]
+    assert [item.kind for item in studies_of(rows)] == [Kind.MEASURED]
     rows[1] = evidence(100.0, of=problem(K=2048))
-    assert [item.kind for item in decided(rows)] == [Kind.MEASURED, Kind.PUBLISHED]
+    assert [item.kind for item in studies_of(rows)] == [Kind.MEASURED, Kind.PUBLISHED]
 
 
 def test_a_published_row_that_names_its_config_is_picked_before_one_that_does_not():
@@ -148,7 +148,7 @@ def test_any_order_of_rows_gives_the_same_winners(measured, generator):
         evidence(*values, of=problem(K=K), config=config(block, warps, stages), device=device, version=version)
         for (block, warps, stages, K, version, device), values in measured.items()
     ]
-    found, again = decided(rows), decided(generator.sample(rows, len(rows)))
+    found, again = studies_of(rows), studies_of(generator.sample(rows, len(rows)))
     assert [(s.problem, s.device, s.version, s.choice) for s in found] == [
         (s.problem, s.device, s.version, s.choice) for s in again
     ]
@@ -166,29 +166,29 @@ def shape_times(**times_us: tuple[float, ...]):
 
 def test_the_robust_config_loses_nowhere_more_than_five_percent():
     rows = shape_times(k1024=(100.0, 104.0, 101.0), k2048=(106.0, 100.0, 102.0))
-    shared = choose_shared(decided(rows))
+    shared = choose_shared(studies_of(rows))
     assert (shared.config, shared.worst) == (config(128), 1.02)
     assert shared.mean == pytest.approx(math.sqrt(1.01 * 1.02))
 
 
 def test_where_none_stays_within_five_percent_the_least_worst_is_choose_shared():
     rows = shape_times(k1024=(100.0, 120.0, 109.0), k2048=(130.0, 100.0, 110.0))
-    assert choose_shared(decided(rows)).config == config(128)
+    assert choose_shared(studies_of(rows)).config == config(128)
 
 
 def test_a_config_must_cover_every_complete_problem_to_be_choose_shared():
-    assert choose_shared(decided(shape_times(k1024=(100.0,), k2048=(100.0, 90.0)))).config == config(32)
+    assert choose_shared(studies_of(shape_times(k1024=(100.0,), k2048=(100.0, 90.0)))).config == config(32)
     apart = [evidence(100.0, of=problem(K=1024)), evidence(90.0, of=problem(K=2048), config=config(64))]
-    assert choose_shared(decided(apart)) is None
+    assert choose_shared(studies_of(apart)) is None
     begun = [apart[0], replace(apart[1], complete=False)]
-    assert choose_shared(decided(begun)).config == config()
+    assert choose_shared(studies_of(begun)).config == config()
     assert choose_shared([]) is None
 
 
 def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
         import_file(store, PUBLISHED)
-        found = decided(store.evidence(kernel="colwise", arch="gfx942"))
+        found = decided(store.studies(kernel="colwise", arch="gfx942"))
     random.Random(0).shuffle(found)
     shared = choose_shared(found)
     assert shared.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)

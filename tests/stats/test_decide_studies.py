@@ -4,12 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, KERNEL, config, evidence, installed, only_study, problem
+from database_rows import AXES, KERNEL, config, evidence, installed, only_study, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune import lookups
-from fp8tune.studies import decided
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats.decide import TICK_SHARE, control_difference, decide_finals
@@ -104,13 +103,12 @@ def test_no_finals_are_an_error():
         decided({})
 
 
-def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None):
-    made = evidence(time_us, config=of, stage="final", finals=tuple(timed(time_us, session)))
-    return replace(made, screen_us=screen_us or time_us)
+def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None, **others):
+    return evidence(screen_us or time_us, config=of, finals=tuple(timed(time_us, session)), **others)
 
 
 def test_a_study_with_finals_has_its_verdict_and_noise():
-    default = replace(entry(110.0, DEFAULT), duplicate=tuple(timed(110.2)))
+    default = entry(110.0, DEFAULT, control=tuple(timed(110.2)))
     study = only_study(default, entry(100.0, FAST), evidence(190.0, config=SLOW))
     assert (study.pick.config, study.choice.verdict, study.choice.processes) == (FAST, Verdict.CERTIFIED, 6)
     assert study.choice.runner_up == DEFAULT
@@ -127,10 +125,10 @@ def test_the_coarse_pass_alone_is_quick():
 def test_the_table_s_config_is_current_and_completed_with_the_default_s_axes():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, SLOW)]
     key = (("G", 64), ("K", 5120))
-    (study,) = decided(entries, installed(("colwise", "", key, tuple(SLOW.items()))))
+    (study,) = studies_of(entries, installed(("colwise", "", key, tuple(SLOW.items()))))
     assert (study.pick.config, study.choice.verdict) == (SLOW, Verdict.KEPT_INCUMBENT)
     entries = [entry(110.0, DEFAULT), entry(100.0, config(32, DEFAULT["num_warps"], DEFAULT["num_stages"]))]
-    (study,) = decided(entries, installed(("colwise", "", key, (("BLOCK_SIZE", 32),))))
+    (study,) = studies_of(entries, installed(("colwise", "", key, (("BLOCK_SIZE", 32),))))
     assert study.pick.config == config(32, DEFAULT["num_warps"], DEFAULT["num_stages"])
     shared = choose_shared([study], current=NamedInts(BLOCK_SIZE=32))
     assert shared is not None
@@ -178,10 +176,10 @@ def test_the_gain_is_1_for_the_config_in_use_and_unknown_for_one_without_a_time(
 
 def test_without_a_table_today_s_config_is_the_recorded_one_else_the_default(monkeypatch):
     monkeypatch.setattr(lookups, "table", lambda arch: Table())
-    (study,) = decided([evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)])
+    (study,) = studies_of([evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)])
     assert study.today == Today(DEFAULT, Origin.DEFAULT)
     assert study.speedup == 1.5
-    (study,) = decided(
+    (study,) = studies_of(
         [evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)], recorded={problem(): SLOW}
     )
     assert (study.today, study.speedup) == (Today(SLOW, Origin.RECORDING), 1.2)

@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, config, evidence, key_of, problem
+from database_rows import H100, H200, KERNEL, config, evidence, key_of, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.studies import decided
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.shared import HeldOut, choose_shared, cover, hold_out, prefers_nearest, regret
 from fp8tune.stats.study import Study
@@ -20,7 +19,7 @@ from fp8tune_kernels.tables import Row
 
 def measured_at(times_us: dict[int, tuple[float, ...]], routing: str = "jagged") -> list[Study]:
     """K -> the times of blocks 32, 64 and 128, in microseconds."""
-    return decided(
+    return studies_of(
         [
             evidence(time_us, of=problem(K=K, routing=routing), config=config(block))
             for K, times in times_us.items()
@@ -71,8 +70,8 @@ def test_shapes_under_one_key_are_left_out_together():
         for K, M, times in ((1024, 16640, (100.0, 200.0)), (1024, 32000, (100.0, 200.0)), (2048, 16640, (200.0, 100.0)))
         for block, time_us in zip((32, 64), times, strict=True)
     ]
-    assert [item.fallback for item in hold_out(decided(rows), (), nearest_of([]))] == [2.0, 2.0, 2.0]
-    assert not held(decided(rows[:4]))
+    assert [item.fallback for item in hold_out(studies_of(rows), (), nearest_of([]))] == [2.0, 2.0, 2.0]
+    assert not held(studies_of(rows[:4]))
 
 
 def test_a_config_without_a_time_is_unknown_and_one_that_failed_is_infinitely_slow():
@@ -80,7 +79,7 @@ def test_a_config_without_a_time_is_unknown_and_one_that_failed_is_infinitely_sl
     assert {K: item.fallback for K, item in held(untimed).items()} == {1024: 100.0 / 90.0, 2048: None}
     failed = evidence(status=Status.WRONG, of=problem(K=2048), config=config(64))
     rows = [evidence(90.0, of=problem(K=K), config=config(block)) for K, block in ((1024, 64), (2048, 32))]
-    assert held(decided([*rows, failed]))[2048].fallback == math.inf
+    assert held(studies_of([*rows, failed]))[2048].fallback == math.inf
     assert regret([1.5, None, math.inf]).unknown == 2
 
 
@@ -92,13 +91,13 @@ def test_where_nothing_covers_the_others_the_default_is_judged():
         evidence(120.0, of=problem(K=4096), config=default),
         evidence(80.0, of=problem(K=4096), config=config(32)),
     ]
-    assert held(decided(rows))[4096].fallback == 1.5
+    assert held(studies_of(rows))[4096].fallback == 1.5
 
 
 def test_a_problem_not_swept_to_its_end_is_no_judge():
     rows = [evidence(100.0, of=problem(K=K)) for K in (1024, 2048)]
     begun = evidence(100.0, of=problem(K=4096), complete=False)
-    assert held(decided([*rows, begun])).keys() == {1024, 2048}
+    assert held(studies_of([*rows, begun])).keys() == {1024, 2048}
 
 
 times = st.lists(st.floats(10.0, 1000.0), min_size=3, max_size=3).map(tuple)
@@ -129,7 +128,7 @@ def test_each_shape_is_judged_by_the_nearest_row_but_its_own():
 
 
 def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
-    studies = decided(
+    studies = studies_of(
         evidence(time_us, of=problem(K=K), config=config(block), device=device)
         for device in (H100, H200)
         for K in (1024, 2048)
@@ -154,7 +153,7 @@ def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
         ("colwise", "", tuple(sorted(key_of(one).items())), tuple(config(8 if G == 16 else 64).items()))
         for G, one in of.items()
     ]
-    near = {item.study.problem.shape["G"]: item.nearest for item in hold_out(decided(rows), (), nearest_of(table))}
+    near = {item.study.problem.shape["G"]: item.nearest for item in hold_out(studies_of(rows), (), nearest_of(table))}
     assert near == {16: 1.0, 64: 1.1, 256: 1.1}
 
 

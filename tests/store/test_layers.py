@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, begin, config, finished_sweep, problem, row, subject
+from database_rows import H100, H200, begin, config, finished_sweep, problem, row, studies_of, subject
 
-from fp8tune.studies import decided
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
@@ -45,7 +44,7 @@ def read(databases: location.Databases) -> Iterator[Reader]:
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
     evidence = reader.evidence(keep=competing)
     return {
-        (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in decided(evidence)
+        (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in studies_of(evidence)
     }  # of logarithms
 
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, studies_of, subject, table_text
 from servers import on_both
 
-from fp8tune.studies import decided
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
+from fp8tune.studies import decided
 
 CONFIGS = (KERNEL.default, config(32), config(128))
 ANOTHER_H100 = replace(H100, uuid_hash="0123012301230123")
@@ -51,7 +51,7 @@ def sweep_with_finals(
 
 
 def winner(store: Store) -> Study:
-    (found,) = decided(store.evidence(keep=competing))
+    (found,) = decided(store.studies(keep=competing))
     return found
 
 
@@ -154,5 +154,5 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
-    evidence = store.evidence(keep=competing)
-    return decided(evidence), table_text(evidence)
+    evidence = store.studies(keep=competing)
+    return studies_of(evidence), table_text(evidence)

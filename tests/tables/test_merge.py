@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import H100, H200, config, evidence, finished_sweep, problem
+from database_rows import H100, H200, config, evidence, finished_sweep, problem, studies_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8tune.studies import decided
 from fp8tune.errors import UsageError
 from fp8tune.records import Device
 from fp8tune.store.results import Store
@@ -33,7 +32,7 @@ def measured(*Ks: int, kernel: str = "colwise", device: Device = H100, block: in
         for K in Ks
         for item in [evidence(100.0, of=problem(K=K), config=config(block), device=device)]
     ]
-    return select(decided(rows), [], "sm_90")
+    return select(studies_of(rows), [], "sm_90")
 
 
 def blocks(path: Path) -> dict[tuple[str, str, int | None], int]:
