@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from unittest import mock
 from urllib.parse import quote, quote_plus

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Select, Table, func, select
+from sqlalchemy import Connection, Select, Table, Text, func, select
 
 from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
@@ -142,6 +142,7 @@ class Names:
         """Return the rows of a table. Raises DatabaseError for one that was changed by nobody of ours."""
         rows = list(self._connection.execute(select(table)))
         links = {column.name: key.column.table.name for column in table.c for key in column.foreign_keys}
+        texts = [column.name for column in table.c if isinstance(column.type, Text)]
         identities: dict[int, int] = {}
         for row in rows:
             values = dict(row._mapping)
@@ -155,6 +156,9 @@ class Names:
                 raise damaged(self._connection, table.name, values.get("id", "")) from None
             if row_checksum(table, values, references) != row.crc:
                 raise damaged(self._connection, table.name, values.get("id", ""))
+            for name in texts:  # constraints hold in our own files alone
+                if values[name]:
+                    checked(name, values[name])
             if "id" in values:
                 identities[row.id] = row_checksum(table, values, references, identity=True)
         self.identities[table.name] = identities
@@ -719,7 +723,8 @@ class Gathering:
             raise damaged(self.connection, "results", row["id"]) from None
         if row_checksum(db.Results, row, references) ^ crc != row["crc"]:
             raise damaged(self.connection, "results", row["id"])
-        config, status, coarse_us = self.names.configs[row["config_id"]], _STATUSES[row["status"]], row["coarse_us"]
+        config, coarse_us = self.names.configs[row["config_id"]], row["coarse_us"]
+        status = _STATUSES[checked("status", row["status"])]
         by_stage = self._finals(study, blocks) if blocks and study in self.finals else {}
         timed = by_stage.get(db.FINAL, ())
         times_us = tuple(sorted(trimmed_mean(time_us for _, time_us in times.blocks) for times in timed))
