@@ -94,8 +94,8 @@ class Results:
     ) -> DataFrame:
         """A row a sample of a timed block, in microseconds: :data:`fp8tune.api.frames.SAMPLES`.
 
-        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
-        compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
+        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. A
+        compacted database has no samples. A large kernel has millions: name a shape, too.
         """
         wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
         if stage not in (None, *STAGES):
