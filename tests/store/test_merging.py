@@ -198,5 +198,5 @@ def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> Non
         report = import_file(store, tmp_path / "full.db")
         assert (report.added, report.already_there) == (3 + 3 * 6 * 3, 0)
         found = winner(store)
-        assert (found.pick.config, found.verdict) == (expected.pick.config, expected.verdict)
+        assert (found.pick.config, found.decision.verdict) == (expected.pick.config, expected.decision.verdict)
         assert import_file(store, tmp_path / "full.db").added == 0
