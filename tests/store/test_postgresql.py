@@ -155,10 +155,10 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
 
 
 def test_a_writer_that_is_paused_within_a_transaction_loses_the_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        database, "_OPTIONS", database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=300")
-    )
-    with Store.open(url, create=True) as paused, Store.open(url) as other:
+    Store.open(url, create=True).close()
+    options = database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=1500")
+    monkeypatch.setattr(database, "_OPTIONS", options)
+    with Store.open(url) as paused, Store.open(url) as other:
         begun = time.monotonic()
 
         def pause() -> None:
