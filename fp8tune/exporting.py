@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from fp8tune import names
 from fp8tune.errors import UsageError
 from fp8tune.recording import Kernel, Launch
 from fp8tune.records import Kind, Status, Subject
 from fp8tune.stats.means import group_by
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
-from fp8tune.store import names
 from fp8tune.store.layers import Reader
 from fp8tune.studies import decided, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch

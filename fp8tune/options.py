@@ -126,19 +126,24 @@ def module_path(path: Path | None) -> Path | None:
 
 
 def database(url: str | None) -> str | None:
-    """Check that a database outlives the command, and that its URL holds no password.
+    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
+    if url is not None and is_in_memory(url):
+        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
+    return url
+
+
+def database_without_password(url: str | None) -> str | None:
+    """Check a database that stands on a command line.
 
     Raises:
-        UsageError: It is in memory, or everybody on the machine can read its password in the list of processes.
+        UsageError: It is in memory, or its URL holds a password.
     """
     if url is not None and redacted(url) != url:
         raise UsageError(
             "--db holds a password, which other users of this machine can see: "
             "put it into PGPASSWORD or ~/.pgpass, or the URL into FP8TUNE_DB"
         )
-    if url is not None and is_in_memory(url):
-        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
-    return url
+    return database(url)
 
 
 def is_in_memory(url: str) -> bool:
@@ -149,7 +154,7 @@ def is_in_memory(url: str) -> bool:
 def database_option(shown: str, help: str = "") -> Option:
     """``--db``; ``shown`` is what it is by default."""
     help = help or "The results: an SQLite file, or postgresql://USER@HOST/NAME."
-    return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
+    return Option("--db", help, shown, check=database_without_password, group=Group.OUTPUT, placeholder="DATABASE")
 
 
 Kernels = Annotated[

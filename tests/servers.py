@@ -119,7 +119,7 @@ class Server:
         if name not in self._to_empty:
             tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
             counters = "SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'"
-            kept = {"meta", "migrations"}
+            kept = {"meta"}
             removed = [f"DELETE FROM {table}" for (table,) in self.execute(tables, name) if table not in kept]
             reset = [f"ALTER SEQUENCE {counter} RESTART" for (counter,) in self.execute(counters, name)]
             unlinked = "SET session_replication_role = replica"  # rows go in any order

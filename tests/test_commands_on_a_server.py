@@ -44,7 +44,6 @@ def both(tmp_path_factory: pytest.TempPathFactory, postgresql: Server) -> dict[s
         assert done.returncode == 0, done
     with Store.open(file) as store:
         finished_sweep(store, {problem(): {config(): 100.0, config(64): 101.0}})
-    ran(file, "doctor", "--repair", cwd=folder)
     done = ran(server, "import", file, cwd=folder)
     assert done.returncode == 0, done
     return {"a file": file, "a server": server}
@@ -63,8 +62,6 @@ READING = [
     ("show", "--format", "json"),
     ("show", "--format", "csv", "--sort", "gain"),
     ("show", "--kernel", "colwise", "--arch", "sm_90"),
-    ("show", "--conflicts"),
-    ("show", "--published"),
     ("show", "--failed"),
     ("show", "--op", "grouped-mm"),
     ("explain", "colwise", "M=16640,K=5120,G=64"),
@@ -108,8 +105,7 @@ def test_commands_that_write_do_the_same(postgresql: Server, tmp_path: Path) -> 
         ("calibrate", "--timer", "simulated:5"),
         ("import", csv),
         ("import", csv),  # brings nothing
-        ("forget", "trials:1"),
-        ("doctor", "--repair"),
+        ("forget", "results:1"),
         ("show", "--format", "csv"),
     ]
     databases = {"a file": str(tmp_path / "rows.db"), "a server": postgresql.database()}
@@ -131,10 +127,8 @@ def test_commands_that_write_do_the_same(postgresql: Server, tmp_path: Path) -> 
 
 def test_rows_of_a_server_go_into_a_small_file(both: dict[str, str], tmp_path: Path) -> None:
     done = ran(both["a server"], "compact", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "fp8tune: a server looks after its own space: -o FILE writes its rows into a small file\n",
-    )
+    assert done.returncode == 2
+    assert "-o FILE writes its rows into a small file" in done.stderr
     done = ran(both["a server"], "compact", "-o", "small.db", "--archive", "all.db.xz", cwd=tmp_path)
     assert done.returncode == 0, done
     for name in ("small.db", "all.db.xz"):
@@ -201,7 +195,7 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
 def test_other_servers_are_refused_with_one_line(scheme: str, tmp_path: Path) -> None:
     db = f"{scheme}://me@host:3306/db"
     line = f"fp8tune: {scheme}://... cannot be used: tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
-    for command in (SWEEP, ("show",), ("import", PUBLISHED), ("forget", "trials:1"), ("calibrate",), ("compact",)):
+    for command in (SWEEP, ("show",), ("import", PUBLISHED), ("forget", "results:1"), ("calibrate",), ("compact",)):
         done = fp8tune(*command, "--db", db, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{line}\n")
     assert fp8tune("doctor", "--db", db, cwd=tmp_path).returncode == 1

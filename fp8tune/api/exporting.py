@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fp8tune import names
 from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
 from fp8tune.exporting import format_files, read_for_format, select_rows
-from fp8tune.store import names
 from fp8tune.tables import files
 from fp8tune.tables.formats import DIFF, Options, check_options, diff
 from fp8tune.tables.formats.by_size import parse_sizes

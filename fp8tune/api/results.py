@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from fp8tune import options
+from fp8tune import names, options
 from fp8tune.api import frames
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row
-from fp8tune.store import layers, location, names
+from fp8tune.store import layers, location
 from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.texts import parse_named_ints
@@ -95,8 +95,8 @@ class Results:
     ) -> DataFrame:
         """A row a sample of a timed block, in microseconds: :data:`fp8tune.api.frames.SAMPLES`.
 
-        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
-        compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
+        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. A
+        compacted database has no samples. A large kernel has millions: name a shape, too.
         """
         wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
         if stage not in (None, *STAGES):

@@ -39,8 +39,9 @@ def compact(
     kernel, and counts of the rest. Samples and the trials of coarse passes go: --archive keeps everything in a file
     that fp8tune import reads.
     """
+    from fp8tune.importing import archives
     from fp8tune.render import contracts
-    from fp8tune.store import archives, database
+    from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks
 

@@ -137,10 +137,10 @@ def export(options: ExportOptions) -> None:
 
 
 def _export_table(options: ExportOptions) -> None:
+    from fp8tune import names
     from fp8tune.exporting import select_rows
     from fp8tune.render import contracts, trust
     from fp8tune.render.terminal import notice, path_here, print_json
-    from fp8tune.store import names
     from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
     from fp8tune.tables.merge import merge_file

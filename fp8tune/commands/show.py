@@ -171,8 +171,8 @@ def _show_picks(options: ShowOptions) -> None:
 
 def _show_overview(options: ShowOptions) -> bool:
     """Print a line a kernel if there are several, from kept picks where they are current; False otherwise."""
+    from fp8tune import names
     from fp8tune.render.overview import print_overview
-    from fp8tune.store import names
     from fp8tune.studies import summarize
     from fp8tune.sweep import picks
 
@@ -198,8 +198,8 @@ def _filtered(options: ShowOptions, studies: Sequence[Study]) -> list[Study]:
 
 def _studies(options: ShowOptions) -> tuple[list[Study], str]:
     """Return the studies of the kernels and arch that the options name, and the name of the database."""
+    from fp8tune import names
     from fp8tune.stats.rank import TIMED_KINDS
-    from fp8tune.store import names
     from fp8tune.studies import read_studies
 
     with opened_to_read(options.db) as (store, db):
@@ -221,8 +221,8 @@ def _show_operation(options: ShowOptions, op: OperationName) -> None:
 
 
 def _show_tallies(options: ShowOptions) -> None:
+    from fp8tune import names
     from fp8tune.render.tallies import print_tallies
-    from fp8tune.store import names
     from fp8tune.store.read import subjects_of
 
     with opened_to_read(options.db) as (store, db):

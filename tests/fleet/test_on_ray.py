@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import pytest
@@ -85,7 +86,8 @@ def survives(cluster: Any, postgresql: Server, tmp_path: Path) -> None:
 
 
 def exported(db: str, path: Path) -> bytes:
-    ended = fp8tune("export", "--arch", "simulated", "--kernel", ray_cluster.KERNEL, "--db", db, "--output", path)
+    with mock.patch.dict(os.environ, FP8TUNE_DB=db):
+        ended = fp8tune("export", "--arch", "simulated", "--kernel", ray_cluster.KERNEL, "--output", path)
     assert ended.returncode == 0, ended.stderr
     return path.read_bytes()
 

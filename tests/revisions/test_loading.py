@@ -6,11 +6,11 @@ import pytest
 from command_line import environment
 from places import PLANTED
 
+from fp8tune import names
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions import first_import
 from fp8tune.revisions.loading import load_spec
-from fp8tune.store import names
 from fp8tune.text import KERNEL_NAME
 
 SPEC = """

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from places import PUBLISHED
 
 from fp8tune.ceiling import ceiling_of
+from fp8tune.importing.files import import_file
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.pairs import canonical_order
 from fp8tune.stats.shared import choose_shared
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.studies import decided
 

@@ -70,6 +70,7 @@ MESSAGES = {
     "truncated": "is damaged|is not a",
     "newer": "newer fp8tune .schema 99",
     "no version": "development version",
+    "old": "development version",
 }
 
 
@@ -96,6 +97,12 @@ def broken(case: str, path: Path, filled: Path) -> None:
         shutil.copy(filled, path)
         connection = sqlite3.connect(path)
         connection.execute("UPDATE meta SET value=?", ("99" if case == "newer" else "new",))
+        connection.commit()
+        connection.close()
+    elif case == "old":  # of fp8tune 0.2
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE trials (id INTEGER)")
+        connection.execute("CREATE TABLE meta AS SELECT 'schema_version' AS name, '19' AS value")
         connection.commit()
         connection.close()
     elif case == "foreign":

@@ -23,10 +23,10 @@ from database_rows import (
 )
 from places import ROOT
 
+from fp8tune.importing.files import import_file
 from fp8tune.records import ComparableRows, Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Verdict
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.studies import decided
 

@@ -13,10 +13,10 @@ from database_rows import H100, config, finished_sweep, problem
 from places import PUBLISHED, PUBLISHED_OPERATIONS
 
 from fp8tune.errors import UsageError
+from fp8tune.importing import published
+from fp8tune.importing.files import ImportReport, import_file, load
+from fp8tune.importing.published import COLUMNS, TIMES
 from fp8tune.records import Device, NamedInts, Published
-from fp8tune.store import published
-from fp8tune.store.importing import ImportReport, import_file, load
-from fp8tune.store.published import COLUMNS, TIMES
 from fp8tune.store.results import Store
 
 GOOD = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError, unknown
+from fp8tune.importing import archives, published
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
-from fp8tune.store import archives, published
 from fp8tune.store.merge import READABLE
 from fp8tune.store.read import Reading
 from fp8tune.store.results import Store

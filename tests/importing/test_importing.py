@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from places import PUBLISHED
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
+from fp8tune.importing import files as importing
+from fp8tune.importing import published
+from fp8tune.importing.files import COLUMNS, ImportReport, import_file, load, read_published
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.store import importing, published
-from fp8tune.store.importing import COLUMNS, ImportReport, import_file, load, read_published
 from fp8tune.store.results import Store
 
 GOOD = {
