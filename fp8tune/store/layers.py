@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Subject
@@ -17,6 +17,9 @@ from fp8tune.stats.study import Study
 from fp8tune.store.location import Databases, to_read
 from fp8tune.store.read import Tally, identity
 from fp8tune.store.results import Store
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Layers:
@@ -47,6 +50,17 @@ class Layers:
         for row in self.shipped.rows(kernel, arch):
             if identity(row) in shipped and (identity(row), row.config, row.source, row.note) not in configs:
                 yield row
+
+    def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
+        """Return the trials of both; those that were imported from the other are there once."""
+        import pandas
+
+        own, shipped = ({identity(study) for study in studies} for studies in self._visible())
+        frames = [
+            self.own.trials_frame(lambda study: keep(study) and identity(study) in own),
+            self.shipped.trials_frame(lambda study: keep(study) and identity(study) in shipped),
+        ]
+        return pandas.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
 
     def tally(self, subject: Subject) -> Tally:
         """Return the outcomes of the configs of a problem."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8tune.store.frames import Framing
 from fp8tune.store.merge import Merging
 from fp8tune.store.picks import Deciding
 from fp8tune.store.prune import Pruning
@@ -12,5 +13,5 @@ from fp8tune.store.write import COPY_CEILING
 __all__ = ["COPY_CEILING", "Store", "Tally"]
 
 
-class Store(Merging, Pruning, Deciding, Queueing):
+class Store(Merging, Pruning, Deciding, Framing, Queueing):
     """An open results database. A context manager; one thread at a time."""
