@@ -30,6 +30,7 @@ class Deciding(Reading, Writing):
         for pick in picks:
             subject: Any = Subject(pick.version, pick.device, pick.kind, pick.problem)  # type: ignore[arg-type]
             row = {name: getattr(pick, name) for name in _COLUMNS}
+            row |= {name: int(value) for name, value in row.items() if isinstance(value, bool)}
             row |= {"study_id": self._study(subject), "decided_at": time.time()}
             for name, column in _CONFIGS.items():
                 config = getattr(pick, name)
