@@ -332,7 +332,7 @@ class Writing(Connected):
             return self._named[place]
         if len(self._named) >= _REMEMBERED:
             self._forget()
-        row = {**defaults(table), **key, **rest}
+        row = {**defaults(table), **key, **rest, **newer}
         references = {name: value.identity for name, value in row.items() if isinstance(value, Named)}
         plain = {name: value.id if isinstance(value, Named) else value for name, value in row.items()}
         if "crc" in table.c and "crc" not in rest:
