@@ -272,10 +272,11 @@ def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: Unbroke
 def test_a_full_disk_keeps_what_it_has(unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     sweeping, connect = run_sweep(path), database.Database._connect
+    pages = unbroken.of(OPTIONS)[0].stat().st_size // 4096 - 5
 
     def connect_to_small_disk(self: database.Database) -> sqlite3.Connection:
         connection = connect(self)
-        connection.execute(f"PRAGMA max_page_count={unbroken.of(OPTIONS)[0].stat().st_size // 4096 - 5}")
+        connection.execute(f"PRAGMA max_page_count={pages}")
         return connection
 
     with mock.patch.object(database.Database, "_connect", connect_to_small_disk):
