@@ -19,7 +19,7 @@ from fp8tune.choose.ranking import all_candidates, usable
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS

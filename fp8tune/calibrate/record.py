@@ -33,7 +33,7 @@ from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure, never
 from fp8tune.plan import problems as plan
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Progress, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
 
 PROCESSES = FULL

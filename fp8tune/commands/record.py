@@ -42,8 +42,8 @@ def record(
     child processes: fp8tune record -- torchrun train.py. The exit code is the program's, and 2 where nothing was
     recorded.
     """
-    from fp8tune.record import program
-    from fp8tune.recording import text_of
+    from fp8tune.replay import program
+    from fp8tune.replay.recording import text_of
     from fp8tune.render.recording import print_recording
     from fp8tune.render.terminal import notice
 

@@ -191,7 +191,7 @@ def show(options: ShowOptions) -> None:
 
 
 def _show_recording(options: ShowOptions, path: str) -> None:
-    from fp8tune.recording import read
+    from fp8tune.replay.recording import read
     from fp8tune.render.recording import print_recording
 
     if options != ShowOptions(recording=path, format=options.format):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import UsageError
-from fp8tune.revisions.loading import check_reference, recorded_kernel
+from fp8tune.replay.loading import check_reference, recorded_kernel
 from fp8tune.revisions.reference import KernelReference
 
 

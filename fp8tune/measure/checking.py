@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from fp8tune.autotuned.spec import RecordedSpec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import LARGE, Rule, bits, fill_large
 from fp8tune.measure.edges import problem_place

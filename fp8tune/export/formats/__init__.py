@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fp8tune.recording import Config, Value
+from fp8tune.replay.recording import Config, Value
 from fp8tune.records import NamedInts
 
 

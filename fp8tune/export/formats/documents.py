@@ -10,7 +10,7 @@ from typing import Any
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.given import Tuned
-from fp8tune.recording import CONFIG_OPTIONS, Config, Value
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Value
 from fp8tune.text import visible
 
 LARGEST_BYTES = 2**26

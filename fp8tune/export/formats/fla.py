@@ -29,7 +29,7 @@ from fp8tune.export.formats.documents import (
     text_of,
 )
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.recording import Config, Value
+from fp8tune.replay.recording import Config, Value
 from fp8tune.text import visible
 
 

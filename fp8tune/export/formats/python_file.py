@@ -14,7 +14,7 @@ from fp8tune.errors import UsageError
 from fp8tune.export.formats.compromise import least_worst
 from fp8tune.export.formats.documents import bare_name
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.recording import Config, Value
+from fp8tune.replay.recording import Config, Value
 from fp8tune.text import visible
 
 Key = tuple[Value, ...]

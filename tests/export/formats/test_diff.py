@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from fp8tune.autotuned.configs import encoded
+from fp8tune.replay.configs import encoded
 from fp8tune.errors import UsageError
 from fp8tune.export.formats.diff import replaced, shrink, unified
-from fp8tune.recording import Config, Kernel
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import NamedInts
 from fp8tune.render.given import markdown
 from fp8tune.revisions import source

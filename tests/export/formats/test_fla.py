@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
 from fp8tune.export.formats import fla
-from fp8tune.recording import Config, Kernel
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import NamedInts
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fp8tune.errors import UsageError
 from fp8tune.export.formats.python_file import write
 from fp8tune.export.given import Given
-from fp8tune.recording import Config, Kernel
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import Device, NamedInts
 
 SMALL = {"kwargs": dict(picks.SMALL.kwargs), "num_warps": 4, "num_stages": 3}
