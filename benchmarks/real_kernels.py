@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fp8tune.replay import recording
-from fp8tune.replay.configs import encoded
 from fp8tune.choose import ranking
 from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.covering import coverings
 from fp8tune.choose.ranking import all_candidates
 from fp8tune.errors import Fp8tuneError
-from fp8tune.replay.recording import Kernel, Launch, Recording
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import notice
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Kernel, Launch, Recording
 from fp8tune.stats import geomean
 from fp8tune.store.results import Store, Tally
 

@@ -42,10 +42,10 @@ def record(
     child processes: fp8tune record -- torchrun train.py. The exit code is the program's, and 2 where nothing was
     recorded.
     """
-    from fp8tune.replay import program
-    from fp8tune.replay.recording import text_of
     from fp8tune.render.recording import print_recording
     from fp8tune.render.terminal import notice
+    from fp8tune.replay import program
+    from fp8tune.replay.recording import text_of
 
     if not command:
         raise UsageError("give the program to record: fp8tune record -o run.json -- python train.py")

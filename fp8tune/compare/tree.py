@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune.replay.spec import RecordedSpec
 from fp8tune.compare.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
@@ -22,6 +21,7 @@ from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec
 

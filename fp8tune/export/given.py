@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from fp8tune.replay import recording
-from fp8tune.replay import configs
 from fp8tune.choose.candidates import Candidates
 from fp8tune.choose.incumbents import COMMITTED
 from fp8tune.choose.ranking import all_candidates, competing, grouped, usable
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status, Subject
+from fp8tune.replay import configs, recording
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.store.layers import Reader
 from fp8tune.text import visible
 

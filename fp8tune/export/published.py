@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.replay.configs import encoded
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export.formats import PublishedPick, by_size, fla, huggingface, triton_cache, vllm
 from fp8tune.export.formats.documents import bare_name, parsed
-from fp8tune.replay.recording import Config, Kernel, Launch, from_json
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Kernel, Launch, from_json
 from fp8tune.store.columns import KERNEL, NAME, UNSTATED, WORD, check_sizes, parse_named_ints
 from fp8tune.store.results import Store
 from fp8tune.text import visible

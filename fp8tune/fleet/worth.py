@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Callable
 
-from fp8tune.replay.spec import RecordedSpec
 from fp8tune.choose.overview import OPEN
 from fp8tune.choose.verdict import PickVerdict
 from fp8tune.records import Pick, Problem, Subject
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.store.results import Store
 from fp8tune.sweep import picks
 from fp8tune.sweep.planning import Plan, ProblemPlan

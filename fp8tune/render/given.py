@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fp8tune.export.given import Given, Tuned
-from fp8tune.replay.recording import Config
 from fp8tune.records import NamedInts
 from fp8tune.render.contracts import Object
 from fp8tune.render.report import Column, Report, left, markdown_text, right
 from fp8tune.render.terminal import microseconds, slower
+from fp8tune.replay.recording import Config
 
 if TYPE_CHECKING:
     from fp8tune.choose.covering import Covering

@@ -10,9 +10,9 @@ from typing import Any
 from fp8tune.errors import UsageError, in_spec
 from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
-from fp8tune.replay.configs import UnknownHookError, decoded, triton_config
+from fp8tune.replay.configs import decoded
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Grid, Kernel, Launch
-from fp8tune.replay.values import Unrecordable, config_of
+from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, triton_config
 from fp8tune.replay.values import decoded as value_of
 from fp8tune_kernels.spec import Tolerance
 

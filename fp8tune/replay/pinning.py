@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.replay.configs import UnknownHookError, hook_for
 from fp8tune.replay.naming import chain, function_name, is_kernel, resolved
+from fp8tune.replay.values import UnknownHookError, hook_for
 from fp8tune.replay.watch.kernel import tuning_key
 from fp8tune.replay.watch.memory import flattened, is_descriptor, is_tensor
 

@@ -377,17 +377,17 @@ def _typed(document: Any, hint: Any) -> Any:
         return _typed(document, Tensor if is_tensor else Scalar)
     if origin in (UnionType, Union):
         return None if document is None else _typed(document, inner[0])
-    expected = {tuple: list, Mapping: dict}.get(origin, dict if dataclasses.is_dataclass(hint) else None)
+    expected: Any = {tuple: list, Mapping: dict}.get(origin, dict if dataclasses.is_dataclass(hint) else None)
     if expected is not None and not isinstance(document, expected):
         raise ValueError(f"{type(document).__name__} instead of {'a list' if expected is list else 'an object'}")
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         if strange := sorted(set(document) - set(hints)):
-            raise ValueError(f"{hint.__name__} has no {strange[0]!r}")
+            raise ValueError(f"{cast(Any, hint).__name__} has no {strange[0]!r}")
         return cast(Any, hint)(**{name: _typed(value, hints[name]) for name, value in document.items()})
     if origin is tuple:
-        hints = inner[:1] * len(document) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(value, one) for value, one in zip(document, hints, strict=True))
+        items = inner[:1] * len(document) if inner[-1] is Ellipsis else inner
+        return tuple(_typed(value, one) for value, one in zip(document, items, strict=True))
     if origin is Mapping:
         return {name: _typed(value, inner[1]) for name, value in document.items()}
     if hint is float and type(document) is int:

@@ -20,7 +20,7 @@ import importlib
 import math
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fp8tune.errors import UsageError
@@ -100,6 +100,43 @@ def decoded(value: Value) -> Any:
         return naming.resolved(module, name)
     except (ImportError, AttributeError, LookupError, ValueError, AssertionError):
         raise UsageError(f"the recording has the value {text!r}, which cannot be imported here") from None
+
+
+class UnknownHookError(Exception):
+    """A config that nobody declared, of a kernel whose configs have different hooks."""
+
+
+def triton_config(config: Config, declared: Sequence[Any]) -> Any:
+    """Return a config as Triton has it, with the ``pre_hook`` of the declared one that it comes from.
+
+    Raises UnknownHookError for a config that is not declared where the hooks of those that are differ.
+    """
+    import triton
+
+    kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "num_ctas": config.num_ctas}
+    made = triton.Config(kwargs, **options, maxnreg=config.maxnreg)
+    made.pre_hook = hook_for(made, declared)
+    return made
+
+
+def hook_for(config: Any, declared: Sequence[Any]) -> Any:
+    """Return the ``pre_hook`` of a Triton config: that of the same declared config, else the one that all have."""
+    same = [one for one in declared if one.all_kwargs() == config.all_kwargs()]
+    alike = [one for one in declared if one.kwargs == config.kwargs]
+    hooks = [one.pre_hook for one in same[:1] or alike or declared]
+    if len(set(map(_behaviour, hooks))) > 1:
+        raise UnknownHookError("its pre_hook is unknown: it is not declared, and the pre_hooks of the declared differ")
+    return next(iter(hooks), None)
+
+
+def _behaviour(hook: Any) -> Any:
+    """Return what two hooks have in common that do the same: a lambda for each config is made of one code."""
+    code = getattr(hook, "__code__", None)
+    if code is None:
+        return hook
+    cells = tuple(id(cell.cell_contents) for cell in hook.__closure__ or ())
+    return code, cells, hook.__defaults__, id(hook.__globals__)
 
 
 def has_function(value: Value) -> bool:

@@ -14,7 +14,9 @@ from pathlib import Path
 from fp8tune.errors import UsageError, unknown
 from fp8tune_kernels.spec import CHECKS, Tolerance
 
-_TEXT = re.compile(r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL)
+_TEXT = re.compile(
+    r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL
+)
 
 _OPTIONS = ("check", "relative", "absolute", "reference", "sizes")
 

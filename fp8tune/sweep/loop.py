@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8tune.replay.spec import RecordedSpec
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.arms import Place
@@ -23,6 +22,7 @@ from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import (

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from fp8tune import __version__, alive
-from fp8tune.replay import recording
-from fp8tune.replay.spec import RecordedSpec
 from fp8tune.choose import ranking
 from fp8tune.choose.incumbents import COMMITTED, Incumbents
 from fp8tune.errors import UsageError
@@ -29,8 +27,10 @@ from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
-from fp8tune.revisions import git, source
+from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options

@@ -9,8 +9,8 @@ from recorded_rows import CONFIGS, KERNEL, NAME, ROWS
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.export.given import given_for, launched
-from fp8tune.replay.recording import Config
 from fp8tune.records import NamedInts
+from fp8tune.replay.recording import Config
 from fp8tune.store.results import Store
 
 

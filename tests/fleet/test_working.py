@@ -23,7 +23,6 @@ from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
 from fp8tune import alive, cli
-from fp8tune.replay import recording
 from fp8tune.choose.calibration import is_calibrated
 from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
@@ -35,8 +34,9 @@ from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure import worker as processes
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
-from fp8tune.replay.recording import Kernel
 from fp8tune.records import Status
+from fp8tune.replay import recording
+from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fp8tune.replay.recording import Config, Value
 from fp8tune.records import NamedInts
+from fp8tune.replay.recording import Config, Value
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from fp8tune.choose.covering import Covering, coverings
 from fp8tune.errors import UsageError
 from fp8tune.export.given import Given, Tuned
-from fp8tune.replay.recording import Config, Kernel, Value
 from fp8tune.records import NamedInts, Problem, Status
+from fp8tune.replay.recording import Config, Kernel, Value
 from fp8tune.revisions import source
 
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)

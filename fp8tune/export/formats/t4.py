@@ -13,8 +13,8 @@ from typing import Any
 
 from fp8tune.export.formats.documents import bare_name, evidence, file_name, text_of
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.replay.recording import Config
 from fp8tune.records import Status
+from fp8tune.replay.recording import Config
 
 SCHEMA_VERSION = "1.0.0"
 

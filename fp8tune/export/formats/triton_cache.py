@@ -19,14 +19,14 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
-from fp8tune.replay.values import decoded, has_function
 from fp8tune.errors import UsageError, one_line
 from fp8tune.export.formats import PublishedPick
 from fp8tune.export.formats.compromise import least_worst
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.replay.recording import Config, Launch, Tensor, Value
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import imported_module
+from fp8tune.replay.recording import Config, Launch, Tensor, Value
+from fp8tune.replay.values import decoded, has_function
 from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 

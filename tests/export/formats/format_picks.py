@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from fp8tune.replay.configs import encoded
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Tensor
 from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Tensor
 
 H200 = Device("sm_90", "NVIDIA H200", torch="2.13.0", triton="3.6.0", driver="580.1", runtime="cuda 13.0")
 SMALL = Config({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32}, num_warps=4, num_stages=3)

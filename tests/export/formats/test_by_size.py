@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
 from fp8tune.export.formats import by_size, huggingface, vllm
-from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import Device, NamedInts
+from fp8tune.replay.recording import Config, Kernel
 
 FLAT_SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
 FLAT_LARGE = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 2}

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from fp8tune.replay.configs import encoded
 from fp8tune.errors import UsageError
 from fp8tune.export.formats.diff import replaced, shrink, unified
-from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import NamedInts
 from fp8tune.render.given import markdown
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 
 SMALL, LARGE = Config({"BLOCK": 32}, num_warps=2, num_stages=1), Config({"BLOCK": 256}, num_warps=8, num_stages=4)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
 from fp8tune.export.formats import fla
-from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import NamedInts
+from fp8tune.replay.recording import Config, Kernel
 
 
 class Tensor:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fp8tune.errors import UsageError
 from fp8tune.export.formats.python_file import write
 from fp8tune.export.given import Given
-from fp8tune.replay.recording import Config, Kernel
 from fp8tune.records import Device, NamedInts
+from fp8tune.replay.recording import Config, Kernel
 
 SMALL = {"kwargs": dict(picks.SMALL.kwargs), "num_warps": 4, "num_stages": 3}
 LARGE = {"kwargs": dict(picks.LARGE.kwargs), "num_warps": 8, "num_stages": 2}

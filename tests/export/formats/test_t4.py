@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.replay.configs import encoded
 from fp8tune.export.formats import t4
 from fp8tune.records import NamedInts, Status
+from fp8tune.replay.configs import encoded
 
 INVALIDITIES = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
 

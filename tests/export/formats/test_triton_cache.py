@@ -26,8 +26,8 @@ from triton.runtime.jit import JITFunction
 from fp8tune.errors import UsageError
 from fp8tune.export.formats import triton_cache
 from fp8tune.export.given import File, Given, Tuned
-from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor
 from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor
 
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128) for warps in (4, 8)]
 
